@@ -15,9 +15,13 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test test-fast mutation check lint words types contracts format reference docs clean
+# The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible ecosystem environments test test-fast mutation check lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
+	@echo "The quickstart takes about three minutes on two cores: supervised steps, then 90 steps of RL."
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
 
 # SGLang on a CPU, in an environment of its own; rebuilt when its pins change.
@@ -27,9 +31,14 @@ sglang-cpu:
 sglang-cpu-if-possible:
 	@$(MAKE) --no-print-directory sglang-cpu || echo "no SGLang here: the tests that need it are skipped"
 
-# Both at once: most of the time goes into fetching and unpacking.
+# verifiers and OpenEnv, in environments of their own on top of $(VENV); rebuilt when their pins change.
+ecosystem: $(VENV)/.installed-dev
+	@$(BIN)/python tests/fixtures/ecosystem/build.py .venv-ecosystem
+
+# All at once: most of the time goes into fetching and unpacking.
 environments:
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-dev sglang-cpu-if-possible
+	@$(MAKE) --no-print-directory ecosystem || true
 
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle.
 test: environments

@@ -16,16 +16,19 @@ from pydantic import Field, field_validator
 from areal_like import limits
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import UserError
-from areal_like.settings import Settings
+from areal_like.settings import DType, Settings
 from areal_like.staleness import OVER_AGE, Mode, OnStale, OverAgePolicy
 
-DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
 DEFAULT_TRANSFER = "shm"
 """How versions travel unless the configuration says otherwise (areal_like/weights/registry.py)."""
-BUILT_IN_TOKENIZERS = ("characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes")
+BUILT_IN_CHAT_TOKENIZERS = ("chat:tool_sum",)
+"""Those among BUILT_IN_TOKENIZERS that have a chat template."""
+BUILT_IN_TOKENIZERS = (
+    "characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes", *BUILT_IN_CHAT_TOKENIZERS,
+)  # fmt: skip
 """Tokenizers that are made in code; preparing a model saves them alongside it."""
 
 
@@ -43,7 +46,7 @@ class ModelSettings(Settings):
     """Instead of `path`: a transformers config as a dict with `model_type`; weights are drawn from the run's seed."""
     tokenizer: str = "from_model"
     """`from_model`, a tokenizer folder, or `characters:running_sum` / `characters:tool_sum` /
-    `characters:guess_number` / `bytes` for those built in code."""
+    `characters:guess_number` / `bytes` / `chat:tool_sum` for those built in code."""
     dtype: DType = "float32"
     """Parameter dtype of the published weights and of the engine."""
 
@@ -153,6 +156,8 @@ class ProcessSpec(StartSpec):
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
     """A peer that sends nothing for this long counts as lost."""
+    controller_silence_s: float = 60.0
+    """The process ends when it receives nothing from the controller for this long."""
     startup_timeout_s: float = 180.0
     """Of this process, and of a server that it starts again."""
     mode: Mode = "async"

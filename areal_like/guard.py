@@ -32,7 +32,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -84,7 +84,22 @@ def main(mode: str, until: str, *command: str) -> None:
 
 
 def _guard(until: str, command: list[str], prefixes: tuple[str, ...]) -> None:
-    """Start `command`, wait for its end or the starter's, kill what is left."""
+    """Start `command`, wait for its end or the starter's, kill what is left, and end like it."""
+    _end_like(guard_child(until, lambda parent: _become(command, parent), prefixes))
+
+
+def guard_child(until: str, run: Callable[[int], None], prefixes: tuple[str, ...] = ()) -> int | None:
+    """Make this process the guard of a child that it forks; returns once nothing of the family is left.
+
+    Args:
+        until: as of `guarded`: STDIN, or the id of the parent.
+        run: called in the child with the guard's process id. It calls `become_child` first and must not return, but
+            may raise.
+        prefixes: of files in /dev/shm that are removed with the family.
+
+    Returns:
+        The child's wait status; None: the starter ended first.
+    """
     starter = os.getppid()
     if until not in (STDIN, str(starter)):
         os._exit(1)  # the starter is gone already
@@ -102,14 +117,14 @@ def _guard(until: str, command: list[str], prefixes: tuple[str, ...]) -> None:
     if child == 0:
         if until == STDIN:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _become(command, os.getppid())
+        run(os.getppid())
     status = _wait(child, wakeup, end_fd, starter, record)
     if record is not None:
         record.update()
     _sweep()
     if record is not None:
         remove_recorded(Path.cwd())
-    _end_like(status)
+    return status
 
 
 def _end_of(pid: int) -> int:
@@ -128,17 +143,22 @@ def _prctl(option: int, value: int) -> None:
 def _become(command: list[str], parent: int) -> None:
     """Become the command, and die with the parent."""
     try:
-        for number in (*IGNORED, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        become_child(parent)
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]} cannot be started: {error.strerror}\n".encode())
     finally:
         os._exit(127)
+
+
+def become_child(parent: int) -> None:
+    """Undo in a forked child what the guard `parent` has set for itself; from here on the child dies with it."""
+    for number in (*IGNORED, signal.SIGCHLD, END):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class _Record:

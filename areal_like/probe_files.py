@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from areal_like.config import DType
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
 from areal_like.process import USER_MISTAKE
+from areal_like.settings import DType
 from areal_like.wire.messages import Sampling
 
 Order = TypeVar("Order")

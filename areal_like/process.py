@@ -10,7 +10,6 @@ line on stderr is `error: ...`; for status 1 a traceback stands before it.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import ctypes
 import gc
@@ -23,14 +22,18 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import psutil
 
-from areal_like.config import ProcessSpec, StartSpec
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.import_check import append_user_path, check_not_shadowed
 from areal_like.plain_text import LineFormatter, printable
+
+if TYPE_CHECKING:  # short-lived processes import this module, and these take most of their processor time
+    import asyncio
+
+    from areal_like.config import ProcessSpec, StartSpec
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +52,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 _umasks_before: list[int] = []
 """Of each `private_files` that has been entered, the outermost first."""
 
-AnySpec = TypeVar("AnySpec", bound=StartSpec)
-ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
+AnySpec = TypeVar("AnySpec", bound="StartSpec")
+ProcessMain = Callable[["ProcessSpec", "asyncio.Event"], Awaitable[None]]
 
 
 @contextlib.contextmanager
@@ -81,6 +84,10 @@ def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoRetur
 
     `argv` without the program's name (default: sys.argv[1:]) must hold `--spec FILE`.
     """
+    import asyncio
+
+    from areal_like.config import ProcessSpec
+
     run_blocking(ProcessSpec, lambda spec: asyncio.run(until_signalled(lambda stop: main(spec, stop))), argv)
 
 
@@ -106,6 +113,8 @@ def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Seq
 
 async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main(stop)` to its end. SIGTERM and SIGINT set `stop`; threads left over get EXIT_GRACE_S."""
+    import asyncio
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -224,6 +233,14 @@ def command_words(process: psutil.Process) -> list[str]:
     """The words of its command line, which a forked process carries as one (forkserver.py). Raises psutil.Error."""
     words = process.cmdline()
     return words[0].split() if words and not any(words[1:]) else words
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False once it has ended, also while its parent has not yet collected its exit status."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def is_same_process(pid: int, started_s: float) -> bool:

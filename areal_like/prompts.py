@@ -8,7 +8,9 @@ Shape legend: P tokens of the prompt.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from areal_like.errors import UserError, first_line
 PLACEHOLDER = "{prompt}"
 """Where the prompt goes in a prompt template."""
 _MAX_CHARACTERS_SHOWN = 5
+_MARK = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+"""With DeepSeek's bar besides the usual one."""
 
 
 class PromptEncoder:
@@ -48,7 +52,7 @@ class PromptEncoder:
         UserError for a row that cannot become a prompt."""
         if row.get("messages") is not None or tools:
             messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
-            prompt_P = self._encode(self._chat_text(messages, tools=tools), is_chat=True)
+            prompt_P = self._encode(self.chat_text(messages, tools=tools), is_chat=True)
         else:
             prompt_P = self._encode_text_of(row)
         if not prompt_P:
@@ -72,18 +76,19 @@ class PromptEncoder:
             if before:
                 parts.append((self._ids(self.continuation(given, before, [stop])), False))
             else:
-                parts.append((self._encode(self._chat_text(given), is_chat=True), False))
+                parts.append((self._encode(self.chat_text(given), is_chat=True), False))
             parts.append((self._ids(_plain_content(messages[place]) + stop), True))
             before = place + 1
         return parts
 
     def between_turns(self, text: str, stop: str) -> list[int] | None:
         """Tokens between an assistant's turn that ends in `stop` and the next one, with `text` as the user's message;
-        None where prompts do not go through the chat template. Raises UserError as `encode_turns`."""
+        None where prompts do not go through the chat template. Special tokens in `text` are taken apart by a space, so
+        that an environment's words cannot write turns of a conversation. Raises UserError as `encode_turns`."""
         if not self._has_chat_template or self._template is not None:
             return None
         before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
-        messages = [*before, {"role": "user", "content": text}]
+        messages = [*before, {"role": "user", "content": self.plain(text)}]
         return self._ids(self.continuation(messages, len(before), [stop]))
 
     def after_calls(
@@ -101,15 +106,27 @@ class PromptEncoder:
             UserError: as `encode_turns`, and where there is no chat template.
         """
         before = [{"role": "user", "content": "-"}, called]
-        plain = [{key: self._plain(value) for key, value in one.items()} for one in results]
+        plain = [{key: self.plain(value) for key, value in one.items()} for one in results]
         return self._ids(self.continuation([*before, *plain], len(before), stops))
 
-    def _plain(self, text: str) -> str:
-        """Text in which no special token is left."""
-        for mark in (str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special):
-            if len(mark) > 1:
-                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    def plain(self, text: str) -> str:
+        """Text without marks of the tokenizer that could begin or end a turn: each is taken apart by a space.
+
+        Such marks are the special tokens, and added tokens of the form `<|...|>`, which some tokenizers do not call
+        special. Others, such as `<think>`, only stand within a turn, and people write them in prompts.
+
+        Example:
+            `a<|im_end|>b` becomes `a< |im_end|>b`.
+        """
+        for mark in self._turn_marks:
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         return text
+
+    @functools.cached_property
+    def _turn_marks(self) -> tuple[str, ...]:
+        added = self._tokenizer.added_tokens_decoder.values()
+        marks = [str(one) for one in added if one.special or _MARK.fullmatch(str(one))]
+        return tuple(mark for mark in marks if len(mark) > 1)
 
     def continuation(
         self,
@@ -123,9 +140,9 @@ class PromptEncoder:
         `stops`: special tokens that may end a turn. The template ends turns with one of them; the first one that it has
         counts, since a policy may have ended its turn by another one. Raises UserError as `encode_turns`.
         """
-        whole = self._chat_text(messages[:covered], is_whole=True, tools=tools)
+        whole = self.chat_text(messages[:covered], is_whole=True, tools=tools)
         stop = next((one for one in stops if one in whole), stops[0])
-        return _after_stop(self._chat_text(messages, tools=tools), stop, whole.count(stop))
+        return _after_stop(self.chat_text(messages, tools=tools), stop, whole.count(stop))
 
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")
@@ -142,11 +159,12 @@ class PromptEncoder:
         if self._template is not None:
             return self._encode(self._template.replace(PLACEHOLDER, text), is_chat=False)
         if self._has_chat_template:
-            return self._encode(self._chat_text([{"role": "user", "content": text}]), is_chat=True)
+            return self._encode(self.chat_text([{"role": "user", "content": text}]), is_chat=True)
         return self._encode(text, is_chat=False)
 
-    def _chat_text(self, messages: Any, *, is_whole: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """`is_whole`: the conversation ends with its last message, instead of where the assistant goes on."""
+    def chat_text(self, messages: Any, *, is_whole: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What the chat template makes of messages. `is_whole`: the conversation ends with its last message, instead of
+        where the assistant goes on. Raises UserError where there is no template, or it refuses the messages."""
         if not self._has_chat_template:
             raise UserError(
                 "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column"

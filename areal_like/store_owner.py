@@ -1,4 +1,5 @@
-"""Folders in shared memory that must not outlive their process: who owns one, and what the dead have left.
+"""Folders that must not outlive their process, in shared memory and among the runs: who owns one, and what the dead
+have left.
 
 Owns: the owner record, `claim`, finding and removing folders of dead owners. Refuses: what is in them (weight_store.py,
 rollout/weights/local_versions.py).
@@ -12,6 +13,7 @@ called `areal_like-...` too. Without a record a folder goes only if it is empty.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import socket
@@ -55,16 +57,16 @@ def claim(root: Path) -> None:
     os.replace(temporary, root / OWNER_FILE)
 
 
-def dead_stores(root: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """Folders of ours under `root` whose owner is dead. Removes nothing."""
-    for folder in sorted(root.glob(f"{STORE_PREFIX}*")):
+def dead_stores(root: Path = SHARED_MEMORY, prefix: str = STORE_PREFIX) -> Iterator[Path]:
+    """Folders of ours under `root` whose owner is dead. Removes nothing. prefix: of their names."""
+    for folder in sorted(root.glob(f"{glob.escape(prefix)}*")):
         if is_dead(folder):
             yield folder
 
 
-def sweep_dead(root: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the folders of ours under `root` whose owner is dead; returns them."""
-    return [folder for folder in list(dead_stores(root)) if remove_if_dead(folder)]
+def sweep_dead(root: Path = SHARED_MEMORY, prefix: str = STORE_PREFIX) -> list[Path]:
+    """Remove the folders of ours under `root` whose owner is dead; returns them. prefix: of their names."""
+    return [folder for folder in list(dead_stores(root, prefix)) if remove_if_dead(folder)]
 
 
 def remove_if_dead(folder: Path) -> bool:

@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from areal_like.token_source import TokenSource, check_sources
+
 FinishReason = Literal["stop", "length", "environment"]
 """`stop`: an end-of-sequence or stop token was sampled (part of the answer). `length`: the limit of tokens or the end
 of the context was reached. `environment`: the environment ended an episode of several turns."""
@@ -185,6 +187,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     routed_experts: of a mixture of experts, where the engine reports them: uint8 or uint16 [T - 1, layers, experts per
     token], the experts each position but the last was sent to. They travel to the trainer's batch and are stored in the
     ledger; the trainer does not use them yet.
+    sources: where a workflow calls several models, which one sampled which tokens, trained or given, in order. Tokens
+    that none of them covers are the policy's where the mask is True, and nobody's where it is False.
     """
 
     tokens_T: np.ndarray
@@ -197,6 +201,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     turn_rewards_K: np.ndarray | None = None
     answer_ends_A: np.ndarray | None = None
     answer_ids_A: np.ndarray | None = None
+    sources: tuple[TokenSource, ...] = ()
 
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
@@ -222,6 +227,8 @@ class Trajectory(msgspec.Struct, frozen=True):
             _check_turns(self.turn_ends_K, self.turn_rewards_K, len(sampled))
         if self.answer_ends_A is not None or self.answer_ids_A is not None:
             _check_answers(self.answer_ends_A, self.answer_ids_A, len(sampled))
+        if self.sources:
+            check_sources(self.sources, mask, self.versions_T)
 
     def __len__(self) -> int:
         return len(self.tokens_T)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from areal_like.token_source import TokenSource
+
 MAX_STATE_BYTES = 1 << 20
 """Longest state of a workflow, encoded."""
 
@@ -18,13 +20,14 @@ class TurnCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Belongs to a report of sampled tokens: it holds for exactly the tokens up to the report's end.
 
     given_places_G: int32, how many sampled tokens of the episode come before each given one; given_tokens_G: int32 ids.
-    num_turns: generations so far. state: the workflow's own value, msgpack.
+    num_turns: generations so far. state: the workflow's own value, msgpack. sources: as in Trajectory.
     """
 
     given_places_G: np.ndarray
     given_tokens_G: np.ndarray
     num_turns: int
     state: bytes
+    sources: tuple[TokenSource, ...] = ()
 
     def __post_init__(self) -> None:
         arrays = (self.given_places_G, self.given_tokens_G)

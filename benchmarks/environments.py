@@ -4,9 +4,11 @@
     python -m benchmarks.environments --quick    300 episodes; writes nothing
 
 A reward service with four environment processes; a client of it begins all episodes before any of them goes on, and
-then plays TURNS turns of each, all at the same time. `alone`: nothing happens. `killed`: every KILL_S an environment
-process gets SIGKILL, and once the service itself, which starts again at the same address. `wild`: of every fifty
-episodes one hangs, one kills its process, one returns no number and one takes memory, in their middle.
+then plays TURNS turns of each, all at the same time. `alone`: nothing happens. `killed`: environment processes get
+SIGKILL at random instants, at most KILL_S apart while all of them run, and once the service itself, which starts again
+at the same address. `wild`: of every fifty episodes one hangs, one kills its process, one returns no number, one
+takes memory, one returns a text for `done`, one floods its output and its observation, and one leaves files open, in
+their middle. `benchmarks.killed_runs` kills the processes of whole runs.
 
 An episode counts as lost where its rewards or its observations are not exactly those of one that was left alone, or,
 of a wild one, where its verdict is not of the kind that its deed has. `step_p50_s`, `step_p99_s`: from asking to the
@@ -18,7 +20,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +37,7 @@ import numpy as np
 import psutil
 import yaml
 
+from areal_like.errors import OperationError
 from areal_like.trajectory import Segment
 from areal_like.transport.channel import Peer
 from areal_like.transport.service_stats import ask_stats
@@ -41,8 +46,9 @@ from benchmarks.runs import command_of, write
 from rollout.reward_client import ACCEPT, RewardClient
 
 ROOT = Path(__file__).resolve().parents[1]
-TURNS, PROCESSES, KILL_S, THINK_S = 8, 4, 1.0, 1.0
+TURNS, PROCESSES, KILL_S, THINK_S = 8, 4, 2.0, 1.0
 """THINK_S: longest pause of an episode between two turns, as its policy takes one."""
+HANG_S = 3600.0
 ENVIRONMENT = '''
 import os, random, time
 
@@ -65,6 +71,13 @@ class Walk:
                 self.held = bytearray(os.urandom(1 << 20)) * 96
             if self.do == "invalid":
                 return "", float("nan"), False
+            if self.do == "lie":
+                return "", 0.0, "not yet"
+            if self.do == "flood":
+                print("x" * 10**7)
+                return "x" * 10**6, 0.0, False
+            if self.do == "files":
+                self.files = [open(os.devnull) for _ in range(100)]
         return str(self.place % 10**9), self.place % 7 / 7, False
 '''
 SETTINGS: dict[str, Any] = {
@@ -74,7 +87,11 @@ SETTINGS: dict[str, Any] = {
         "max_episode_memory_mb": 64,
     },
 }  # fmt: skip
-WILD = {"hang": "timed_out", "die": "crashed", "invalid": "invalid", "memory": "crashed"}
+WILD = {
+    "hang": "timed_out", "die": "crashed", "invalid": "invalid", "memory": "crashed", "lie": "invalid",
+    "flood": "invalid", "files": "crashed",
+}  # fmt: skip
+"""What an episode does to its process, and the kind of verdict that it has."""
 WILD_EVERY = 50
 
 
@@ -123,15 +140,21 @@ class Service:
             )  # fmt: skip
         while not (self.folder / "keys" / "server.secret").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        for _ in range(600):
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            with contextlib.suppress(Exception):  # not yet
-                await self.counters()
-                return
-        raise AssertionError("the service does not answer")
+        await self.counters()
 
     async def counters(self) -> dict[str, float]:
-        return (await ask_stats(self.address, curve_dir=self.folder / "keys")).counters
+        """Its statistics, once it answers."""
+        assert self.process is not None
+        async with asyncio.timeout(HANG_S):
+            while self.process.poll() is None:
+                with contextlib.suppress(OperationError):  # it is starting, or busy
+                    return (await ask_stats(self.address, curve_dir=self.folder / "keys")).counters
+        raise SystemExit(f"the service has ended:\n{(self.folder / 'log').read_text()[-4000:]}")
+
+    async def all_running(self) -> None:
+        """Wait until all environment processes take episodes."""
+        while (await self.counters()).get("environment.processes", 0) < PROCESSES:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
 
     def children(self) -> list[int]:
         """Environment processes that run now."""
@@ -194,7 +217,7 @@ async def run_phase(service: Service, phase: str, num: int) -> tuple[dict[str, A
         address=service.address, hello=hello, curve_dir=service.folder / "keys", audience="services", accept=ACCEPT,
         heartbeat_s=0.5, silence_s=30.0, status=lambda: Heartbeat(state="play"),
     )  # fmt: skip
-    client = RewardClient([peer], name=phase, deadline_s=600.0, total_deadline_s=600.0, silence_s=10.0, seed=1)
+    client = RewardClient([peer], name=phase, deadline_s=HANG_S, total_deadline_s=HANG_S, silence_s=10.0, seed=1)
     waits: list[float] = []
     all_begun = asyncio.Event()
     begun = Counter[str]()
@@ -243,17 +266,19 @@ _num_kills = Counter[str]()
 
 
 async def disturb(service: Service, all_begun: asyncio.Event) -> None:
-    """SIGKILL to one environment process after the other, and in its third round to the service."""
+    """SIGKILL to one environment process after the other, and in its second round to the service."""
+    dice = random.Random(1)
     await all_begun.wait()
-    for turn in range(1_000_000):
-        await asyncio.sleep(KILL_S)
-        if turn == 2:
+    for turn in itertools.count():
+        await service.all_running()  # those that are killed while they start would be failed starts in a row
+        await asyncio.sleep(dice.uniform(0, KILL_S))
+        if turn == 1:
             service.kill()
             _num_kills["service"] += 1
             await service.start()
-        for pid in service.children()[turn % PROCESSES :][:1]:
+        elif pids := service.children():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(dice.choice(pids), signal.SIGKILL)
                 _num_kills["process"] += 1
 
 

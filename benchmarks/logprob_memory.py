@@ -27,6 +27,8 @@ CASES = ((1024, 32_768), (4096, 32_768), (1024, 151_936))
 """(predictions, vocabulary)."""
 CHUNKS = (256, 1024, 0)
 """Predictions a chunk; 0: whole logits."""
+QUICK = (512, 4096, 256)
+"""(predictions, vocabulary, chunk)."""
 HIDDEN, LENGTH, REPEATS = 128, 512, 3
 MB = 1 << 20
 Row = dict[str, Any]
@@ -42,12 +44,12 @@ def main() -> None:
         return
     rows = []
     print(f"{'predictions':>12}{'vocabulary':>12}{'chunk':>8}{'peak MB':>10}{'one copy of logits MB':>24}{'s':>8}")
-    for num, vocabulary in CASES[:1] if options.quick else CASES:
-        for chunk in CHUNKS[1:] if options.quick else CHUNKS:
-            rows.append(one(num, vocabulary, chunk))
-            row = rows[-1]
-            print(f"{num:12,}{vocabulary:12,}{chunk or 'whole':>8}{row['peak_mb']:10,.0f}{row['logits_mb']:24,.0f}"
-                  f"{row['seconds']:8.2f}", flush=True)  # fmt: skip
+    cases = [(*case, chunk) for case in CASES for chunk in CHUNKS]
+    for num, vocabulary, chunk in [QUICK] if options.quick else cases:
+        rows.append(one(num, vocabulary, chunk))
+        row = rows[-1]
+        print(f"{num:12,}{vocabulary:12,}{chunk or 'whole':>8}{row['peak_mb']:10,.0f}{row['logits_mb']:24,.0f}"
+              f"{row['seconds']:8.2f}", flush=True)  # fmt: skip
     if not options.quick:
         print(f"written to {write('logprob_memory', 'python -m benchmarks.logprob_memory', {'rows': rows})}")
 

@@ -1,7 +1,7 @@
 """What does packing gain over padding? Real response lengths scaled to a tiny model, one thread.
 
     python -m benchmarks.packing                    about 3 minutes
-    python -m benchmarks.packing --quick            about 30 seconds
+    python -m benchmarks.packing --quick            few sequences, one round; writes nothing
     python -m benchmarks.packing 2000:0.6 mine.json other distributions, a row for each
 
 LENGTHS: where the answers' lengths come from, as `areal-like simulate --lengths` takes them: `thinking` (the shipped
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
     add_replace(parser)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    num, rounds = (64, 2) if options.quick else (256, 5)
+    num, rounds = (8, 1) if options.quick else (256, 5)
     rows = []
     try:
         sets = {name: drawn(name) for name in options.lengths}

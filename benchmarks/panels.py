@@ -46,6 +46,22 @@ def _quickstart(result: Result) -> list[Panel]:
     return [Panel("greedy accuracy on held-out prompts", places, series, mark=0.9)]
 
 
+def _preference(result: Result) -> list[Panel]:
+    spreads = result["accuracy"]
+    series = _from_spreads("after training, lowest to highest seed", spreads.values(), "mean")
+    return [Panel("accuracy on held-out rows", list(spreads), [series], mark=0.5)]
+
+
+def _learning_curves(result: Result) -> list[Panel]:
+    return [
+        Panel(
+            f"{name}: greedy accuracy on held-out prompts", [float(point["step"]) for point in part["points"]],
+            [Series(name, [point["accuracy"] for point in part["points"]])], axis="step",
+        )
+        for name, part in result["parts"].items()
+    ]  # fmt: skip
+
+
 def _paired(result: Result) -> list[Panel]:
     sides = result["sides"]
     return [
@@ -85,6 +101,23 @@ def _reward_rates(result: Result) -> list[Panel]:
     kinds = {name: one for name, one in result.items() if isinstance(one, dict) and "as_they_must_be" in one}
     shares = [one["as_they_must_be"] / one["rows"] for one in kinds.values()]
     return [Panel("verdicts that are as they must be", list(kinds), [Series("", shares)])]
+
+
+def _probe_faults(result: Result) -> list[Panel]:
+    times = [row["cpu_s"] for row in result["rows"]]
+    return [Panel("processor time of one probe, s", [row["set_up"] for row in result["rows"]], [Series("", times)])]
+
+
+def _diagnosis(result: Result) -> list[Panel]:
+    counts = result["counts"]
+    kinds = ("right", "miss", "wrong cause", "false alarm")
+    series = [Series(kind, [count.get(kind, 0) for count in counts.values()]) for kind in kinds]
+    return [Panel("first findings, number of runs", list(counts), series)]
+
+
+def _dashboard(result: Result) -> list[Panel]:
+    share = Series("", [100 * result["share_of_core"]])
+    return [Panel("share of one core, %", [f"{result['viewers']} viewers"], [share], mark=100 * result["limit"])]
 
 
 def _telemetry(result: Result) -> list[Panel]:
@@ -290,14 +323,19 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "engines": _paired,
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
+    "learning_curves": _learning_curves,
     "logprob_memory": _logprob_memory,
     "memory": _memory,
     "modes": _paired,
     "packing": _packing,
     "peer_trl": _peer_trl,
+    "probe_faults": _probe_faults,
+    "diagnosis": _diagnosis,
+    "dashboard": _dashboard,
     "prompt_sharing": _prompt_sharing,
     "sessions": _sessions,
     "row_order": _row_order,
+    "preference": _preference,
     "quickstart": _quickstart,
     "reward": _reward,
     "reward_rates": _reward_rates,

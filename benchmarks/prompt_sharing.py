@@ -1,7 +1,7 @@
 """What does computing a group's prompt once gain when caches are rebuilt under new weights?
 
     python -m benchmarks.prompt_sharing                a minute
-    python -m benchmarks.prompt_sharing --quick        fewer rounds; writes nothing
+    python -m benchmarks.prompt_sharing --quick        the smallest case, one round; writes nothing
     python -m benchmarks.prompt_sharing CONFIG         the model, slots and group size of your own config
 
 Two cores of the embedded engine hold the same answers under way; in one the members of a group say that they have one
@@ -56,11 +56,11 @@ def main() -> None:
     job, config = job_and_model(options.config, CONTEXT)
     slots = job.rollout.engine.num_slots
     own = [Case(slots, min(job.group_size, slots), prompts, 60) for prompts in ("short", "long")]
-    cases = own if options.config else CASES
+    cases = own if options.config else CASES[: 1 if options.quick else None]
     found = []
     print(f"{'answers':>8}{'tokens':>8}{'group':>7}  {'prompts':8}{'alone, ms':>24}{'shared, ms':>24}{'ratio':>22}")
     for case in cases:
-        found.append(measure(config, case, 5 if options.quick else options.rounds))
+        found.append(measure(config, case, 1 if options.quick else options.rounds))
         row = found[-1]
         cells = [ranged(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
         shown = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"

@@ -41,6 +41,7 @@ CONTEXT = 1024
 LONG_MEAN = 200
 WAVES, FEWEST = 4, 384
 """Answers for each slot, and at least."""
+QUICK_FEWEST = 64
 Row = dict[str, Any]
 
 
@@ -66,7 +67,8 @@ def main() -> None:
     found = []
     print(f"{'slots':>6}  {'lengths':10}{'one block, us a token':>26}{'blocks, us a token':>26}{'ratio':>22}")
     for case in cases:
-        found.append(measure(config, case, 2 if options.quick else options.rounds))
+        rounds, fewest = (1, QUICK_FEWEST) if options.quick else (options.rounds, FEWEST)
+        found.append(measure(config, case, rounds, fewest))
         row = found[-1]
         cells = [ranged(row[key], digits) for key, digits in (("one_us", 1), ("blocks_us", 1), ("ratio", 2))]
         print(f"{case.slots:6}  {case.lengths:10}{cells[0]:>26}{cells[1]:>26}{cells[2]:>22}", flush=True)
@@ -74,16 +76,18 @@ def main() -> None:
 
 
 @torch.no_grad()
-def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
+def measure(config: PreTrainedConfig, case: Case, rounds: int, fewest: int) -> Row:
     """Both sides in turns, after one round that does not count."""
     torch.manual_seed(0)
     weights = dict(AutoModelForCausalLM.from_config(config).eval().named_parameters())
-    longest = max(len(answer.request.prompt_P) + answer.request.sampling.max_new_tokens for answer in answers(case))
+    longest = max(
+        len(answer.request.prompt_P) + answer.request.sampling.max_new_tokens for answer in answers(case, fewest)
+    )
     times: dict[str, list[float]] = {"one_us": [], "blocks_us": []}
     counts: dict[str, int] = {}
     for number in range(rounds + 1):
         for name in list(times)[:: 1 if number % 2 else -1]:
-            core = core_with(answers(case), config, case.slots, longest + 1)
+            core = core_with(answers(case, fewest), config, case.slots, longest + 1)
             if name == "one_us":
                 assert isinstance(core.decoder, LeanDecoder)
                 core.decoder.cache.call_tokens = ONE_BLOCK
@@ -111,9 +115,9 @@ def generate(core: GenerationCore) -> float:
         core.step()
 
 
-def answers(case: Case) -> list[Answer]:
-    """Groups after one another."""
-    num_groups = max(FEWEST, WAVES * case.slots) // case.group
+def answers(case: Case, fewest: int) -> list[Answer]:
+    """Groups after one another, of at least so many answers."""
+    num_groups = max(fewest, WAVES * case.slots) // case.group
     rng, drawn = np.random.default_rng(0), thinking(CONTEXT, LONG_MEAN)
     made = []
     for group, text in enumerate(texts(num_groups)):

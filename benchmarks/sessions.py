@@ -65,7 +65,7 @@ def main() -> None:
     for case in CASES:
         job, config = job_and_model(options.config, case.context)
         slots = job.rollout.engine.num_slots if options.config else case.slots
-        episodes, rounds = (case.episodes // 8, 1) if options.quick else (case.episodes, options.rounds)
+        episodes, rounds = (case.episodes // 32, 1) if options.quick else (case.episodes, options.rounds)
         found.append(measure(config, replace(case, slots=slots, episodes=episodes), rounds))
         row = found[-1]
         prefilled = f"{row['prefilled_without']:.2f} -> {row['prefilled_kept']:.2f}"

@@ -29,18 +29,20 @@ from rollout.engine import registry
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.port import Engine
 from rollout.incidents import Incidents
+from rollout.models.hosting import make_hosts
 from rollout.reward_client import RewardClient
-from rollout.sample import arrow_of
+from rollout.sample_context import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
 from rollout.weights.choice import receiver_of
 from rollout.weights.port import Receiver
-from rollout.workflow import load_workflow
+from rollout.workflow import check_models, load_workflow
 
 
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     """Run one worker until asked to stop."""
     settings = settings_of(spec)
     workflow = load_workflow(settings.workflow, settings.workflow_options)
+    check_models(workflow, [model.name for model in settings.models])
     if spec.model.path is None:
         raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
     model_dir = Path(spec.model.path)
@@ -67,6 +69,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
             tracer=tracer,
             receiver=connect.receiver(),
             incidents=incidents,
+            models=make_hosts(spec, settings, model_dir, tokenizer),
         ).run(stop)
     finally:
         tracer.close()

@@ -1,14 +1,16 @@
 """An answer's tokens as people and tools see it: what the policy wrote, in the parts that its chat format has.
 
-Owns: where tokens and texts meet for that. Refuses: the formats (rollout/chat), writing an answer again.
+Owns: where tokens and texts meet for that, and which format it is. Refuses: the formats (rollout/chat), writing an
+answer again.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rollout.chat.calls import Schemas
-from rollout.chat.formats import ChatFormat, ParsedAnswer
+from areal_like.errors import UserError
+from rollout.chat.calls import Read, Schemas
+from rollout.chat.formats import ChatFormat, ParsedAnswer, find_format
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer
 
@@ -27,3 +29,40 @@ def read_answer(
     tokens_R = answer.segment.tokens_R
     text = tokens.decode(tokens_R if answer.stop_token is None else tokens_R[:-1], with_special_tokens=True)
     return chat.parse(text, schemas=schemas, is_reasoning_open=chat.opens_reasoning(opening))
+
+
+def read_begun(
+    tokens: PromptTokens, chat: ChatFormat, before_T: np.ndarray, tokens_R: np.ndarray, *, reads_calls: bool
+) -> tuple[str, str]:
+    """Reasoning and content of an answer that goes on, without what its next tokens may change. Never raises.
+
+    reads_calls: what looks like the beginning of a call is left out.
+    """
+    opening = tokens.decode(before_T[-NUM_OPENING_TOKENS:], with_special_tokens=True)
+    text = tokens.decode(tokens_R, with_special_tokens=True)
+    return chat.parse_begun(text, is_reasoning_open=chat.opens_reasoning(opening), reads_calls=reads_calls)
+
+
+def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[ChatFormat, str]:
+    """How the model writes answers, and why it cannot call tools; empty where it can.
+
+    Args:
+        tokens: of the model.
+        name: of a format; None: as the chat template shows it.
+        where: the setting that names the format.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    template = tokens.chat_template
+    if not template:
+        raise UserError(
+            "agents need a chat template, and the tokenizer has none",
+            where="model.tokenizer",
+            remedy="choose another tokenizer",
+        )
+    try:
+        return find_format(template, name=name, where=where), ""
+    except UserError as error:
+        ends = tuple(tokens.decode(np.array([stop], np.int32), with_special_tokens=True) for stop in tokens.stop_ids)
+        return ChatFormat(name="text", read=lambda text, _: Read(text.strip()), stop_marks=ends), str(error)

@@ -1,16 +1,24 @@
 """`python -m rollout.check_workflow IN OUT`: whether the user's workflow can be imported and made.
 
 Owns: doing what a rollout worker does first, in a short-lived process, so that a mistake is found before a run starts
-(areal_like/user_check.py says what IN and OUT hold). Refuses: running it.
+(areal_like/user_check.py says what IN and OUT hold; options here are the workflow's `options` and the names of the
+declared `models`). Refuses: running it.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from areal_like.user_check import answer
-from rollout.workflow import load_workflow
+from rollout.workflow import check_models, load_workflow
+
+
+def check(name: str, given: dict[str, Any]) -> None:
+    """Raises UserError."""
+    check_models(load_workflow(name, given["options"]), given["models"])
+
 
 if __name__ == "__main__":
-    answer(Path(sys.argv[1]), Path(sys.argv[2]), load_workflow)
+    answer(Path(sys.argv[1]), Path(sys.argv[2]), check)

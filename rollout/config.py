@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from areal_like import limits
-from areal_like.config import AddBos, DType, Threads
-from areal_like.settings import Settings
+from areal_like.config import AddBos, Threads
+from areal_like.settings import DType, Settings
+from rollout.model_settings import CalledModelSettings as CalledModelSettings
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 """What becomes of running answers when a new version is swapped in."""
@@ -19,6 +20,7 @@ BUILT_IN_WORKFLOWS = {
     "environment": "rollout.episode:EnvironmentWorkflow",
     "tools": "rollout.tool_episode:ToolWorkflow",
     "agent": "rollout.agent.workflow:AgentWorkflow",
+    "verifiers": "rollout.agent.verifiers:VerifiersWorkflow",
     "tool_sum": "rollout.tool_sum:ToolSum",
 }
 """Import paths by name; imported in rollout workers only."""
@@ -153,10 +155,12 @@ class RolloutSettings(Settings):
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
-    that `reward.environment` runs), `agent` (a program that asks an OpenAI-compatible address), `tool_sum` (running
-    sums with a calculator), or `module:Class` of your own."""
+    that `reward.environment` runs), `agent` (a program that asks an address with OpenAI's and Anthropic's APIs),
+    `tool_sum` (running sums with a calculator), or `module:Class` of your own."""
     workflow_options: dict[str, Any] = Field({})
     """Keyword arguments of the workflow's constructor."""
+    models: tuple[CalledModelSettings, ...] = ()
+    """Models that the workflow calls besides the policy, and roles of the policy."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the prompt as it is. Otherwise text with {prompt}."""
     add_bos: AddBos = "auto"

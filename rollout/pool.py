@@ -17,10 +17,19 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask
 from rollout.leases import LeaseBook
-from rollout.sample import SampleContext, SampleRun, printable
+from rollout.sample import SampleRun, printable
+from rollout.sample_context import SampleContext
 from rollout.workflow import Sample, SampleCut, Workflow
 
 log = logging.getLogger(__name__)
+
+COUNTED = (
+    "agent_requests", "agent_refused", "agent_retries", "agent_disconnects", "agent_tool_calls",
+    "agent_malformed_calls", "tool_calls", "tool_malformed", "tool_unknown", "tool_wrong_arguments", "tool_raised",
+    "tool_timed_out", "tool_truncated", "observation_over_context",
+)  # fmt: skip
+"""Components of verdicts that are counters of the worker as well: what agents, tools and policies did wrong, of any
+sample, with a reward or without."""
 
 
 class SamplePool:
@@ -129,6 +138,7 @@ class SamplePool:
         lease_id = run.task.lease_id
         try:
             sample = _checked(await self._workflow.run(run.task, run))
+            run.check_trained(sample)
             if run.cut_reason is None:
                 self._finish(run, sample)
         except SampleCut:
@@ -166,6 +176,8 @@ class SamplePool:
         run.draw_arrow()
         self._count("samples")
         self._count(f"verdict_{sample.verdict.kind}")
+        for name in sample.verdict.components.keys() & set(COUNTED):
+            self._count(name, sample.verdict.components[name])
         self._book.finish(
             SampleFinished(
                 lease_id=task.lease_id,

@@ -34,8 +34,11 @@ MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>|<｜[^｜<>]{1,
 """What chat templates mark turns with. A tokenizer of the same family has one token for each."""
 
 
-async def answers_to(order: ProbeOrder, engine: Engine | None = None) -> ProbeAnswers:
-    """Sample `num_samples` answers to each row, with `engine` or the one that the settings name. Raises UserError."""
+async def answers_to(order: ProbeOrder, engine: Engine | None = None, scratch: Path | None = None) -> ProbeAnswers:
+    """Sample `num_samples` answers to each row, with `engine` or the one that the settings name. Raises UserError.
+
+    scratch: folder for the engine's logs; None: the system's for temporary files.
+    """
     settings = RolloutSettings.model_validate(order.settings)
     model_dir = Path(order.model_dir)
     tokenizer = load_tokenizer(model_dir, order.tokenizer)
@@ -53,7 +56,7 @@ async def answers_to(order: ProbeOrder, engine: Engine | None = None) -> ProbeAn
     prompts, known = _prompts(order, tokens, tokenizer, known)
     if not prompts:
         return known
-    with tempfile.TemporaryDirectory(prefix="areal_like-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="areal_like-probe-", dir=scratch) as folder:
         made = engine or make_engine(find_engine(settings.engine.kind), _context(order, settings, Path(folder)))
         try:
             await made.start()
@@ -170,8 +173,8 @@ def _context(order: ProbeOrder, settings: RolloutSettings, folder: Path) -> Engi
 
 
 def main(source: Path, target: Path) -> None:
-    """The process."""
-    answer_order(source, target, ProbeOrder, lambda order: asyncio.run(answers_to(order)))
+    """The process. What it leaves when it is killed lies next to the answers, whose folder is swept."""
+    answer_order(source, target, ProbeOrder, lambda order: asyncio.run(answers_to(order, scratch=target.parent)))
 
 
 if __name__ == "__main__":

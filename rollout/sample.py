@@ -1,6 +1,6 @@
 """One lease's life in this worker: wait for the version, generate, score; and how it ends.
 
-Owns: `SampleRun` (the tools a workflow works with, and all that is known of its lease), its counters and timings.
+Owns: `SampleRun` (the tools a workflow works with, and all that is known of its lease), its timings.
 Refuses: sockets and the lease book (the worker's), how a sample is made (the workflow's).
 
 Positions: `base` tokens of the answer came with the lease; new tokens follow; `reported` of the new ones are known to
@@ -10,32 +10,35 @@ the controller. A report therefore starts at answer position base + reported.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from areal_like.clock import Clock
 from areal_like.errors import EngineError, UserError
-from areal_like.trace import Tracer, arrow_name, move_name
+from areal_like.trace import move_name
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
-from rollout.activity import Phase, WorkerActivity
-from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
-from rollout.environment_client import EnvironmentClient, EnvironmentEpisode
+from rollout.activity import Phase
+from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of
+from rollout.engine.port import GenerationOutcome, GenerationRequest
+from rollout.environment_client import EnvironmentEpisode
+from rollout.model_settings import MODELS_KEY, CalledModelSettings
+from rollout.models.calls import CalledModels
+from rollout.models.trained import check_trained
+from rollout.sample_context import SampleContext, arrow_of
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, EndedBy, Transcript
 from rollout.turns import Turns
-from rollout.weights.versions import VersionGate
-from rollout.workflow import Resumed, SampleCut
+from rollout.workflow import Resumed, Sample, SampleCut
 
-STOPS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
 SHORTEST_S = 2e-6
 """Of a slice that an arrow may leave; the timeline counts in microseconds."""
+SESSION_SHIFT = 48
+"""Bits of a lease's number in the key of a conversation."""
 _TURN_SEED_STEP = 0x9E3779B97F4A7C15
 """Odd 64-bit constant (golden ratio): turns of one sample draw from streams of their own."""
 
@@ -47,46 +50,6 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def arrow_of(task: SampleTask, tracer: Tracer) -> str:
-    """Names the sample on the timeline; empty where its group is not drawn."""
-    is_eval = task.purpose == "eval"
-    return arrow_name(task.group_id, task.sample_index, is_eval=is_eval) if tracer.draws(task.group_id) else ""
-
-
-class Rewards(Protocol):
-    """Where verdicts come from (`reward_client.RewardClient`)."""
-
-    async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict: ...
-
-    @property
-    def environments(self) -> EnvironmentClient: ...
-
-
-class SampleContext:
-    """What all samples of a worker share."""
-
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        gate: VersionGate,
-        tokens: PromptTokens,
-        rewards: Rewards,
-        version_deadline_s: float,
-        clock: Clock,
-        tracer: Tracer,
-    ) -> None:
-        self.engine, self.gate, self.tokens, self.rewards = engine, gate, tokens, rewards
-        self.version_deadline_s, self.clock, self.tracer = version_deadline_s, clock, tracer
-        self.doing = WorkerActivity(clock, tracer)
-        self.request_ids = itertools.count(1)
-        self.version_waits = 0
-        """How many samples had to wait for their version."""
-        self.version_wait_s = 0.0
-        self.score_wait_s = 0.0
-        """Summed over samples, so both may grow faster than the clock."""
-
-
 class SampleRun:
     """The tools of one sample, bound to its lease. Implements `workflow.SampleTools`."""
 
@@ -94,6 +57,7 @@ class SampleRun:
         self.task, self.is_resumable, self.lane = task, is_resumable, lane
         self._bench = bench
         self._phase: Phase = "end"
+        self._is_over = False
         self.phase = "start"
         self.turns = Turns(task, is_resumable=is_resumable)
         self.base = len(task.prefix) if is_resumable else self.turns.num_before
@@ -114,8 +78,11 @@ class SampleRun:
         self._num_turns = self.turns.num_turns
         self._last_version = self.turns.last_version
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
-        self._generation: asyncio.Task[GenerationOutcome] | None = None
-        self._is_parked = False
+        self._calls: list[PolicyCall] = []
+        """Running ones; of a resumable workflow at most one."""
+        self._sampled: dict[int, Segment] = {}
+        """Where models are declared: answers of the policy in trained roles, by their numbers."""
+        self.models = CalledModels(self, bench.models, bench.request_ids, bench.version_deadline_s)
         self._asked_s = 0.0
         """When its environment was last asked."""
         self._arrow = arrow_of(task, bench.tracer)
@@ -136,6 +103,8 @@ class SampleRun:
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
+        if self._is_over:  # a call that the workflow did not wait for
+            return
         self._bench.doing.moved(self._phase, phase)
         self._phase = phase
 
@@ -160,36 +129,71 @@ class SampleRun:
         temperature: float | None = None,
     ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
+        if self._bench.models.has_roles:
+            raise UserError("the policy is called by its roles here", where=MODELS_KEY, remedy='tools.models["ROLE"]')
+        asked = {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "temperature": temperature}
+        return await self.generate_as(None, prompt, **asked)
+
+    async def generate_as(
+        self, role: CalledModelSettings | None, prompt: np.ndarray | Transcript, **asked: Any
+    ) -> Answer:
+        """An answer of the policy, in a role where it has roles. `asked` as of `generate`."""
         prompt_P = prompt.tokens_T if isinstance(prompt, Transcript) else prompt
         turn, self._num_turns = self._num_turns, self._num_turns + 1
         if turn and self.is_resumable:
             raise UserError("a resumable workflow generates once", remedy="set is_resumable = False on the workflow")
+        sampling = call_sampling(self.task.sampling, self._bench.tokens.stop_ids, **asked)
+        call = PolicyCall()
+        self._calls.append(call)
+        try:
+            segment, ended_by, experts = await self._answer(call, prompt_P, sampling, turn, role)
+        finally:
+            self._calls.remove(call)
+        is_trained = role is None or role.is_trained
+        if is_trained and self._bench.models.declared:
+            self._sampled[turn] = segment
+        self.answer = answer_of(
+            segment, ended_by, number=turn, experts=experts, model=role.name if role is not None else "",
+            is_trainable=is_trained and sampling.temperature == self.task.sampling.temperature,
+        )  # fmt: skip
+        return self.answer
+
+    async def _answer(
+        self, call: PolicyCall, prompt_P: np.ndarray, sampling: Sampling, turn: int, role: CalledModelSettings | None
+    ) -> tuple[Segment, EndedBy, np.ndarray | None]:
+        """All its tokens, what ended it, and its experts."""
         prefix = self.task.prefix if self.is_resumable else Segment.empty()
-        if not self.is_resumable:
-            self.new_tokens = Segment.empty()
-        sampling = self._sampling(max_new_tokens, stop_token_ids, temperature)
         if self._last_version >= 0 and len(prompt_P) >= self._bench.engine.capabilities.max_context:
-            return self._ended(Segment.empty(), "context", sampling, turn)
+            return Segment.empty(), "context", None
         self.prompt_P, experts = prompt_P, None
         while True:
-            answer = prefix.joined(self.new_tokens)
-            ended_by: EndedBy | None = self._end_of(answer, sampling, len(prompt_P))
+            answer = prefix.joined(call.new_tokens)
+            ended_by = self._end_of(answer, sampling, len(prompt_P))
             if ended_by is not None:
                 break
             await self._wait_version(max(self.task.min_version, answer.last_version, self._last_version))
-            outcome = await self._generate_once(prompt_P, answer, sampling, turn)
+            outcome = await self._generate_once(call, prompt_P, answer, sampling, turn, role)
             if outcome is None:  # parked: its tokens are in new_tokens, the version has to come again
                 continue
-            self._take(outcome)
+            self._take(call, outcome)
             if outcome.end_reason == "segment" or outcome.end_reason == "cancelled":
                 self.cut_reason = outcome.end_reason
                 raise SampleCut(outcome.end_reason)
-            answer, experts = prefix.joined(self.new_tokens), outcome.routed_experts
+            answer, experts = prefix.joined(call.new_tokens), outcome.routed_experts
             ended_by = self._end_of(answer, sampling, len(prompt_P))
             if ended_by is None or (outcome.end_reason == "stop") != (ended_by in STOPS):  # the engine's word counts
                 ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
             break
-        return self._ended(answer, ended_by, sampling, turn, experts)
+        return answer, ended_by, experts
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See `models.calls.Caller`."""
+        started_s = self._bench.clock.monotonic_s()
+        try:
+            yield
+        finally:
+            self.timings["models_s"] = self.timings.get("models_s", 0.0) + self._bench.clock.monotonic_s() - started_s
 
     @property
     def resumed(self) -> Resumed | None:
@@ -241,13 +245,18 @@ class SampleRun:
 
     # ------------------------------------------------------------ for the worker
 
+    def check_trained(self, sample: Sample) -> None:
+        """Raises UserError where models are declared and another's tokens are trained."""
+        if self._bench.models.declared:
+            check_trained((sample.trajectory, *sample.others), self._sampled, self.turns.num_turns)
+
     def all_new(self, running: Mapping[int, Segment]) -> Segment:
         """All new tokens so far that can be continued; `running` is `engine.progress()`. Up to the last checkpoint when
         the workflow is not resumable."""
         if not self.is_resumable:
             return self.turns.new_tokens
-        generation = self._generation
-        if generation is None or self._is_parked:
+        generation = next((call.generation for call in self._calls if not call.is_parked), None)
+        if generation is None:
             return self.new_tokens
         if generation.done():  # ended, but its owner had no turn yet
             has_outcome = not generation.cancelled() and generation.exception() is None
@@ -259,64 +268,31 @@ class SampleRun:
 
         Never waits: nothing may be reported between the look at `running` and this.
         """
-        generation = self._generation
-        if generation is None or generation.done() or self._is_parked:
-            return
-        if self.is_resumable:
-            self.new_tokens = self.all_new(running)
-        self._is_parked = True
-        generation.cancel()
+        for call in self._calls:
+            if call.generation is None or call.generation.done() or call.is_parked:
+                continue
+            if self.is_resumable:
+                self.new_tokens = call.new_tokens = self.all_new(running)
+            call.is_parked = True
+            call.generation.cancel()
 
     def end(self) -> None:
-        """The sample is over, however it ended."""
+        """The sample is over, however it ended. Calls that its workflow did not wait for are cut."""
         self.phase = "end"
+        self._is_over = True
+        for generation in filter(None, (call.generation for call in self._calls)):
+            generation.cancel()
+        self.models.end_session(self.task.lease_id)
         if self.request_id and not self.is_resumable:
-            self._bench.engine.end_session(self.task.lease_id)
+            roles = [one for one in self._bench.models.declared.values() if not one.has_weights]
+            for role in (*roles, None):
+                self._bench.engine.end_session(self._session_key(role))
 
     # ------------------------------------------------------------ inside
 
-    def _sampling(
-        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | np.ndarray | None, temperature: float | None
-    ) -> Sampling:
-        """The task's sampling, with what this call asks for and the model's end-of-sequence ids among the stop ids;
-        there are none where they do not count."""
-        given = self.task.sampling
-        chosen = given.stop_token_ids if stop_token_ids is None else tuple(int(token) for token in stop_token_ids)
-        stop = tuple(dict.fromkeys((*chosen, *self._bench.tokens.stop_ids)))
-        bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
-        if given.ignore_eos:
-            stop, bound = (), min(bound, given.max_new_tokens)
-        return msgspec.structs.replace(
-            given, stop_token_ids=stop, max_new_tokens=bound,
-            temperature=given.temperature if temperature is None else float(temperature),
-        )  # fmt: skip
-
     def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> EndedBy | None:
-        """What has ended an answer; one handed to us may be complete: its worker was lost between generating and
-        scoring."""
-        if not len(answer):
-            return None
-        last = int(answer.tokens_R[-1])
-        if last in sampling.stop_token_ids:
-            return "end_of_sequence" if last in self._bench.tokens.stop_ids else "stop_token"
-        if len(answer) >= sampling.max_new_tokens:
-            return "length"
-        return "context" if num_prompt + len(answer) >= self._bench.engine.capabilities.max_context else None
-
-    def _ended(
-        self, answer: Segment, ended_by: EndedBy, sampling: Sampling, turn: int, experts: np.ndarray | None = None
-    ) -> Answer:
-        is_stopped = ended_by in STOPS
-        self.answer = Answer(
-            segment=answer,
-            finish_reason="stop" if is_stopped else "length",
-            ended_by=ended_by,
-            number=turn,
-            stop_token=int(answer.tokens_R[-1]) if is_stopped and len(answer) else None,
-            is_trainable=sampling.temperature == self.task.sampling.temperature,
-            routed_experts=experts,
-        )
-        return self.answer
+        context = self._bench.engine.capabilities.max_context
+        return end_of(answer, sampling, num_prompt, end_ids=self._bench.tokens.stop_ids, max_context=context)
 
     async def _wait_version(self, min_version: int) -> None:
         self.phase = "version"
@@ -333,11 +309,17 @@ class SampleRun:
             self._trace("wait:version", trace_s, version=min_version)
 
     async def _generate_once(
-        self, prompt_P: np.ndarray, answer: Segment, sampling: Sampling, turn: int
+        self,
+        call: PolicyCall,
+        prompt_P: np.ndarray,
+        answer: Segment,
+        sampling: Sampling,
+        turn: int,
+        role: CalledModelSettings | None,
     ) -> GenerationOutcome | None:
         """One engine request; None when it was parked. Its segment_tokens counts all new tokens of this lease."""
         task = self.task
-        left = task.segment_tokens - len(self.new_tokens) if task.segment_tokens and self.is_resumable else 0
+        left = task.segment_tokens - len(call.new_tokens) if task.segment_tokens and self.is_resumable else 0
         if task.segment_tokens and self.is_resumable and left <= 0:
             self.cut_reason = "segment"
             raise SampleCut("segment")
@@ -350,16 +332,16 @@ class SampleRun:
             seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
-            session_key=-1 if self.is_resumable else task.lease_id,
+            session_key=-1 if self.is_resumable else self._session_key(role),
         )
         self.phase = "generate"
         trace_s = self._bench.tracer.now_s()
-        self._generation = asyncio.ensure_future(self._bench.engine.generate(request))
+        call.generation = asyncio.ensure_future(self._bench.engine.generate(request))
         try:
-            return await self._generation
+            return await call.generation
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if self._is_parked and current is not None and not current.cancelling():
+            if call.is_parked and current is not None and not current.cancelling():
                 return None
             raise
         except (UserError, EngineError) as error:
@@ -370,18 +352,25 @@ class SampleRun:
             self.engine_error = EngineError(f"{type(error).__name__}: {error}")
             raise self.engine_error from error
         finally:
-            self._generation, self._is_parked = None, False
+            call.generation, call.is_parked = None, False
             self._arrow_s = self._trace("generate", trace_s, turn=turn)
             if self._is_arriving:
                 self._is_arriving = False
                 self._bench.tracer.arrow_end(self._move_name(self.base), self._arrow_s, self.lane)
-            self.phase = "start"
+            self.phase = "generate" if any(one.generation is not None for one in self._calls) else "start"
 
-    def _take(self, outcome: GenerationOutcome) -> None:
-        self.new_tokens = self.new_tokens.joined(outcome.segment)
+    def _take(self, call: PolicyCall, outcome: GenerationOutcome) -> None:
+        call.new_tokens = call.new_tokens.joined(outcome.segment)
+        if self.is_resumable:
+            self.new_tokens = call.new_tokens
         self._last_version = max(self._last_version, outcome.segment.last_version)
         for name in ("queue_s", "generate_s", "paused_s"):
             self.timings[name] += getattr(outcome, name)
+
+    def _session_key(self, role: CalledModelSettings | None) -> int:
+        """Each role has a conversation of its own."""
+        place = list(self._bench.models.declared).index(role.name) + 1 if role is not None else 0
+        return self.task.lease_id + (place << SESSION_SHIFT)
 
     def _share_key(self) -> int:
         """One key per prompt: group ids of training and evaluation count separately and may be equal. A workflow that

@@ -10,7 +10,7 @@ Shape legend: P tokens of the prompt, R tokens of the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ from areal_like.prompts import PromptEncoder, encode_text
 
 SHORT_TEXT, MAX_SHORT_TEXTS = 64, 4096
 """Characters of a text whose tokens are kept, and how many are."""
+
+
+class PromptTooLong(UserError):
+    """A prompt that leaves no room for an answer."""
 
 
 class PromptTokens:
@@ -46,6 +50,7 @@ class PromptTokens:
         """What was encoded last: a group's samples come one after the other, with the same row each."""
         self._encoded: dict[str, np.ndarray] = {}
         """Short texts: marks and tool outputs come again and again, and a tokenizer's call costs more than they do."""
+        self._num_ids: int | None = None
         self.max_context = max_context
         self.stop_ids = stop_ids
         """End-of-sequence ids of the model: sampled last, they end an answer."""
@@ -59,12 +64,19 @@ class PromptTokens:
         """The tokenizer's; None where it has none."""
         return getattr(self._tokenizer, "chat_template", None)
 
+    @property
+    def num_ids(self) -> int:
+        """Token ids of the tokenizer are below this."""
+        if self._num_ids is None:
+            self._num_ids = max(self._tokenizer.get_vocab().values()) + 1
+        return self._num_ids
+
     def prompt(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Prompt tokens of a data row [P], int32. `tools`: what the chat template declares to the policy. Raises
-        UserError for a row that cannot become a prompt."""
+        UserError for a row that cannot become a prompt; PromptTooLong, which is one."""
         prompt_P = self._encode(row, tools)
         if len(prompt_P) >= self.max_context:
-            raise UserError(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt_P)} tokens and leaves no room for an answer in a context of "
                 f"{self.max_context}",
                 remedy="shorten the prompt, filter long rows, or raise rollout.engine.max_context",
@@ -107,6 +119,14 @@ class PromptTokens:
         stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
         return np.asarray(self._encoder.after_calls(called, results, (stop, *stop_marks)), np.int32)
 
+    def plain(self, value: Any) -> Any:
+        """A JSON-like value with every text in it as of `PromptEncoder.plain`. Raises UserError where it is nested too
+        deep."""
+        try:
+            return _each_text(value, self._encoder.plain)
+        except RecursionError as error:
+            raise UserError("the messages or tools are nested too deep") from error
+
     def continuation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -118,6 +138,11 @@ class PromptTokens:
         of `PromptEncoder.continuation`."""
         return self._encoder.continuation(messages, covered, stops, tools)
 
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the chat template makes of messages, up to where the next answer begins. Raises UserError as
+        `PromptEncoder.chat_text`."""
+        return self._encoder.chat_text(messages, tools=tools)
+
     def decode(self, tokens_R: np.ndarray, *, with_special_tokens: bool = False) -> str:
         """Text of answer tokens, usually without special tokens (the end-of-sequence token is one)."""
         return str(
@@ -127,6 +152,14 @@ class PromptTokens:
                 clean_up_tokenization_spaces=False,
             )
         )
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_each_text(key, change): _each_text(one, change) for key, one in value.items()}
+    return [_each_text(one, change) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def load_tokenizer(model_dir: Path, tokenizer: str) -> Any:

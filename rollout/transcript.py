@@ -15,12 +15,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from areal_like.token_source import TokenSource, sources_of
 from areal_like.trajectory import NO_VERSION, FinishReason, Segment, Trajectory, as_experts
 from areal_like.turn_checkpoint import TurnCheckpoint
 
 EndedBy = Literal["end_of_sequence", "stop_token", "length", "context"]
 """What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, the limit of
 tokens, or the end of the context."""
+
+POLICY = "policy"
+"""Names the policy where a token's source is shown; no model of `rollout.models` has this name."""
 
 Encode = Callable[[str], np.ndarray]
 """Text to token ids, as `PromptTokens.encode`."""
@@ -34,7 +38,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     several trajectories apart.
     ended_by: what ended it. stop_token: the id that did, for `end_of_sequence` and `stop_token`; None otherwise.
     is_trainable: False where it was sampled at another temperature than the run's, so that its log-probs are not those
-    that the trainer computes; `Transcript.sampled` refuses it.
+    that the trainer computes, or by a model or role that is not trained; `Transcript.sampled` refuses it.
+    model: name in `rollout.models` of the model that sampled it; empty: the policy, by `tools.generate`.
     routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
     None otherwise, for an answer that came complete from another worker, and where a server died before it reported
     them.
@@ -46,6 +51,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     number: int = -1
     stop_token: int | None = None
     is_trainable: bool = True
+    model: str = ""
     routed_experts: np.ndarray | None = None
 
 
@@ -75,6 +81,7 @@ class Transcript:
         self._parts: list[np.ndarray | Segment] = []
         self._numbers: list[int] = []
         """Of the sampled parts, as `Answer.number`."""
+        self._sources: list[TokenSource] = []
         self._last: Answer | None = None
         """The answer the transcript ends in; None where it ends in given tokens."""
         self.num_sampled = 0
@@ -101,12 +108,14 @@ class Transcript:
             answer: what `tools.generate` returned, or its segment. An empty one changes nothing.
 
         Raises:
-            ValueError: it was sampled at another temperature than the run's, or by an older version than the tokens
-                before it.
+            ValueError: it was sampled at another temperature than the run's, by a model that is not trained, or by an
+                older version than the tokens before it.
         """
         if isinstance(answer, Answer) and not answer.is_trainable:
+            whose = f" by {answer.model}, which is not trained, or" if answer.model else ""
             raise ValueError(
-                "an answer sampled at another temperature than the run's cannot be trained on; add it by `given`"
+                f"an answer sampled{whose} at another temperature than the run's cannot be trained on; add it by"
+                " `given`"
             )
         segment = answer.segment if isinstance(answer, Answer) else answer
         if not len(segment):
@@ -117,22 +126,27 @@ class Transcript:
                 "(`stamped-versions`)"
             )
         self._last = answer if isinstance(answer, Answer) else Answer(segment=segment, finish_reason="stop")
+        if self._last.model:
+            self._sources += sources_of(self._last.model, segment.versions_R, len(self))
         self._parts.append(segment)
         self._numbers.append(self._last.number)
         self.num_sampled += len(segment)
         self.num_turns += 1
         self.last_version = segment.last_version
 
-    def given(self, what: np.ndarray | Sequence[int] | str) -> None:
-        """Add what the policy did not sample, such as a tool's output: it is seen, not trained on.
+    def given(self, what: np.ndarray | Sequence[int] | str | Answer) -> None:
+        """Add what is seen and not trained on, such as a tool's output or what another model said.
 
         Args:
-            what: token ids, or with `encode` text.
+            what: token ids, or with `encode` text. An answer keeps the name and version of the model that sampled it.
 
         Raises:
             TypeError: text without `encode`.
             UserError: characters that the tokenizer has no token for.
         """
+        if isinstance(what, Answer):
+            self._sources += sources_of(what.model or POLICY, what.segment.versions_R, len(self))
+            what = what.segment.tokens_R
         if isinstance(what, str):
             if self._encode is None:
                 raise TypeError("text in a transcript without a tokenizer; give `encode=tools.tokens.encode`")
@@ -148,6 +162,7 @@ class Transcript:
         """The same turns in a transcript of its own."""
         made = Transcript(np.zeros(0, np.int32), encode=self._encode)
         made._parts, made._numbers, made._last = list(self._parts), list(self._numbers), self._last
+        made._sources = list(self._sources)
         made.num_sampled, made.num_turns, made.last_version = self.num_sampled, self.num_turns, self.last_version
         return made
 
@@ -167,7 +182,7 @@ class Transcript:
             ([5, 6, 7, 7], [False, False, False, True])
         """
         made = Transcript(self.tokens_T, encode=self._encode)
-        made.last_version = self.last_version
+        made.last_version, made._sources = self.last_version, list(self._sources)
         return made
 
     def checkpoint(self, num_turns: int, state: bytes) -> TurnCheckpoint:
@@ -182,7 +197,7 @@ class Transcript:
         empty = [np.zeros(0, np.int32)]
         return TurnCheckpoint(
             given_places_G=np.concatenate(places or empty), given_tokens_G=np.concatenate(tokens or empty),
-            num_turns=num_turns, state=state,
+            num_turns=num_turns, state=state, sources=tuple(self._sources),
         )  # fmt: skip
 
     @staticmethod
@@ -201,7 +216,7 @@ class Transcript:
             done = place
         made.sampled(sampled.tail(done))
         made._numbers = list(range(len(made._numbers)))  # at most one for each turn before, so later answers differ
-        made.num_turns = checkpoint.num_turns
+        made.num_turns, made._sources = checkpoint.num_turns, list(checkpoint.sources)
         return made
 
     @property
@@ -235,6 +250,7 @@ class Transcript:
             versions_T=self._column(np.int32, NO_VERSION, lambda segment: segment.versions_R),
             finish_reason=reason,
             routed_experts=None if experts is None else as_experts(experts),
+            sources=tuple(self._sources),
             **_turns(turn_rewards, self.num_sampled),
             **self._answers(),
         )

@@ -58,9 +58,10 @@ from rollout.engine.port import Engine
 from rollout.hub_peer import HubPeer
 from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
+from rollout.models.hosting import ModelHosts
 from rollout.pool import SamplePool
 from rollout.reward_client import RewardClient
-from rollout.sample import SampleContext
+from rollout.sample_context import SampleContext
 from rollout.tokens import PromptTokens
 from rollout.weights.port import Receiver
 from rollout.weights.versions import VersionGate, VersionLoader
@@ -110,13 +111,14 @@ class RolloutWorker:
         receiver: Receiver | None = None,
         incidents: Incidents | None = None,
         clock: Clock | None = None,
+        models: ModelHosts | None = None,
         resend_s: float = RESEND_S,
     ) -> None:
         self._spec, self._settings = spec, settings
         self._engine, self._workflow, self._rewards = engine, workflow, rewards
         self._make_peer, self._resend_s = make_peer, resend_s
         self._clock = clock or SystemClock()
-        gate = VersionGate()
+        gate, self._models = VersionGate(), models or ModelHosts()
         self._bench = SampleContext(
             engine=engine,
             gate=gate,
@@ -125,6 +127,7 @@ class RolloutWorker:
             version_deadline_s=spec.staleness.group_timeout_s,
             clock=self._clock,
             tracer=tracer,
+            models=self._models,
         )
         self._loader = VersionLoader(
             engine=engine,
@@ -135,6 +138,7 @@ class RolloutWorker:
             doing=self._bench.doing,
             tracer=tracer,
             receiver=receiver,
+            on_swapped=self._models.policy_loaded if self._models.hosts else None,
         )
         self._receiver = receiver
         self._incidents = incidents or Incidents()
@@ -153,6 +157,7 @@ class RolloutWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to leave. Raises what ended it otherwise: EngineError, ChannelError, DeadlineExceeded."""
         await self._engine.start()
+        await self._models.start()
         can = self._engine.capabilities
         interruption = interruption_of(self._spec, self._settings)
         if interruption not in can.interruptions:
@@ -161,7 +166,7 @@ class RolloutWorker:
         self._bench.tokens.limit_context(can.max_context)
         self._book = LeaseBook(self._settings.capacity_of(can.num_slots))
         self._peer = self._make_peer(self._book.capacity, self.status)
-        closings = {"rewards": self._rewards.close, "engine": self._engine.close}
+        closings = {"rewards": self._rewards.close, "engine": self._engine.close, "models": self._models.close}
         if self._receiver is not None:
             closings["receiver"] = self._receiver.close
         try:
@@ -309,8 +314,8 @@ class RolloutWorker:
         """Ends the worker when the controller is gone. Its silence counts only while we listened (channel.Peer)."""
         while True:
             await asyncio.sleep(self._spec.heartbeat_s)
-            if not self._is_leaving and self._peer.hub_silence_s > self._spec.silence_s:
-                raise DeadlineExceeded("a sign of life", "the controller", self._spec.silence_s)
+            if not self._is_leaving and self._peer.hub_silence_s > self._spec.controller_silence_s:
+                raise DeadlineExceeded("a sign of life", "the controller", self._spec.controller_silence_s)
 
     # ------------------------------------------------------------ small parts
 
@@ -325,7 +330,7 @@ class RolloutWorker:
     async def _sent(self, message: Message) -> bool:
         """Whether it was sent. A controller that does not take it now is the watch loop's business."""
         try:
-            await self._peer.send(message, timeout_s=self._spec.silence_s)
+            await self._peer.send(message, timeout_s=self._spec.controller_silence_s)
         except OperationError as error:
             self._count("send_failures")
             log.warning("%s not sent: %s", type(message).__name__, error)
@@ -351,6 +356,7 @@ class RolloutWorker:
             **self._loader.counters(),
             **{f"reward_{name}": value for name, value in self._rewards.counters.items()},
             **self._rewards.environments.counters,
+            **self._models.counters(),
         }
         return Heartbeat(state=self._state(counters.get("paused_s", 0.0)), counters=counters)
 

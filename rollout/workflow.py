@@ -19,6 +19,8 @@ from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.config import BUILT_IN_WORKFLOWS
 from rollout.environment_client import EnvironmentEpisode
+from rollout.model_settings import MODELS_KEY
+from rollout.models.port import CalledModel
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
@@ -68,6 +70,12 @@ class SampleTools(Protocol):
         """The tokenizer side: `tokens.prompt(row)`, `tokens.encode(text)`, `tokens.decode(tokens_R)`."""
         ...
 
+    @property
+    def models(self) -> Mapping[str, CalledModel]:
+        """The models of `rollout.models` by name: `tools.models["judge"]`. Another name is a UserError. A workflow that
+        calls models names them in its attribute `models`."""
+        ...
+
     async def generate(
         self,
         prompt: np.ndarray | Transcript,
@@ -76,7 +84,8 @@ class SampleTools(Protocol):
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
-        """Generate one answer.
+        """Generate one answer of the policy. Calls may run at the same time. A UserError where `rollout.models` gives
+        the policy roles: it is called by these.
 
         Args:
             prompt: [P] int32 tokens that the answer follows, or the transcript so far. It is not changed: add the
@@ -164,7 +173,7 @@ class SampleTools(Protocol):
 @runtime_checkable
 class Workflow(Protocol):
     """Produces one sample. Made once per worker, with `rollout.workflow_options` as keyword arguments; `run` is called
-    many times at once.
+    many times at once. One that calls models of `rollout.models` has their names in an attribute `models`.
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
     partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
@@ -234,3 +243,22 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     if not isinstance(workflow, Workflow):
         raise UserError(f"{name} needs `is_resumable` and `async run(task, tools)`", where=where)
     return workflow
+
+
+def check_models(workflow: Workflow, declared: Sequence[str]) -> None:
+    """Compare the models that a workflow calls (its attribute `models`) with those that are declared.
+
+    Raises:
+        UserError: one is not declared, or one is declared and not called.
+    """
+    name = type(workflow).__name__
+    called = getattr(workflow, "models", ())
+    if isinstance(called, str) or not all(isinstance(one, str) for one in called):
+        what = f"the attribute `models` of {name} must be names of models, not {called!r}"
+        raise UserError(what, where="rollout.workflow", remedy='such as models = ("judge",)')
+    for missing in (one for one in called if one not in declared):
+        what = f"{name} calls a model `{missing}` that is not declared"
+        raise UserError(what, where=MODELS_KEY, remedy=f"{MODELS_KEY}: [{{name: {missing}, ...}}]")
+    for unused in (one for one in declared if one not in called):
+        what = f"`{unused}` is declared, and {name} does not call it"
+        raise UserError(what, where=MODELS_KEY, remedy=f"remove it from {MODELS_KEY}, or name it in {name}.models")

@@ -24,6 +24,7 @@ from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello, ScoreRequest
 GROWTH_BYTES = 96 << 20
 """How much memory a service may take more under these attacks: 128 connections with half a MiB each, and some."""
 NUM_CONNECTIONS = 128
+WAIT_S = 300.0
 
 
 def _greeting(mechanism: bytes) -> bytes:
@@ -96,14 +97,21 @@ def wrong_keys(address: str) -> None:
         assert not any(dealer.poll(0) for dealer in dealers), "a stranger got an answer"
 
 
-def key_without_token(address: str, keys: Path, run_id: str = SHARED_RUN) -> None:
-    """Holders of the client key, who were given no token, flood and claim names."""
+def key_without_token(
+    address: str, keys: Path, run_id: str = SHARED_RUN, refused: Callable[[], bool] = lambda: True
+) -> None:
+    """Holders of the client key, who were given no token, flood and claim names.
+
+    The connections stay open until all have shaken hands and `refused` returns true (at most WAIT_S): how soon that is
+    depends on the machine.
+    """
     hello = Hello(role="rollout", name="rollout-0", pid=1, run_id=run_id, incarnation=secrets.token_hex(4))
     wish = ScoreRequest(
         request_id="1", scorer="", row={"prompt": "x" * 50_000}, response="x" * 50_000, finish_reason="stop",
         num_tokens=1, deadline_s=5.0,
     )  # fmt: skip
     with _dealers(address, curve.load_client(keys), count=16) as dealers:
+        monitors = [dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) for dealer in dealers]
         for message in (wish, hello, Heartbeat(state="x"), wish):
             frames = [prefix("0" * 32, 1 << 40), *encode(message)]
             for dealer in dealers:
@@ -111,7 +119,13 @@ def key_without_token(address: str, keys: Path, run_id: str = SHARED_RUN) -> Non
                     for _ in range(200):
                         dealer.send_multipart(frames, zmq.NOBLOCK)
                     dealer.send_multipart([b"junk", b"\xc1", *[b"y" * 1000] * 50], zmq.NOBLOCK)
-        time.sleep(0.5)
+        end = time.monotonic() + WAIT_S
+        assert all(monitor.poll(max(0.0, end - time.monotonic()) * 1000) for monitor in monitors), "no handshake"
+        time.sleep(0.5)  # more of the flood leaves
+        while not refused() and time.monotonic() < end:
+            time.sleep(0.05)
+        for dealer in dealers:
+            dealer.disable_monitor()
 
 
 def _made_up() -> dict[str, bytes]:

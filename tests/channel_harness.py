@@ -22,7 +22,7 @@ from areal_like.transport.sockets import prefix
 from areal_like.wire.encoding import encode
 from areal_like.wire.messages import PROTOCOL, Heartbeat, Hello, Message, SampleAck, SampleReturned
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

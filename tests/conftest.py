@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import platform
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ sys.path.append(str(Path(__file__).parent))
 
 LONGEST_FIRST = (
     "test_controls", "test_sglang_job", "test_report_browser", "test_ray", "test_trainer_ranks", "test_main_job",
-    "test_diagnosis",
+    "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
 )  # fmt: skip
-"""Of the end-to-end files. The first makes the warm start that most others share; the next two do without it."""
+"""Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
 
 # No outcome depends on how fast the machine is: Hypothesis would fail a test whose example takes more than 200 ms.
 settings.register_profile("areal_like", deadline=None)
@@ -29,17 +31,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-processes"):
+        platform.platform()  # OpenAI's package asks for it, which starts `uname` once
         sys.addaudithook(_refuse_processes)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """End-to-end runs first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end together."""
+    """Files with end-to-end tests first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end
+    together.
+    """
     if config.getoption("--no-processes"):
         config.hook.pytest_deselected(items=[item for item in items if _starts_processes(item)])
         items[:] = [item for item in items if not _starts_processes(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=_turn)  # stable: within a file the order stays
+        long = {item.path for item in items if item.get_closest_marker("e2e") is not None}
+        items.sort(key=lambda item: _turn(item.path, long))  # stable: within a file the order stays
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no garbage collection looks through millions of its objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _starts_processes(item: pytest.Item) -> bool:
@@ -74,10 +86,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         pytest.fail("starts a process: mark it with @pytest.mark.processes", pytrace=False)
 
 
-def _turn(item: pytest.Item) -> tuple[bool, int]:
-    name = item.path.stem
-    place = LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
-    return item.path.parent.name != "e2e", place
+def _turn(path: Path, long: Collection[Path]) -> tuple[bool, int]:
+    """`long`: files with an end-to-end test."""
+    place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
+    return path not in long, place
 
 
 @pytest.fixture(scope="session", autouse=True)

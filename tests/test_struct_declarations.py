@@ -20,6 +20,7 @@ MUTABLE = {
 """Files whose structures may change after they were made."""
 BY_POSITION = {
     *MUTABLE,
+    "areal_like/token_source.py",
     "areal_like/trajectory.py",
     "controller/coordinator/effects.py",
     "controller/coordinator/events.py",

@@ -22,8 +22,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from areal_like.config import DType
 from areal_like.errors import UserError
+from areal_like.settings import DType
 from trainer.adapter import weight_parts
 from trainer.backends.port import Backend
 from trainer.data.batch import MicroBatch, PreparedBatch
@@ -153,8 +153,8 @@ def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, t
     packed, inputs = micro_batch.packed, micro_batch.inputs
     sequence_N = packed.sequence_N.numpy()
     firsts_S = _first_staleness(micro_batch)
-    wanted = np.flatnonzero((firsts_S == staleness) & (not micro_batch.is_dummy))[:MAX_SEQUENCES]
-    members = wanted if len(wanted) else np.array([0])
+    is_wanted_S = (firsts_S == staleness) & (not micro_batch.is_dummy)
+    members = np.flatnonzero(is_wanted_S)[:MAX_SEQUENCES].tolist() or [0]
     ends_S = np.cumsum(packed.lengths)
     is_target_T = np.zeros(packed.num_tokens, np.bool_)
     is_target_T[packed.sources_N.numpy() + 1] = True
@@ -165,8 +165,8 @@ def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, t
         masks.append(is_target_T[span])
         is_own_N = sequence_N == index
         behaviour.append(inputs.behaviour_N.numpy()[is_own_N])
-        is_first_version = inputs.staleness_N.numpy()[is_own_N] == staleness
-        counts.append(np.logical_and.accumulate(is_first_version))
+        # those up to the first change of version: versions never decrease along an answer (`stamped-versions`)
+        counts.append((inputs.staleness_N.numpy()[is_own_N] == staleness) & is_wanted_S[index])
     return (
         PackedSequences.build(tokens, masks),
         torch.from_numpy(np.concatenate(behaviour)),

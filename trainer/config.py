@@ -13,6 +13,7 @@ from areal_like.settings import Settings
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
 from areal_like.weights.weight_store import StoreKind
+from trainer.staleness_config import LrByEssSettings
 
 ALL_LINEAR = "all-linear"
 """In `trainer.lora.targets`: every linear module but the head."""
@@ -346,13 +347,18 @@ class TrainerSettings(Settings):
     own), else `flash_attn`, else `sdpa`. A named one that is not there is an error. The choice is shown at the start
     and stands in trainer.json."""
     mini_batches: int = Field(1, gt=0, le=limits.GROUPS)
-    """Optimizer updates per step."""
+    """Optimizer updates per pass over a batch: per step, unless passes_per_batch says otherwise."""
+    passes_per_batch: int = Field(1, gt=0, le=64)
+    """How often a step goes over its batch. Each sample is still in one step alone; the ledger records the passes."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Tokens whose logits exist at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW."""
+    lr_by_ess: LrByEssSettings | None = None
+    """Learning rate of the policy by the effective sample size of each update; `{}` takes the defaults; null: by the
+    schedule alone."""
     loss: LossSettings = LossSettings()
     """Decoupled PPO."""
     advantage: AdvantageSettings = AdvantageSettings()

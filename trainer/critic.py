@@ -26,13 +26,17 @@ from trainer.ranks import Ranks
 class Critic:
     """A backend that gives values, and what it needs to be trained. `begin` a step, then `backward` and `update`."""
 
+    _num_updates: int
+    """Of one pass over the batch."""
+    _num_tokens: int
+    _coefficient: float
+    _sums: torch.Tensor
+    """Loss and clipped tokens, float64 [2]."""
+    _updates: list[UpdateResult]
+
     def __init__(self, backend: Backend, settings: CriticSettings, ranks: Ranks) -> None:
         self.backend, self.settings = backend, settings
         self._ranks = ranks
-        self._coefficient = 0.0
-        self._num_tokens = self._num_updates = 0
-        self._sums = torch.zeros(2)
-        self._updates: list[UpdateResult] = []
 
     def is_alone(self, step: int) -> bool:
         """True while only the critic is trained."""
@@ -82,8 +86,8 @@ class Critic:
         """Of the step, the same on each rank. Collective."""
         loss, num_clipped = self._ranks.sum(self._sums).tolist()
         return {
-            "value_loss": loss / self._num_updates,
-            "value_clip_fraction": num_clipped / self._num_tokens,
+            "value_loss": loss / len(self._updates),
+            "value_clip_fraction": num_clipped * self._num_updates / (self._num_tokens * len(self._updates)),
             **{f"critic_{name}": value for name, value in update_metrics(self._updates).items()},
         }
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from areal_like.config import DType
 from areal_like.errors import UserError
+from areal_like.settings import DType
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.companion_files import copy_companions
 
@@ -56,8 +56,9 @@ def write_model(
     weights: the full tensors by name, where those of `model` are parts.
     """
     holder: Any = model
-    generation = holder.generation_config
-    holder.generation_config = GenerationConfig()  # its own file is a companion, copied unjudged
+    generation = getattr(holder, "generation_config", None)  # a reward model generates nothing
+    if generation is not None:
+        holder.generation_config = GenerationConfig()  # its own file is a companion, copied unjudged
     try:
         if dtype == "float32" and weights is None:
             model.save_pretrained(folder)
@@ -69,7 +70,8 @@ def write_model(
             config.pop("torch_dtype", None)
             file.write_text(json.dumps(config | {"dtype": dtype}, indent=2, sort_keys=True) + "\n")
     finally:
-        holder.generation_config = generation
+        if generation is not None:
+            holder.generation_config = generation
         (folder / "generation_config.json").unlink(missing_ok=True)
 
 

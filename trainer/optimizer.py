@@ -78,9 +78,10 @@ class PolicyOptimizer:
         """Forget the gradients."""
         self._adamw.zero_grad(set_to_none=True)
 
-    def update(self, step: int) -> UpdateResult:
-        """Clip the gradient by its global norm and apply it at the rate of `step`; skip it where it is not finite."""
-        lr = learning_rate(self.settings, step, self.num_steps)
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
+        """Clip the gradient by its global norm and apply it at the rate of `step` times `lr_factor`; skip it where it
+        is not finite."""
+        lr = lr_factor * learning_rate(self.settings, step, self.num_steps)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         grad_norm = float(norm)

@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +23,6 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
-from areal_like.metrics import JsonlLog
 from areal_like.process import run_blocking
 from areal_like.weights.weight_store import WeightStore
 from trainer import export, sft
@@ -42,6 +42,7 @@ from trainer.model.model import (
     weight_files,
 )
 from trainer.model.tokenizers import build_tokenizer
+from trainer.prepare_progress import PrepareProgress, byte_counter
 from trainer.prepare_spec import PrepareSpec
 from trainer.weights.publish import publish_version
 
@@ -55,13 +56,19 @@ def prepare(spec: PrepareSpec) -> Path:
     transformers.utils.logging.disable_progress_bar()
     target = Path(spec.out_dir)
     _check_request(spec, target)
-    source = resolve_folder(spec.model.path) if spec.model.path else None
+    with closing(PrepareProgress(Path(spec.status_path) if spec.status_path else None)) as progress:
+        return _prepare(spec, target, progress)
+
+
+def _prepare(spec: PrepareSpec, target: Path, progress: PrepareProgress) -> Path:
+    path = spec.model.path
+    source = resolve_folder(path, progress_bar=byte_counter(progress.downloaded)) if path else None
     config = check_folder(source) if source else None
     tokenizer = build_tokenizer(spec.model.tokenizer, source)
     model = _starting_model(spec, source, config, tokenizer)
     if spec.sft is not None:
         assert model is not None
-        _supervise(spec, spec.sft, model, tokenizer)
+        _supervise(spec, spec.sft, model, tokenizer, progress)
     with atomic_folder(target, replaces=False) as partial:
         if source is not None and spec.sft is None:
             _link_model(source, partial)
@@ -121,9 +128,13 @@ def _eos(spec: PrepareSpec, config: PretrainedConfig | None, tokenizer: PreTrain
 
 
 def _supervise(
-    spec: PrepareSpec, settings: SftSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    spec: PrepareSpec,
+    settings: SftSettings,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: PrepareProgress,
 ) -> None:
-    """The supervised steps, in place, with progress lines."""
+    """The supervised steps, in place."""
     assert spec.sft_rows is not None
     longest = min(settings.max_tokens, settings.micro_batch_tokens)
     if (limit := model_context(model.config)) is not None:
@@ -142,20 +153,14 @@ def _supervise(
     if settings.lora is not None:
         add_adapter(model, settings.lora, seed=spec.seed, where="warm_start.sft.lora")
     log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
-    status = JsonlLog(Path(spec.status_path)) if spec.status_path else None
 
     def report(step: int, loss: float, seconds: float) -> None:
         log.info("supervised step %d of %d: loss %.4f, %.1f s", step, settings.steps, loss, seconds)
-        if status is not None:
-            status.append({"step": step, "loss": loss, "seconds": round(seconds, 3)})
+        progress.stepped(step, settings.steps, loss, seconds)
 
-    try:
-        sft.run_sft(model, choice, examples, settings, seed=spec.seed, report=report)
-        if settings.lora is not None:
-            merge_adapter(model)
-    finally:
-        if status is not None:
-            status.close()
+    sft.run_sft(model, choice, examples, settings, seed=spec.seed, report=report)
+    if settings.lora is not None:
+        merge_adapter(model)
 
 
 def _link_model(source: Path, folder: Path) -> None:

@@ -26,7 +26,7 @@ class PrepareSpec(StartSpec):
     sft: SftSettings | None = None
     """How to run the supervised steps; needed when sft_rows is given."""
     status_path: str | None = None
-    """JSONL file for progress lines: step, loss, seconds."""
+    """JSONL file for rows of progress (trainer/prepare_progress.py)."""
     publish_to: str | None = None
     """Root of a weight store in which the prepared model is published as version 0 (evaluation has no trainer)."""
     publish_kind: Literal["shm", "disk"] = "disk"

@@ -41,7 +41,7 @@ class Link(Protocol):
 class Saving:
     """`look` after every step, `start_if_free` often, `last` at the end. All on the event loop.
 
-    compute: runs something on the compute thread. news: set when a write has ended.
+    compute: runs something on the compute thread. news: set when a write has ended and was reported.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Saving:
 
     def close(self) -> None:
         """No more checkpoints."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
     # ------------------------------------------------------------ inside
 
@@ -120,6 +120,7 @@ class Saving:
         stall_s = time.perf_counter() - started_s
         work = self._write(version, reason, write, stall_s, announced, is_last=is_last)
         self._writing = group.create_task(work)
+        self._writing.add_done_callback(lambda _: self._news.set())  # not earlier: the next one waits for its end
         return self._writing
 
     async def _write(
@@ -144,8 +145,6 @@ class Saving:
             log.warning("no checkpoint of version %d: %s", version, error)
             await self._link.send(CheckpointFailed(version=version, reason=str(error)))
             return
-        finally:
-            self._news.set()
         self._activity.num_checkpoints += 1
         log.info("checkpoint of version %d (%s): %s", version, reason, saved.folder)
         if announced is not None:

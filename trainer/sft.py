@@ -10,7 +10,6 @@ Shapes: T tokens of one sequence, N predicted tokens of a micro-batch.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,14 @@ from areal_like.errors import OperationError, UserError
 from areal_like.packing import pack
 from areal_like.prompts import PromptEncoder, encode_text
 from trainer.config import SftSettings
+from trainer.data.rows_file import read_objects
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.logprobs import token_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.optimizer import PolicyOptimizer
 
 LOGPROB_CHUNK_TOKENS = 1024
+ROW_WORDS = "{prompt, response}"
 MAX_BAD_UPDATES = 3
 """Consecutive updates without a finite gradient that end the training."""
 
@@ -52,28 +53,14 @@ class Example:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file. Raises UserError naming the line that cannot be used."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path), remedy="name a UTF-8 JSONL file") from error
     rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError("is not JSON", where=f"{path}:{number}", remedy="one object a line") from error
-        has_target = isinstance(row, dict) and (isinstance(row.get("response"), str) or row.get("spans") is not None)
-        if not has_target and not (isinstance(row, dict) and _ends_with_assistant(row.get("messages"))):
-            raise UserError("has no text `response`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
+    for where, row in read_objects(path, row_words=ROW_WORDS):
+        has_target = isinstance(row.get("response"), str) or row.get("spans") is not None
+        if not has_target and not _ends_with_assistant(row.get("messages")):
+            raise UserError("has no text `response`", where=where, remedy=f"rows are {ROW_WORDS}")
         if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
-            raise UserError("has no text `prompt`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
+            raise UserError("has no text `prompt`", where=where, remedy=f"rows are {ROW_WORDS}")
         rows.append(row)
-    if not rows:
-        raise UserError(
-            "contains no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object per line"
-        )
     return rows
 
 
@@ -92,8 +79,15 @@ def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
     return [(text, is_trained) for text, is_trained in spans]
 
 
+class SequenceTooLong(UserError):
+    """A row has more tokens than a sequence may have."""
+
+
 class ExampleEncoder:
-    """Rows to token sequences; prompts are made by the rule that rollout workers follow (areal_like/prompts.py)."""
+    """Rows to token sequences; prompts are made by the rule that rollout workers follow (areal_like/prompts.py).
+
+    `length_remedy`: what to do about a row that is too long.
+    """
 
     def __init__(
         self,
@@ -103,27 +97,38 @@ class ExampleEncoder:
         max_tokens: int,
         prompt_template: str | None = None,
         add_bos: AddBos = "auto",
+        length_remedy: str = "shorten the row, or raise sft.max_tokens (at most the model's max_position_embeddings)",
     ) -> None:
         self._tokenizer, self._eos, self._max_tokens = tokenizer, eos_token_id, max_tokens
+        self._length_remedy = length_remedy
         self._prompts = PromptEncoder(tokenizer, template=prompt_template, add_bos=add_bos)
 
-    def encode(self, row: dict[str, Any], *, where: str) -> Example:
-        """Raises UserError, at `where`, for a row that does not fit or that the tokenizer cannot express."""
+    def encode(self, row: dict[str, Any], *, where: str, num_given: int = 0) -> Example:
+        """The tokens of a row, and which of them are trained.
+
+        Args:
+            row: {prompt, response}, {prompt, spans} or {messages}.
+            where: of the row, for messages.
+            num_given: of `messages`, how many at the beginning are given and not trained, whatever their role.
+
+        Raises:
+            UserError: the tokenizer cannot express the row; SequenceTooLong: it does not fit.
+        """
         try:
-            parts = self._parts(row)
+            parts = self._parts(row, num_given)
         except UserError as error:
             raise UserError(error.what, where=where, remedy=error.remedy or "correct the row") from error
         tokens = list(itertools.chain.from_iterable(ids for ids, _ in parts))
         if len(tokens) > self._max_tokens:
-            raise UserError(
+            raise SequenceTooLong(
                 f"prompt and response have {len(tokens)} tokens, the limit is {self._max_tokens}",
                 where=where,
-                remedy="shorten the row, or raise sft.max_tokens (at most the model's max_position_embeddings)",
+                remedy=self._length_remedy,
             )
         mask_T = np.repeat([is_trained for _, is_trained in parts], [len(ids) for ids, _ in parts])
         return Example(np.asarray(tokens, np.int32), mask_T)
 
-    def _parts(self, row: dict[str, Any]) -> list[tuple[list[int], bool]]:
+    def _parts(self, row: dict[str, Any], num_given: int) -> list[tuple[list[int], bool]]:
         """Tokens and whether they are trained on: of a prompt with its response or spans, or of whole messages."""
         if row.get("spans") is not None:
             spans = _checked_spans(row["spans"])
@@ -133,7 +138,9 @@ class ExampleEncoder:
         if row.get("response") is not None:
             response = encode_text(self._tokenizer, row["response"], what="the response")
             return [(self._prompts.encode(row), False), ([*response, self._eos], True)]
-        return self._prompts.encode_turns(row["messages"], str(self._tokenizer.convert_ids_to_tokens(self._eos)))
+        turns = self._prompts.encode_turns(row["messages"], str(self._tokenizer.convert_ids_to_tokens(self._eos)))
+        num_left_out = 2 * sum(one.get("role") == "assistant" for one in row["messages"][:num_given])
+        return [(ids, is_trained and place >= num_left_out) for place, (ids, is_trained) in enumerate(turns)]
 
 
 # ---------------------------------------------------------------- training

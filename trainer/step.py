@@ -5,12 +5,14 @@ ranks. Refuses: fetching batches, publishing, checkpoints, how the policy is spr
 what to do about skipped updates (it counts them).
 
 What runs when. `prepare` is CPU work without the model and may run in another thread while `run` computes the step
-before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
-before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
+before. `run`: with several updates and `proximal: recompute`, the log-probs of the whole batch are computed once
+before its first update. With a single update that pass is left out: the policy has not moved yet when its one
 gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
 A loss or correction that asks for statistics of the whole step always gets that pass.
 Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
 fill micro-batches of their own get no backward pass.
+A further pass over the batch (`passes_per_batch`) takes the same mini-batches in the same order, with the advantages,
+proximal log-probs and statistics that the step began with.
 With a critic a step begins with its values, from which the advantages are made; then policy and critic take their
 passes and updates in turns. While the critic is alone (its warm-up) the policy's passes are for the metrics only.
 
@@ -34,6 +36,7 @@ from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
 from trainer.critic import Critic, update_metrics
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.lr_by_ess import LrByEss
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.lora import adapter_off
@@ -117,6 +120,7 @@ class TrainStep:
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
+        self._lr_by_ess = None if settings.lr_by_ess is None else LrByEss(settings.lr_by_ess, self._ranks)
         self._always_recompute = False
         if self.reference is not None:
             self.reference.eval().requires_grad_(False)
@@ -140,9 +144,12 @@ class TrainStep:
         is_policy_trained = critic is None or not critic.is_alone(prepared.step)
         if critic is not None:
             critic.begin(prepared)
+        if self._lr_by_ess is not None:
+            self._lr_by_ess.begin(len(prepared.rewards.lengths_Q))
         proximal = self._proximal(prepared)
         statistics = self._statistics(prepared, proximal)
-        for number, mini_batch in enumerate(prepared.mini_batches):
+        num_passes = self.settings.passes_per_batch
+        for number, mini_batch in list(enumerate(prepared.mini_batches)) * num_passes:
             self._zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
@@ -155,12 +162,14 @@ class TrainStep:
             with self._span("update", mini_batch=number):
                 self._before_update()
                 if is_policy_trained:
-                    updates.append(self.policy.update(prepared.step))
+                    lr_factor = 1.0 if self._lr_by_ess is None else self._lr_by_ess.factor()
+                    updates.append(self.policy.update(prepared.step, lr_factor=lr_factor))
                 if critic is not None:
                     critic.update(prepared.step)
         assert sums is not None
-        metrics = {**sums.over(self._ranks).metrics(len(prepared.mini_batches)), **update_metrics(updates)}
-        return {**prepared.metrics, **metrics, **({} if critic is None else critic.metrics())}
+        metrics = {**sums.over(self._ranks).metrics(len(prepared.mini_batches) * num_passes), **update_metrics(updates)}
+        more = {} if self._lr_by_ess is None else self._lr_by_ess.metrics()
+        return {**prepared.metrics, **metrics, **more, **({} if critic is None else critic.metrics())}
 
     def _zero_grad(self) -> None:
         self.policy.zero_grad()
@@ -195,7 +204,8 @@ class TrainStep:
 
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
-        is_needed = len(prepared.mini_batches) > 1 or self._always_recompute
+        num_updates = len(prepared.mini_batches) * self.settings.passes_per_batch
+        is_needed = num_updates > 1 or self._always_recompute
         is_needed = is_needed and self.settings.loss.proximal == "recompute"
         if not is_needed and not needs_statistics(self._loss):
             return {}
@@ -254,6 +264,8 @@ class TrainStep:
             if not self._loss.needs.entropy:
                 entropy_N = entropy_N.detach()
             loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss, self._loss)
+        if self._lr_by_ess is not None:
+            self._lr_by_ess.add(micro_batch, current_N)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
         return sums.emptied() if micro_batch.is_dummy else sums

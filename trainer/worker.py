@@ -6,7 +6,7 @@ anything about staleness or replay (the controller's: batches are trained in the
 Map of the loops, all in one TaskGroup on one event loop:
   _train      the steps, in order. Waits for the batch it asked for (woken by _listen and by packing; at most
               max_batch_wait_s), and for the compute thread. Ends when the run does, and ends the others.
-  _listen     messages of the hub into fields of this object; raises when the hub is silent for silence_s.
+  _listen     messages of the hub into fields of this object; raises when the hub is silent for controller_silence_s.
   _watch      wakes _train when the process is asked to stop.
   _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
               waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
@@ -120,7 +120,7 @@ class TrainerWorker:
                     helper.cancel()
         finally:
             for thread in (self._compute_thread, self._packing_thread):
-                thread.shutdown(wait=False, cancel_futures=True)
+                thread.shutdown(wait=False)
             self._saving.close()
             if self._sender is not None:
                 await self._sender.close()
@@ -263,8 +263,10 @@ class TrainerWorker:
             if message is not None:
                 await self._take(message)
                 self._news.set()
-            elif self._link.hub_silence_s > self._spec.silence_s:
-                raise ChannelError(f"the controller has been silent for more than {self._spec.silence_s:g} s")
+            elif self._link.hub_silence_s > self._spec.controller_silence_s:
+                raise ChannelError(
+                    f"the controller has been silent for more than {self._spec.controller_silence_s:g} s"
+                )
 
     async def _take(self, message: Message) -> None:
         match message:
@@ -290,7 +292,7 @@ class TrainerWorker:
         """Pack the batch if it is the one asked for; refuse any other: it was trained on, or its turn never came."""
         is_repeated = self._packing is not None and self._packing[0] == batch.step
         is_stray = batch.lineage != self._spec.lineage
-        if batch.step != self._requested or is_repeated or is_stray or batch.step <= self._training.version:
+        if batch.step != self._requested or is_repeated or is_stray:
             self._activity.num_refused += 1
             why = (
                 f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
@@ -355,7 +357,7 @@ async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, acti
         audience="controller",
         accept=ACCEPT,
         heartbeat_s=spec.heartbeat_s,
-        silence_s=spec.silence_s,
+        silence_s=spec.controller_silence_s,
         status=lambda: activity.heartbeat({**training.counters, **(sender.counters if sender else {})}),
     )
     await peer.connect(CONNECT_S)

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import numpy as np
-
 from areal_like.emulation.machines import Gpu, Model
 
 CACHE_SHARE = 0.85
@@ -169,6 +167,8 @@ class Roofline:
 
     def forward_flops(self, lengths: Sequence[int]) -> float:
         """Of one pass over these sequences: 2 N a token, and attention by the square of the length."""
+        import numpy as np  # settings import this module in every process, also where nothing is emulated
+
         found = np.asarray(lengths, dtype=np.float64)
         tokens, squares = float(found.sum()), float(found @ found)
         return 2 * self.model.parameters * tokens + 2 * self.model.layers * self.model.hidden * squares

@@ -36,7 +36,8 @@ CHARACTERS = "0123456789+=,;#"
 """Every character that prompts and answers are made of."""
 DEFAULT_EVAL_ROWS = 1000
 
-_SHARES: dict[Split, float] = {"sft": 0.4, "train": 0.4, "eval": 0.2}
+_SHARES: dict[Split, float] = {"sft": 0.4, "train": 0.4}
+"""Of all prompts; `eval` has the rest."""
 _TABLE_SEED = 99
 _MAX_CONSECUTIVE_REPEATS = 10_000
 

@@ -8,11 +8,16 @@ those of running_sum.py. Refuses: tokens, turns (rollout/tool_sum.py), torch.
 A step may also be worked out in the head, `3+8:1;`, without the tool. Demonstrations do that for a fixed share `bias`
 of the digit pairs most of the time, and for the others with probability `noise`, always with a random digit. So the
 warm start teaches the format and to distrust the tool for some pairs; RL has to find out that it is always right.
+
+The same as a chat, for programs that talk to a model through an API (configs/agent_tool_sum.yaml): the prompt is a
+message of the user, a call is written as Hermes and Qwen write it, and the tool's output is a message of its own. Every
+mark of it is one token of the tokenizer `chat:tool_sum`, so that it is hardly longer.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,6 +37,22 @@ CALL_END = ")"
 """Ends a call of the tool."""
 REFUSAL = "?;"
 """What the tool says to anything that is no call."""
+CHAT_CHARACTERS = "0123456789+=:;#?"
+"""Every character of messages of the task as a chat, besides CHAT_CALL."""
+CHAT_END = "<|im_end|>"
+"""Ends a message."""
+CHAT_STARTS = {role: f"<|im_start|>{role}\n" for role in ("user", "assistant", "tool")}
+"""Begins a message, by role."""
+CHAT_CALL = ('<tool_call>\n{"name": "add", "arguments": {"x": ', ', "y": ', "}}\n</tool_call>")
+"""Around the two digits of a call."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    """{{ '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}"""
+    "{{ (call.function.arguments | tojson) + '}\n</tool_call>' }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Of the tokenizer `chat:tool_sum`. It does not declare tools: the model knows one."""
 
 _TABLE_SEED = 99
 
@@ -49,6 +70,8 @@ class ToolSumOptions(Settings):
     """Demonstrations: chance that such a pair is nevertheless given to the tool."""
     noise: float = Field(0.1, ge=0, le=1)
     """Demonstrations: chance that any other pair is added in the head."""
+    chat: bool = False
+    """Demonstrations: what follows the prompt is a chat, as the tokenizer `chat:tool_sum` has it."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None) -> ToolSumOptions:
@@ -80,8 +103,9 @@ def demonstrations(
     """Rows of `prompt` and `spans` from the `sft` part, endless without a limit; the tool's output is not trained."""
     checked = ToolSumOptions.parse(options)
     rng = random.Random(f"tool_sum/demonstrations/{seed}")
-    return ({"prompt": row["prompt"], "spans": _work(row["terms"], checked, rng)}
-            for row in running_sum.rows(seed, "sft", limit=limit, options=checked.prompts))  # fmt: skip
+    for row in running_sum.rows(seed, "sft", limit=limit, options=checked.prompts):
+        spans = _work(row["terms"], checked, rng)
+        yield {"prompt": row["prompt"], "spans": _as_chat(spans) if checked.chat else spans}
 
 
 @lru_cache(maxsize=8)
@@ -105,6 +129,21 @@ def _work(terms: list[int], options: ToolSumOptions, rng: random.Random) -> list
             said += f"{total}+{term}:{wrong};"
             total = wrong
     return [*spans, [f"{said}#{total}", True]]
+
+
+def _as_chat(spans: list[list[Any]]) -> list[list[Any]]:
+    """The same as the chat template has it, which is not asked: it would take most of the time of a warm start."""
+    begin, between, end = CHAT_CALL
+    made: list[list[Any]] = []
+    for text, is_trained in spans:
+        if is_trained:
+            said = re.sub(r"\((\d)\+(\d)\)", lambda call: f"{begin}{call[1]}{between}{call[2]}{end}", text)
+            made.append([said + CHAT_END, True])
+        else:
+            result = text.removesuffix(";")
+            made.append([CHAT_STARTS["tool"] + result + CHAT_END + CHAT_STARTS["assistant"], False])
+    made[-1][0] = made[-1][0].removesuffix(CHAT_END)  # as of all rows: it is added
+    return made
 
 
 def tool_output(said: str) -> str:

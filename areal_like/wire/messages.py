@@ -185,7 +185,7 @@ class SampleFinished(Message, frozen=True, kw_only=True):
     verdict: Verdict
     response_text: str = ""
     timings: dict[str, float] = {}
-    """Seconds: queue_s, generate_s, paused_s, score_s."""
+    """Seconds: queue_s, generate_s, paused_s, score_s; models_s where other models were called."""
 
     def __post_init__(self) -> None:
         check_apart(self.trajectories)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, parts
+from benchmarks.tables import jobs, parts, planted
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -29,6 +29,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.routing,
         parts.weight_transfer,
         parts.delta,
+        parts.preference,
         parts.packing,
         parts.logprob_memory,
         parts.memory,
@@ -39,6 +40,11 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward_rates,
         parts.reward_service,
         parts.environments,
+        parts.killed_runs,
+        parts.learning_curves,
+        planted.probe_faults,
+        planted.diagnosis,
+        parts.dashboard,
         parts.gpu_suite,
     )
 } | {"modes": jobs.paired, "engines": jobs.paired}

@@ -198,6 +198,32 @@ def delta(result: Result) -> str:
     return table(head, rows)
 
 
+def preference(result: Result) -> str:
+    """Training from files: one line per objective, with the spread over its seeds."""
+    head = [
+        "run",
+        "accuracy before",
+        "after, mean (lowest to highest)",
+        "loss before",
+        "after",
+        "margin after",
+        "CPU, s",
+    ]
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["kind"] == kind]
+        mean = {key: statistics.fmean(row[key] for row in rows) for key in rows[0] if isinstance(rows[0][key], float)}
+        after = ranged(result["accuracy"][kind], 3, "mean")
+        lines.append(
+            [
+                f"{kind}, {len(rows)} seeds", f"{mean['accuracy_before']:.3f}", after,
+                f"{mean['loss_before']:.3f}", f"{mean['loss_after']:.3f}",
+                f"{mean['margin_after']:.2f}" if "margin_after" in mean else "-", f"{mean['cpu_s']:.1f}",
+            ]
+        )  # fmt: skip
+    return table(head, lines)
+
+
 def prompt_sharing(result: Result) -> str:
     """Caches rebuilt, a group's prompt computed for each answer and once."""
     rows = [
@@ -320,6 +346,57 @@ def environments(result: Result) -> str:
     words = f"{result['episodes']:,} episodes of {result['turns']} turns at once, {result['processes']} processes."
     head = ("phase", "kills", "verdicts of failure", "episodes lost", "steps/s", "s a step", "p99", "calls replayed")
     return f"{words}\n\n{table(head, rows)}"
+
+
+def killed_runs(result: Result) -> str:
+    """One line for each run: what was killed, and that nothing was lost, repeated or left."""
+    rows = []
+    for name in ("environments", "agents"):
+        if (found := result.get(name)) is None:
+            continue
+        kills = ", ".join(f"{count} {kind}" for kind, count in found["kills"].items())
+        rows.append(
+            (name, f"{found['most_at_once']:,}", kills, f"{found['drawn']:,}", f"{found['consumed']:,}",
+             f"{found['dropped']}", f"{found['in_flight']:,}", f"{found['trained']:,}", f"{found['failed']}",
+             f"{len(found['findings'])}", f"{sum(map(len, found['left'].values()))}")
+        )  # fmt: skip
+    head = (
+        "run", "at once", "killed", "groups drawn", "consumed", "dropped", "in flight at the end",
+        "samples trained on, each once", "samples failed", "findings", "left behind",
+    )  # fmt: skip
+    memory = result.get("program_memory")
+    words = "" if memory is None else (
+        f"\n\nOne more program of an agent with OpenAI's SDK takes {memory['preloaded']:.0f} MB where its imports are "
+        f"preloaded, and {memory['started']:.0f} MB where not."
+    )  # fmt: skip
+    return f"{table(head, rows)}{words}"
+
+
+def learning_curves(result: Result) -> str:
+    """One line for each run: accuracy by step."""
+    lines = []
+    for name, part in result["parts"].items():
+        points = ", ".join(f"{point['step']}: {point['accuracy']:.3f}" for point in part["points"])
+        prompts = f"{part['points'][0]['prompts']:,} and {part['points'][-1]['prompts']:,}"
+        lines.append((name, points, prompts, f"{part['wall_s'] / 60:.0f}", part["date"]))
+    return table(("run", "step: accuracy", "prompts at first and at last", "minutes", "date"), lines)
+
+
+def dashboard(result: Result) -> str:
+    """What viewers cost, and what the first page takes."""
+    rows = [
+        ("processor time of the server a minute, s", f"{result['cpu_s_per_minute']:.2f}"),
+        ("the same as share of one core", f"{result['share_of_core']:.2%}"),
+        ("messages of a viewer a minute", f"{result['messages_per_minute']:.1f}"),
+        ("data of a viewer a minute, kB", f"{result['kb_per_minute']:,.0f}"),
+        ("first page: processor time of the server, s", f"{result['first_page']['cpu_s']:.2f}"),
+        ("first page: data of its content, kB", f"{result['first_page']['kb']:,.0f}"),
+    ]
+    words = (
+        f"{result['steps']:,} steps, {result['viewers']} viewers, a step every {result['step_s']:g} s, "
+        f"{result['minutes']:g} minutes."
+    )
+    return f"{words}\n\n{table(('', 'measured'), rows)}"
 
 
 _WILD = {"hang": "hangs", "segfault": "segfaults", "leak": "takes all the memory", "fork": "forks daemons"}

@@ -13,6 +13,8 @@ from typing import Any
 from areal_like.arguments import processes, seconds, whole, whole_or_all
 from controller.cli.checkpoint_arguments import add_checkpoints
 from controller.cli.init_arguments import add_init
+from controller.cli.serve_arguments import add_serve
+from controller.dashboard.arguments import add_dashboard
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
@@ -28,9 +30,10 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 """
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
-  a job         init, train, resume, validate, probe, sft, eval, simulate
-  its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare
-  no run        score, import
+  a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
+  its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
+                dashboard
+  no run        serve, score, import, mcp
   this machine  doctor
 
 Every command explains itself: areal-like COMMAND --help
@@ -87,7 +90,9 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     for name, text in (
         ("train", "run a job"),
         ("validate", "print the resolved config with its derived numbers, or every error at once"),
-        ("sft", "supervised steps only (warm_start); out=FOLDER sets the output folder"),
+        ("sft", "supervised training from files (docs/offline.md); of a config with rollouts, its warm_start alone"),
+        ("dpo", "train on preferences from files (docs/offline.md)"),
+        ("reward-model", "train a reward model on preferences from files (docs/offline.md)"),
         ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
         ("probe", "a few samples of the starting model: would the reward stay flat, and why"),
     ):
@@ -116,16 +121,19 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     add_checkpoints(commands, _command, seconds, _RUN_HELP)
     _add_samples(commands)
     _add_reports(commands)
+    add_dashboard(commands, _command)
     add_simulate(commands, _command, seconds)
     _add_score(commands)
+    add_serve(commands, _command)
+    _command(commands, "mcp", "serve these commands to a coding agent, over stdin and stdout (docs/mcp.md)")
     _command(commands, "reference", "print the reference page of every key")
     return top
 
 
 def _config_epilog() -> str:
-    from controller.config.loading import shipped_configs
+    from controller.config.loading import shipped_configs, shipped_offline_configs
 
-    return _CONFIG_EPILOG.format(shipped=", ".join(shipped_configs()))
+    return _CONFIG_EPILOG.format(shipped=", ".join(shipped_configs() + shipped_offline_configs()))
 
 
 def _command(commands: Any, name: str, text: str, epilog: str = "", long: str = "") -> Parser:

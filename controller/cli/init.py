@@ -7,6 +7,7 @@ Owns: the questions, writing files that do not exist yet, what comes next. Refus
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from controller.config.problems import ConfigError
 from controller.preflight.preflight import look
 
 Ask = Callable[[str], str]
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended."""
 DEFAULTS = {"data": "train.jsonl", "answer": "math", "model": TINY, "hardware": "cpu", "tracker": "none"}
 QUESTIONS = {
     "data": "Data: a .jsonl or .parquet file; held-out rows after a comma",
@@ -37,20 +40,49 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
     run: carries out another command. ask: answers a question; None: the terminal, where there is one and no flag.
     """
     given = {key: getattr(arguments, key) for key in DEFAULTS if getattr(arguments, key) is not None}
-    if ask is None and not given and sys.stdin.isatty():
+    if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
         ask = input
     if ask is None and "data" not in given:
         raise UserError("the rows are not named", where="--data", remedy="--data train.jsonl[,heldout.jsonl]")
-    answers = {**DEFAULTS, **given}
+    target, answers = Path(arguments.config).expanduser(), {**DEFAULTS, **given}
     if ask is not None:
-        answers = {key: _answer(key, question, ask) for key, question in QUESTIONS.items()}
-    job = NewJob(target=Path(arguments.config), **answers)
+        try:
+            answers = {key: _answer(key, question, ask) for key, question in QUESTIONS.items()}
+        except (EOFError, KeyboardInterrupt) as error:
+            print(file=sys.stderr)  # the question's line is open
+            unanswered = UserError(
+                "the questions were not answered, so nothing is written",
+                where="areal-like init",
+                remedy=f"flags answer them: {' '.join(_flags(target))}",
+            )
+            if isinstance(error, EOFError):
+                raise unanswered from None
+            print(f"interrupted: {unanswered}", file=sys.stderr)
+            return INTERRUPTED
+    job = NewJob(target=target, **answers)
     _write(job.files())
-    _validate(job.target)
-    if ask is not None and ask("Probe it now (less than a minute on a small model)? [y/N] ").strip().lower() == "y":
-        return run(["probe", str(job.target)])
-    print(f"next: areal-like probe {job.target}, then areal-like train {job.target}")
+    for note in job.notes:
+        print(f"note: {note}")
+    file = shlex.quote(str(target))
+    _validate(target)
+    print(f"next: areal-like probe {file} && areal-like train {file}")
+    if ask is not None and _wants_probe(ask):
+        return run(["probe", str(target)])
     return 0
+
+
+def _flags(target: Path) -> list[str]:
+    """A command that asks nothing."""
+    flags = [f"--{key} {'|'.join(CHOICES[key]) if key in CHOICES else shlex.quote(DEFAULTS[key])}" for key in DEFAULTS]
+    return ["areal-like init", shlex.quote(str(target)), *flags]
+
+
+def _wants_probe(ask: Ask) -> bool:
+    try:
+        return ask("Probe it now (less than a minute on a small model)? [y/N] ").strip().lower() == "y"
+    except EOFError:
+        print()
+        return False
 
 
 def _answer(key: str, question: str, ask: Ask) -> str:
@@ -66,12 +98,18 @@ def _write(files: Mapping[Path, str]) -> None:
     for path in files:
         if path.exists():
             raise UserError("exists already, and is not overwritten", where=str(path), remedy="name another file")
+    written: list[Path] = []
     for path, text in files.items():
         try:
             with path.open("x", encoding="utf-8") as file:
+                written.append(path)
                 file.write(text)
         except OSError as error:
-            raise UserError(f"cannot be written ({error.strerror})", where=str(path)) from error
+            for ours in written:
+                ours.unlink(missing_ok=True)
+            remedy = "name a folder that exists and can be written to"
+            raise UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
+    for path in written:
         print(f"wrote {path}")
 
 
@@ -83,4 +121,4 @@ def _validate(path: Path) -> None:
         print(f"note: {remark}")
     if found.problems:
         raise ConfigError([problem.placed(loaded.document.where) for problem in found.problems], loaded.source)
-    print(f"areal-like validate {path}: no error")
+    print(f"areal-like validate {shlex.quote(str(path))}: no error")

@@ -14,10 +14,10 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -28,8 +28,9 @@ from areal_like.errors import UserError
 from areal_like.process import private_files
 from controller.config.earlier_versions import upgrade
 from controller.config.loading import build
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
-from controller.data.job_rows import JobRows, Tables
+from controller.data.job_rows import JobRows, Tables, refuse_changed
 from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.run_folder.registry import enlist
@@ -41,7 +42,6 @@ from controller.runtime.signals import Signals
 from controller.telemetry.display import Display
 from controller.telemetry.status import StatusFile
 
-Command = Literal["train", "sft", "eval"]
 INTERRUPTED = 130
 SFT_GRACE_S = 2.0
 
@@ -53,8 +53,8 @@ def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) 
     tables: its rows, where they were read already.
     """
     rows = JobRows.load(config, tables=tables)
-    folder = _new_folder(config, config.name, "train", rows, source=source)
-    return _run(RunSession(config, folder, rows).run())
+    folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
+    return run_to_end(RunSession(config, folder, rows).run())
 
 
 @private_files()
@@ -81,8 +81,8 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
     if (mode := folder.make_private()) is not None:
         print(f"warning: {folder.root} was open to other users (mode {mode:o}); now it is yours alone", file=sys.stderr)
     enlist(folder)
-    _announce(folder)
-    return _run(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
+    announce(folder)
+    return run_to_end(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
 
 
 @private_files()
@@ -99,9 +99,9 @@ def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
         raise UserError(
             "there is nothing to evaluate on", where="data.eval", remedy="name a data set: data.eval.path=..."
         )
-    folder = _new_folder(config, f"{config.name}-eval", "eval", rows)
+    folder = new_folder(config, f"{config.name}-eval", "eval", rows.fingerprints)
     config = config.model_copy(update={"num_steps": 0, "eval": config.eval.model_copy(update={"at_start": True})})
-    return _run(RunSession(config, folder, rows, is_evaluation=True).run())
+    return run_to_end(RunSession(config, folder, rows, is_evaluation=True).run())
 
 
 @private_files()
@@ -114,9 +114,9 @@ def sft(config: RunConfig) -> int:
     out_dir = Path(config.out).expanduser().resolve() if config.out else None
     if out_dir is not None and out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise UserError("something exists there already", where=f"out: {out_dir}", remedy="name a new folder")
-    folder = _new_folder(config, f"{config.name}-sft", "sft")
+    folder = new_folder(config, f"{config.name}-sft", "sft", {})
     out_dir = out_dir or folder.final
-    if not _run(_supervise(config, folder, out_dir)):
+    if not run_to_end(_supervise(config, folder, out_dir)):
         print("stopped; no model was written")
         return INTERRUPTED
     Console(soft_wrap=True, highlight=False, markup=False).print(f"model: {out_dir}")
@@ -135,19 +135,39 @@ def read_config(folder: RunFolder) -> RunConfig:
     return config
 
 
-def _new_folder(
-    config: RunConfig, name: str, command: Command, rows: JobRows | None = None, *, source: str = ""
+def new_folder(
+    config: RunConfig | OfflineConfig,
+    name: str,
+    command: str,
+    data: Mapping[str, str],
+    *,
+    source: str = "",
+    **facts: str,
 ) -> RunFolder:
+    """The folder of a new run, with its resolved configuration and state.json.
+
+    Args:
+        config: of the job.
+        name: of the folder in runs_dir; a number is appended if it is taken.
+        command: that makes it.
+        data: fingerprints of its rows by key.
+        source: file of the configuration.
+        facts: further ones of state.json.
+
+    Raises:
+        UserError: it cannot be made.
+    """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
     folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
-    data = rows.fingerprints if rows is not None else {}
-    folder.write_state("running", command=command, started_in=str(Path.cwd()), data=data, **_environment())
+    folder.write_state(
+        "running", command=command, started_in=str(Path.cwd()), data=dict(data), **facts, **_environment()
+    )
     enlist(folder)
-    _announce(folder)
+    announce(folder)
     return folder
 
 
-def _announce(folder: RunFolder) -> None:
+def announce(folder: RunFolder) -> None:
     """Tell the starter which folder the run has, where it asked for that; processes of the run do not inherit it."""
     if target := os.environ.pop(FOLDER_FILE, ""):
         fresh = Path(f"{target}.tmp")
@@ -174,15 +194,10 @@ def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> No
         )
     found = rows.fingerprints
     changed = [key for key, fingerprint in recorded.items() if found.get(key) != fingerprint]
-    if changed:
-        raise UserError(
-            "the rows differ from those that the run was started with",
-            where=", ".join(changed),
-            remedy="restore them, or start a new run",
-        )
+    refuse_changed(changed)
 
 
-def _run(work: Coroutine[Any, Any, int]) -> int:
+def run_to_end(work: Coroutine[Any, Any, int]) -> int:
     """asyncio.run, with refusals of the operating system as errors of ours."""
     try:
         return asyncio.run(work)

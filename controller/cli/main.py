@@ -14,13 +14,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from controller.supported_versions import _installed, python_fault, torch_fault
-
-if TYPE_CHECKING:
-    from controller.config.loading import LoadedConfig
-    from controller.preflight.preflight import Preflight, Purpose
+from controller.doctor.supported_versions import _installed, python_fault, torch_fault
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,12 +49,24 @@ def _command(argv: Sequence[str]) -> int:
             from controller.cli.init import init
 
             return init(arguments, _command)
+        if arguments.command == "dashboard":
+            from controller.dashboard.command import dashboard
+
+            return dashboard(arguments.runs_dir, host=arguments.host, port=arguments.port, token=arguments.token)
         if arguments.command == "score":
             from controller.cli.score import score
 
             return score(arguments)
+        if arguments.command == "mcp":
+            from controller.cli.mcp_server import serve as serve_tools
+
+            return serve_tools()
         if fault := torch_fault(_installed("torch")):
             return _complain(fault)
+        if arguments.command == "serve":
+            from controller.cli.serve import serve
+
+            serve(arguments)
         return _run(arguments)
     except UserError as error:
         return _complain(str(error))
@@ -81,9 +88,6 @@ def _complain(text: str) -> int:
     return 2
 
 
-# ---------------------------------------------------------------- Python and torch
-
-
 # ---------------------------------------------------------------- commands
 
 
@@ -100,14 +104,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
         folder = find_run(arguments.run)
         refuse_if_elsewhere(folder)
-        from controller.cli import jobs
+        from controller.cli import jobs, offline_jobs
 
+        if offline_jobs.is_offline_run(folder):
+            return offline_jobs.resume(folder)
         return jobs.resume(folder.root, accept_loss=arguments.accept_loss)
+    if _is_offline(arguments):
+        return _run_offline(arguments)
 
+    from controller.cli.machine import look_at_machine
     from controller.config.loading import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
-    found = _preflight(loaded, command)
+    found = look_at_machine(loaded, command)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if command == "validate":
@@ -128,13 +137,31 @@ def _run(arguments: argparse.Namespace) -> int:
     return jobs.sft(loaded.config) if command == "sft" else jobs.evaluate(loaded.config, tables=found.tables)
 
 
-def _preflight(loaded: LoadedConfig, purpose: Purpose) -> Preflight:
-    """Look at the machine. Raises ConfigError with everything that stands in the way."""
-    from controller.config.problems import ConfigError
-    from controller.preflight.preflight import look
+def _is_offline(arguments: argparse.Namespace) -> bool:
+    """The config is one that trains from files. Raises UserError where the command does not go with it."""
+    from areal_like.errors import UserError
+    from controller.config.offline_loading import is_offline_file
 
-    found = look(loaded.config, purpose)
-    problems = found.problems + ([] if purpose == "validate" else found.absent)
-    if problems:
-        raise ConfigError([problem.placed(loaded.document.where) for problem in problems], loaded.source)
-    return found
+    is_offline, command = is_offline_file(arguments.config, arguments.overrides), arguments.command
+    if command in ("dpo", "reward-model") and not is_offline:
+        what = "this is the config of a run with rollouts: its data.train is no file"
+        raise UserError(what, where=arguments.config, remedy="data.train: rows.jsonl, see configs/offline")
+    if command in ("train", "eval", "probe") and is_offline:
+        what = "this config trains from files: its data.train is a file"
+        remedy = "areal-like sft, dpo or reward-model; for rollouts data.train: {path: ...}"
+        raise UserError(what, where=arguments.config, remedy=remedy)
+    return is_offline
+
+
+def _run_offline(arguments: argparse.Namespace) -> int:
+    from controller.config.offline_loading import load_offline
+
+    loaded = load_offline(arguments.config, arguments.overrides)
+    if arguments.command == "validate":
+        from areal_like.config import dump_yaml
+
+        sys.stdout.write(f"# {loaded.source}, resolved\n{dump_yaml(loaded.config)}\n# {loaded.source} is valid\n")
+        return 0
+    from controller.cli import offline_jobs
+
+    return offline_jobs.start(loaded, arguments.command)

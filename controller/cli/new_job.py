@@ -6,15 +6,13 @@ Owns: which recipe, what is changed in it, the texts. Refuses: questions (init.p
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from areal_like.errors import UserError
-from controller.config.loading import find_config
 
 ANSWER_KINDS: Mapping[str, str] = {
     "math": "a number or a formula, compared by value",
@@ -44,20 +42,40 @@ class NewJob:
     tracker: str
 
     def files(self) -> dict[Path, str]:
-        """Text of each file. Raises UserError: answers that contradict each other."""
+        """Text of each file. A scorer is written to the current folder, where the commands look for modules; the
+        paths in the config are relative to it as well.
+
+        Raises UserError: answers that contradict each other, or a file's name that cannot be a run's.
+        """
+        from controller.run_folder.run_folder import NAME_REMEDY, is_run_name  # as find_config below
+
+        if not is_run_name(self.target.stem) or not str(self.target).isprintable():
+            what = f"the run would be called {self.target.stem!r}, which cannot be the name of a folder"
+            raise UserError(what, where=repr(str(self.target)), remedy=f"name another file: {NAME_REMEDY}")
         if self.model == TINY and self.hardware != "cpu":
             raise UserError("the tiny model is for a CPU", where="--model", remedy="--hardware cpu, or a real model")
         files = {self.target: self._config_text()}
         if self.answer == "text":
-            folder = self.target.parent
-            files[folder / f"{self.module}.py"] = _SCORER.format(config=self.target.name)
-            files[folder / f"test_{self.module}.py"] = _SCORER_TEST.format(module=self.module)
+            name = self.target.name.replace("\\", "\\\\").replace('"', '\\"')
+            files[Path(f"{self.module}.py")] = _SCORER.format(config=name)
+            files[Path(f"test_{self.module}.py")] = _SCORER_TEST.format(module=self.module)
         return files
 
     @property
     def module(self) -> str:
-        """Name of the scorer's module."""
-        return f"{re.sub(r'[^0-9A-Za-z_]', '_', self.target.stem)}_reward"
+        """Name of the scorer's module: of the config's, what Python allows in it."""
+        words = re.sub(r"[^0-9A-Za-z_]", "_", self.target.stem)
+        if not words.strip("_") or words[0].isdigit():
+            words = f"job_{words.strip('_')}".rstrip("_")
+        return f"{words}_reward"
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user did not choose, in sentences."""
+        wanted = f"{self.target.stem}_reward"
+        if self.answer != "text" or self.module == wanted:
+            return []
+        return [f"the scorer is called {self.module}, because `{wanted}` cannot be the name of a Python module"]
 
     @property
     def recipe(self) -> str:
@@ -67,6 +85,10 @@ class NewJob:
         return {"cpu": "own_data", "1gpu": "gsm8k_1.7b_1gpu"}[self.hardware]
 
     def _config_text(self) -> str:
+        import yaml
+
+        from controller.config.loading import find_config  # every command reads ANSWER_KINDS; most need no config
+
         config = yaml.safe_load(find_config(self.recipe).read_text())
         config |= {"name": self.target.stem, "data": self._data()}
         if "eval" not in config["data"]:
@@ -80,7 +102,8 @@ class NewJob:
         if metrics := TRACKERS[self.tracker]:
             config["metrics"] = metrics
         text = yaml.safe_dump(config, sort_keys=False, width=110)
-        return _HEADER.format(recipe=self.recipe, file=self.target.name) + text
+        place = f" Start them where {self.module}.py lies." if self.answer == "text" else ""
+        return _HEADER.format(recipe=self.recipe, file=shlex.quote(str(self.target)), place=place) + text
 
     def _data(self) -> dict[str, Any]:
         places = [place.strip() for place in self.data.split(",")]
@@ -95,7 +118,7 @@ class NewJob:
         if self.answer == "text":
             return {"scorers": [{"kind": f"{self.module}:score"}]}
         if self.answer == "code":
-            return {"scorers": [_CODE], "timeout_s": 12}
+            return {"scorers": [_CODE], "timeout_s": 60}
         return {"scorers": [{"kind": "math"}]}
 
 
@@ -107,6 +130,8 @@ _CPU_SIZES: dict[str, Any] = {
 _HEADER = """\
 # Made by `areal-like init` from the recipe {recipe}. Rows: {{"prompt": ..., "answer": ...}} a line; other names of
 # columns go in data.train.columns. A starting point: sizes, learning rate and lengths are the recipe's.
+#
+# Paths are relative to the folder in which a command is started.{place}
 #
 #   areal-like validate {file}      errors, memory, hours
 #   areal-like probe {file}         would the reward stay flat?

@@ -5,9 +5,11 @@ Owns: the page's layout. Refuses: saying anything about a key that its docstring
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from areal_like.settings import Settings
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.schema import Knob, knobs
 
@@ -20,29 +22,59 @@ A config is YAML. On the command line `key.path=value` overrides one key; entrie
 (`reward.scorers.0.weight=0.5`). A number may be written `1e-4`. `null` is "none". Unknown keys are refused.
 `areal-like validate CONFIG` prints a config with every key filled in and the numbers that follow from it.
 
-Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `probe`, `sft`, `eval`.
-Those that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`, `export`, `samples`, `report`,
-`compare`. Those that take neither: `init`, `ps`, `import`, `doctor`, `reference`. `areal-like COMMAND --help` explains
-each.
+Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `probe`, `sft`, `dpo`,
+`reward-model`, `eval`. Those that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`,
+`export`, `samples`, `report`, `compare`. Those that take neither: `init`, `ps`, `import`, `doctor`, `reference`.
+`areal-like COMMAND --help` explains each. `sft`, `dpo`, `reward-model` and `validate` take a config that trains from
+files: its keys are at the end.
+"""
+
+
+_OFFLINE_INTRO = """\
+## Keys of a config that trains from files
+
+Of `areal-like sft`, `dpo` and `reward-model`, where `data.train` names a file ([Training from files](offline.md)).
 """
 
 
 def reference_page() -> str:
     """The page, ending in a newline."""
     parts = [_INTRO]
-    for path, section in _sections():
-        doc = " ".join((section.__doc__ or "").split())
+    for path, section in _sections(RunConfig):
         title = f"`{path}`" if path else "Top level"
-        parts.append(f"## {title}\n\n{doc}\n\n{_table([k for k in knobs(RunConfig) if _parent(k) == path], path)}")
+        parts.append(_section_text(title, section, _keys_of(RunConfig, path)))
     derived = [(name, item.fget) for name, item in vars(RunConfig).items() if isinstance(item, property)]
     lines = [f"| `{name}` | {' '.join((fget.__doc__ or '').split())} |" for name, fget in derived if fget]
     parts.append("## Derived numbers\n\n| Name | Formula |\n|---|---|\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _OFFLINE_INTRO, *_offline_parts()])
 
 
-def _sections() -> list[tuple[str, type[Settings]]]:
-    below = [(f"{knob.path}.[]" if _is_list_section(knob) else knob.path, knob.section) for knob in knobs(RunConfig)]
-    return [("", RunConfig), *((path, section) for path, section in below if section is not None)]
+def _offline_parts() -> Iterator[str]:
+    """The sections of a run from files; those that it shares with other runs are named only."""
+    same = dict(_sections(RunConfig))
+    shared: dict[type[Settings], str] = {}
+    for path, section in same.items():
+        shared.setdefault(section, path)
+    for path, section in _sections(OfflineConfig):
+        title = f"Training from files: `{path}`" if path else "Training from files"
+        if section in shared:
+            yield f"## {title}\n\nKeys as of `{path if same.get(path) is section else shared[section]}`.\n"
+        else:
+            yield _section_text(title, section, _keys_of(OfflineConfig, path))
+
+
+def _section_text(title: str, section: type[Settings], keys: list[Knob]) -> str:
+    doc = " ".join((section.__doc__ or "").split())
+    return f"## {title}\n\n{doc}\n\n{_table(keys)}"
+
+
+def _keys_of(root: type[Settings], path: str) -> list[Knob]:
+    return [knob for knob in knobs(root) if _parent(knob) == path]
+
+
+def _sections(root: type[Settings]) -> list[tuple[str, type[Settings]]]:
+    below = [(f"{knob.path}.[]" if _is_list_section(knob) else knob.path, knob.section) for knob in knobs(root)]
+    return [("", root), *((path, section) for path, section in below if section is not None)]
 
 
 def _is_list_section(knob: Knob) -> bool:
@@ -53,7 +85,7 @@ def _parent(knob: Knob) -> str:
     return knob.path.rpartition(".")[0]
 
 
-def _table(rows: list[Knob], path: str) -> str:
+def _table(rows: list[Knob]) -> str:
     lines = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
     for knob in rows:
         kind = knob.kind.replace(" | ", ", ") + (f"; {knob.bounds}" if knob.bounds else "")

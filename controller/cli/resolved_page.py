@@ -10,7 +10,7 @@ from areal_like.config import dump_yaml
 from controller.cli.resources_page import resource_lines
 from controller.config.derived import advise, derive
 from controller.config.loading import LoadedConfig
-from controller.preflight.preflight import Preflight
+from controller.preflight.found import Preflight
 
 
 def resolved_page(loaded: LoadedConfig, found: Preflight, *, price: float | None = None, lengths: str = "") -> str:

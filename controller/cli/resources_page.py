@@ -13,7 +13,7 @@ from controller.config.memory.estimate import ProcessMemory, estimate, shape_of_
 from controller.config.memory.fit import CONTEXT_BYTES
 from controller.config.run_config import RunConfig
 from controller.data.length_distribution import parse_lengths
-from controller.preflight.preflight import Preflight
+from controller.preflight.found import Preflight
 from controller.run_folder.units import size_text
 from controller.simulate.forecast import forecast
 

@@ -27,13 +27,25 @@ class Derived:
     formula: str
 
 
+def _updates_per_step(config: RunConfig) -> str:
+    is_once = config.trainer.passes_per_batch == 1
+    return "trainer.mini_batches" if is_once else "trainer.passes_per_batch x trainer.mini_batches"
+
+
+def _models(config: RunConfig) -> Iterator[Derived]:
+    """What the workflow calls."""
+    if models := config.rollout.models:
+        yield Derived("models called", str(len(models)), "; ".join(f"{one.name}: {one.words}" for one in models))
+
+
 def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, Any] | None = None) -> list[Derived]:
     """The numbers a person checks before a run. num_rows: of data.train; model: the model's config, where known."""
     bound = config.staleness.max_staleness
     unbounded = "unbounded"
     found = [
         Derived("steps", f"{config.num_steps:,}", "num_steps"),
-        Derived("updates", f"{config.num_updates:,}", "num_steps x trainer.mini_batches"),
+        *_models(config),
+        Derived("updates", f"{config.num_updates:,}", f"num_steps x {_updates_per_step(config)}"),
         Derived("groups per step", f"{config.groups_per_step:,}", "groups_per_step"),
         Derived("samples per step", f"{config.samples_per_step:,}", "groups_per_step x group_size"),
         Derived(

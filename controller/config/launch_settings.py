@@ -36,6 +36,10 @@ class LaunchSettings(Settings):
     """Seconds between heartbeats of a process."""
     silence_s: float = Field(15.0, gt=0, le=limits.SECONDS)
     """A process that sends no heartbeat for this long counts as lost."""
+    controller_silence_s: float = Field(60.0, gt=0, le=limits.SECONDS)
+    """A process that receives nothing from the controller for this long ends. The controller commits the ledger between
+    two messages, so a disk that is slow for some seconds must not end its processes. Where the controller dies, they
+    end at once by other means on its machine, and after this time on others."""
     startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
     """A process that has not reported within this time ends the run."""
     stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)

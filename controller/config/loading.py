@@ -12,10 +12,10 @@ that contradict each other are refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pydantic
 
@@ -32,17 +32,22 @@ from controller.config.yaml_document import Document, parse_document, parse_valu
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 """Configs of this installation (alongside the packages both in a checkout and in a wheel)."""
 
+OFFLINE = Path("offline")
+"""Folder of them with the configs of runs from files."""
 MAX_CONFIG_BYTES = 4 << 20
 """Far more than any configuration has; a larger file is another one, named by mistake."""
 _SOURCE_KINDS = ("path", "dataset", "generator")
 _SOURCES = ("data.train", "data.eval", "warm_start.data")
 
 
+Config = TypeVar("Config", bound=Settings)
+
+
 @dataclass(frozen=True)
-class LoadedConfig:
+class Loaded(Generic[Config]):
     """A checked config, where it came from, and what overrides replaced in it."""
 
-    config: RunConfig
+    config: Config
     document: Document
     notes: tuple[str, ...] = ()
 
@@ -50,6 +55,10 @@ class LoadedConfig:
     def source(self) -> str:
         """The file's path."""
         return self.document.source
+
+
+LoadedConfig = Loaded[RunConfig]
+"""Of a run with rollouts."""
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -70,26 +79,54 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
         >>> load_config("quickstart", ["num_steps=40"]).config.num_steps
         40
     """
+    return check_document(read_document(name), overrides)
+
+
+def read_document(name: str) -> Document:
+    """The YAML of the file that `name` means (see `load_config`). Raises UserError."""
     path = find_config(name)
-    return check_document(parse_document(_read(path), _short(path)), overrides)
+    document = parse_document(_read(path), _short(path))
+    if path.resolve().is_relative_to(SHIPPED):
+        _place_shipped_rows(document.data)
+    return document
+
+
+def _place_shipped_rows(section: dict[str, Any]) -> None:
+    """Shipped configs name their rows by paths from the checkout: make these absolute in any other folder."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _place_shipped_rows(value)
+        elif isinstance(value, str) and value.startswith(f"{SHIPPED.name}/"):
+            shipped = SHIPPED.parent / value
+            if shipped.is_file() and not Path(value).exists():
+                section[key] = str(shipped)
 
 
 def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedConfig:
     """The same for a configuration that was read already; the overrides are set in `document`. Raises UserError."""
+    return checked(document, overrides, build)
+
+
+def checked(
+    document: Document,
+    overrides: Sequence[str],
+    build: Callable[[Mapping[str, Any]], tuple[Config | None, list[Problem]]],
+) -> Loaded[Config]:
+    """Set the overrides in `document` and build its config. Raises ConfigError with every problem, UserError."""
     notes, problems = apply_overrides(document, overrides)
     config, more = build(document.data)
     more.sort(key=lambda problem: document.line(problem.keys[0]) or 0 if problem.keys else 0)
     problems += [problem.placed(document.where) for problem in more]
     if problems or config is None:
         raise ConfigError(problems, document.source)
-    return LoadedConfig(config, document, tuple(notes))
+    return Loaded(config, document, tuple(notes))
 
 
 def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     """A RunConfig, or None, with all problems: of single keys and, as far as can be determined, of their
     combination.
     """
-    data = _without_empty_sections(RunConfig, data)
+    data = without_empty_sections(RunConfig, data)
     try:
         config = RunConfig.model_validate(data)
     except pydantic.ValidationError as error:
@@ -112,13 +149,13 @@ def _checks_despite(data: Mapping[str, Any], problems: Sequence[Problem]) -> lis
     for path in wrong:
         _remove(rest, path.split("."))
     try:
-        config = RunConfig.model_validate(_without_empty_sections(RunConfig, rest))
+        config = RunConfig.model_validate(without_empty_sections(RunConfig, rest))
     except pydantic.ValidationError:
         return []
     return [problem for problem in cross_check(config) if not wrong & set(problem.keys)]
 
 
-def _without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> dict[str, Any]:
+def without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> dict[str, Any]:
     """`trainer:` with nothing below it means the section's defaults."""
     kept: dict[str, Any] = {}
     for key, value in data.items():
@@ -128,7 +165,7 @@ def _without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> di
             if value is None and not allows_null(field.annotation):
                 continue
             if isinstance(value, Mapping):
-                value = _without_empty_sections(section, value)
+                value = without_empty_sections(section, value)
         kept[key] = value
     return kept
 
@@ -145,9 +182,10 @@ def find_config(name: str) -> Path:
         if (path / "config.yaml").is_file():
             return path / "config.yaml"
         raise UserError("this is a folder without a config.yaml", where=name, remedy=_shipped_text(name))
-    for candidate in (SHIPPED / path.name, SHIPPED / f"{path.name}.yaml"):
-        if path.parent in (Path(), Path("configs")) and candidate.is_file():
-            return candidate
+    for folder in (Path(), OFFLINE):
+        for candidate in (SHIPPED / folder / path.name, SHIPPED / folder / f"{path.name}.yaml"):
+            if path.parent in (folder, Path("configs") / folder) and candidate.is_file():
+                return candidate
     raise UserError("no such config file", where=name, remedy=_shipped_text(name, path))
 
 
@@ -161,8 +199,13 @@ def shipped_configs() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
+def shipped_offline_configs() -> list[str]:
+    """Names of those that train from files."""
+    return sorted(f"{OFFLINE}/{path.stem}" for path in (SHIPPED / OFFLINE).glob("*.yaml"))
+
+
 def _shipped_text(name: str, path: Path | None = None) -> str:
-    shipped = shipped_configs()
+    shipped = shipped_configs() + shipped_offline_configs()
     text = f"shipped configs: {', '.join(shipped)}" if shipped else "give a YAML file"
     if path is None:
         return text

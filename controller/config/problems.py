@@ -16,7 +16,7 @@ from areal_like.errors import UserError
 from areal_like.settings import Settings
 from controller.config.earlier_versions import REMOVED
 from controller.config.foreign_keys import equivalent_of, leaves_of
-from controller.config.schema import allows_null, describe, field_at, is_list, knobs, section_of
+from controller.config.schema import allows_null, describe, field_at, is_list, knobs, meaning_at, section_of
 
 _REMEDIES: Mapping[str, str] = {
     "sampling.temperature": "temperature 0 is for evaluation: eval.temperature",
@@ -158,7 +158,7 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
     field = field_at(root, tuple(path.split("."))) if path else None
     kind = first["type"]
     if kind == "missing":
-        meaning = " ".join((field.description or "").split()) if field else ""
+        meaning = meaning_at(root, tuple(path.split(".")))
         return Problem((path,), "is required", f"set it: {meaning}" if meaning else "give it")
     if any(item["type"] == "finite_number" for item in items):
         return Problem((path,), f"must be a finite number, not {show(value)}")

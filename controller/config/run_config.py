@@ -19,11 +19,14 @@ from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
+from controller.config.data_settings import DataSettings as DataSettings
+from controller.config.data_settings import DataSource as DataSource
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
 from controller.config.launchers import launcher_of, written_launcher
 from rollout.config import BUILT_IN_WORKFLOWS as BUILT_IN_WORKFLOWS
+from rollout.config import CalledModelSettings as CalledModelSettings
 from rollout.config import RolloutSettings
 from services.reward.config import RewardSettings
 from services.reward.config import contradictions as contradictions
@@ -35,55 +38,8 @@ from trainer.config import ALL_LINEAR as ALL_LINEAR
 from trainer.config import AdapterSettings as AdapterSettings
 from trainer.config import SftSettings, TrainerSettings
 
-BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym")
+BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym", "episodes")
 """Generators of rows alongside `module:function`."""
-
-
-class DataSource(Settings):
-    """Where rows come from: exactly one of `path`, `dataset` and `generator`."""
-
-    path: str | None = None
-    """JSON Lines (.jsonl, .jsonl.gz), .json or .parquet; a file or a glob; relative to the current folder."""
-    dataset: str | None = None
-    """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
-    generator: str | None = None
-    """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, or `module:function` of your own, called as
-    function(seed, split, limit=..., options=...)."""
-    split: str | None = None
-    """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
-    config: str | None = None
-    """Configuration (subset) of a dataset, such as `main` for GSM8K."""
-    limit: int | None = Field(None, gt=0, le=limits.ROWS)
-    """Take the first rows only; null: all (a generator makes 20000)."""
-    columns: dict[str, str | None] = Field(default_factory=dict)
-    """Your column for `prompt`, `messages`, `answer` or `response`; dots select nested columns; answer: null means
-    that there is none. GSM8K's and MATH's published columns need no mapping."""
-    template: str | None = None
-    """Builds the prompt from several columns: a Jinja template over them, such as `{{ text }} {{ tests[0] }}`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the generator."""
-
-    @property
-    def kind(self) -> str:
-        """`path`, `dataset` or `generator`: the first that is given; empty if none is."""
-        return next((kind for kind in ("path", "dataset", "generator") if getattr(self, kind) is not None), "")
-
-
-class DataSettings(Settings):
-    """What the policy is trained and evaluated on."""
-
-    train: DataSource
-    """Rows that prompts are drawn from."""
-    eval: DataSource | None = None
-    """Held-out rows; null: no evaluation, and no accuracy in the summary."""
-    shuffle: bool = True
-    """Shuffle each epoch, as a pure function of the data seed."""
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    """Data seed: draw order and generated rows; null: the run's seed."""
-    epochs: int | None = Field(None, gt=0, le=limits.STEPS)
-    """Maximum number of passes over the rows; the run ends when they are used up; null: as many as num_steps needs."""
-    on_long_prompt: Literal["drop", "stop"] = "drop"
-    """A prompt that leaves no room for an answer in the context: drop its group (counted), or stop the run."""
 
 
 class WarmStartSettings(Settings):
@@ -149,18 +105,10 @@ class PrometheusSettings(Settings):
     """Address it listens on. Default: loopback; anyone who can reach another address can read the metrics."""
 
 
-class MetricsSettings(Settings):
-    """What a run writes about itself and shows. metrics.jsonl is always written; a sink that is down, slow or broken
-    never delays or ends the run: what it misses is counted."""
+class SinkSettings(Settings):
+    """Where a run reports itself. metrics.jsonl is always written; a sink that is down, slow or broken never delays or
+    ends the run: what it misses is counted."""
 
-    trace: bool = True
-    """Write trace.json (Chrome trace events; opens in Perfetto)."""
-    max_trace_events: int = Field(200_000, gt=0, le=limits.ROWS)
-    """Maximum number of events that a process records. In longer runs single samples are drawn of every N-th group
-    only; events beyond the limit are counted, not kept."""
-    trace_samples_per_step: int | None = Field(64, gt=0, le=limits.GROUPS)
-    """Samples of a step drawn individually, in whole groups, so that the cost of tracing does not grow with the batch.
-    null: all."""
     tensorboard: bool | str = False
     """Write event files for TensorBoard (extra `[tensorboard]`): true: into <run>/tensorboard; or a folder, in which
     each run gets a folder of its own name."""
@@ -173,6 +121,20 @@ class MetricsSettings(Settings):
     does so at any time."""
     display: Literal["auto", "live", "plain"] = "auto"
     """`auto`: a live table on a terminal, plain lines otherwise."""
+
+
+class MetricsSettings(SinkSettings):
+    """What a run writes about itself and shows. metrics.jsonl is always written; a sink that is down, slow or broken
+    never delays or ends the run: what it misses is counted."""
+
+    trace: bool = True
+    """Write trace.json (Chrome trace events; opens in Perfetto)."""
+    max_trace_events: int = Field(200_000, gt=0, le=limits.ROWS)
+    """Maximum number of events that a process records. In longer runs single samples are drawn of every N-th group
+    only; events beyond the limit are counted, not kept."""
+    trace_samples_per_step: int | None = Field(64, gt=0, le=limits.GROUPS)
+    """Samples of a step drawn individually, in whole groups, so that the cost of tracing does not grow with the batch.
+    null: all."""
 
 
 class RunConfig(Settings):
@@ -284,8 +246,8 @@ class RunConfig(Settings):
 
     @property
     def num_updates(self) -> int:
-        """num_steps * trainer.mini_batches"""
-        return self.num_steps * self.trainer.mini_batches
+        """num_steps * trainer.passes_per_batch * trainer.mini_batches"""
+        return self.num_steps * self.trainer.passes_per_batch * self.trainer.mini_batches
 
     @property
     def num_groups(self) -> int:

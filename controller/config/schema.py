@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from areal_like.settings import Settings
+from areal_like.settings import Settings, field_docstrings
 
 _BASIC = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "mapping", Any: "anything"}
 _BOUNDS = (("gt", "> {}"), ("ge", ">= {}"), ("lt", "< {}"), ("le", "<= {}"), ("min_length", "at least {} long"))
@@ -124,7 +124,7 @@ def _walk(root: type[Settings], prefix: str) -> Iterator[Knob]:
             default=None if field.is_required() else field.get_default(call_default_factory=True),
             is_required=field.is_required(),
             bounds=bounds_of(field),
-            meaning=" ".join((field.description or "").split()),
+            meaning=field_docstrings(root).get(name, ""),
             section=section,
         )
         if section is not None:
@@ -133,13 +133,29 @@ def _walk(root: type[Settings], prefix: str) -> Iterator[Knob]:
 
 def field_at(root: type[Settings], path: tuple[str | int, ...]) -> FieldInfo | None:
     """The field a concrete path names (list indices included); None where the path leaves the schema."""
+    if (found := _place_of(root, path)) is None:
+        return None
+    section, name = found
+    return section.model_fields[name]
+
+
+def meaning_at(root: type[Settings], path: tuple[str | int, ...]) -> str:
+    """What the text below that field says; empty where there is none."""
+    if (found := _place_of(root, path)) is None:
+        return ""
+    section, name = found
+    return field_docstrings(section).get(name, "")
+
+
+def _place_of(root: type[Settings], path: tuple[str | int, ...]) -> tuple[type[Settings], str] | None:
+    """The section that declares the field, and its name there."""
     current: type[Settings] | None = root
-    field: FieldInfo | None = None
+    place = None
     for part in path:
         if isinstance(part, int) or (isinstance(part, str) and part.isdigit()):
             continue
-        field = current.model_fields.get(part) if current is not None else None
-        if field is None:
+        if current is None or part not in current.model_fields:
             return None
-        current = section_of(field.annotation)
-    return field
+        place = current, part
+        current = section_of(current.model_fields[part].annotation)
+    return place

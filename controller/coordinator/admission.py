@@ -10,9 +10,9 @@ from controller.coordinator.run_parts import GroupState
 from controller.coordinator.settings import CoordinatorSettings
 
 
-def has_draws(settings: CoordinatorSettings, groups: GroupState) -> bool:
+def has_draws(groups: GroupState) -> bool:
     """True while the data order has rows left."""
-    return settings.max_draws is None or groups.num_drawn < settings.max_draws
+    return groups.draws.has_more
 
 
 def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: int) -> bool:
@@ -20,7 +20,7 @@ def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: 
     `bounded-staleness`.
     """
     started = groups.num_started + 1
-    if not has_draws(settings, groups) or started > settings.num_steps * settings.groups_per_step:
+    if not has_draws(groups) or started > settings.num_steps * settings.groups_per_step:
         return False
     if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and groups.table.num_running:
         return False  # a batch starts only when every group of the one before is finished

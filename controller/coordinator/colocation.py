@@ -35,14 +35,17 @@ def may_hand_over(state: RunState, step: int) -> bool:
     if not state.settings.is_colocated or _is_again(state.devices, step):
         return True
     is_busy = any(worker.outstanding for worker in state.workers.values() if worker.is_present)
-    return state.devices.turn is Turn.ENGINES and not is_busy and not _needs_engines_for_evaluation(state)
+    return state.devices.turn is Turn.ENGINES and not is_busy and not needs_engines_for_evaluation(state)
 
 
-def _needs_engines_for_evaluation(state: RunState) -> bool:
+def needs_engines_for_evaluation(state: RunState) -> bool:
     """An evaluation runs, or can begin. While the trainer replays, its version may not be available until later.
 
-    Where no worker can load its version any more, only the trainer's next version helps: then it waits for that.
+    Where no worker can load its version any more, only the trainer's next version helps: then it waits for that. Always
+    False where devices are not shared.
     """
+    if not state.settings.is_colocated:
+        return False
     if state.trainer.manifest_path:
         return bool(state.evaluations.jobs) and not has_no_usable_workers(state)
     return any(w.is_present and _has_version_of_its_evaluation(w) for w in state.workers.values())
@@ -196,7 +199,8 @@ def _request_release(state: RunState, worker: Worker, begin_s: float) -> None:
     state.devices.num_release_requests += 1
     worker.release_number = state.devices.num_release_requests
     worker.release_due_s = begin_s + state.settings.idle_load_deadline_s
-    state.emit(SendRelease(worker=worker.name, number=worker.release_number))
+    number, incarnation = worker.release_number, worker.incarnation
+    state.emit(SendRelease(worker=worker.name, number=number, incarnation=incarnation))
 
 
 def waits(state: RunState) -> list[str]:

@@ -46,6 +46,7 @@ from controller.coordinator import (
     wait_reasons,
     worker_lifecycle,
 )
+from controller.coordinator.draws import Draws
 from controller.coordinator.effects import (
     Effect,
     EndRun,
@@ -84,7 +85,7 @@ from controller.coordinator.group_outcome import drop_group
 from controller.coordinator.groups import Group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.snapshot import BatchGroup, Counts, LedgerState
+from controller.coordinator.snapshot import BatchGroup, Counts, EvaluationUnderWay, LedgerState
 
 QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
                 WorkerVersionLoaded)  # fmt: skip
@@ -105,12 +106,13 @@ class Coordinator:
         self._is_started = False
 
     @classmethod
-    def restore(cls, settings: CoordinatorSettings, state: LedgerState) -> Coordinator:
+    def restore(cls, settings: CoordinatorSettings, state: LedgerState, draws: Draws | None = None) -> Coordinator:
         """Rebuild the coordinator of an earlier session.
 
         Args:
             settings: as for a new run; batch size and group size must be those of the record.
             state: what the ledger holds.
+            draws: chooses the rows of groups, after those in the ledger; None: one after the other.
 
         Returns:
             A coordinator that has handed out nothing yet; workers are to register again.
@@ -120,6 +122,8 @@ class Coordinator:
         """
         coordinator = cls(settings)
         restoring.remember(coordinator._state, state)
+        if draws is not None:
+            coordinator._state.groups.draws = draws
         return coordinator
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -175,6 +179,15 @@ class Coordinator:
             ready=groups.table.num_ready,
             samples_finished=groups.num_samples_finished,
         )
+
+    def evaluations(self) -> list[EvaluationUnderWay]:
+        """Those under way, oldest first, without the ones that no worker has begun."""
+        jobs = self._state.evaluations.jobs
+        return [
+            EvaluationUnderWay(version=job.version, num_done=len(job.values), num_rows=job.num_rows)
+            for job in jobs
+            if job.workers
+        ]
 
     def waits(self) -> list[str]:
         """Who waits for whom right now, in plain words; empty when nothing waits."""
@@ -337,6 +350,7 @@ class Coordinator:
                 group_size=settings.group_size,
                 max_staleness=settings.bound,
                 on_stale=settings.on_stale,
+                passes_per_batch=settings.passes_per_batch,
                 trainer_died=trainer_died,
             )
         )

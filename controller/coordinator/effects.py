@@ -20,6 +20,7 @@ import msgspec
 
 from areal_like.staleness import OnStale
 from areal_like.wire.messages import Purpose
+from controller.coordinator.draws import SkippedDraw
 from controller.coordinator.events import EvalKind, Policy
 from controller.coordinator.notes import NoteKind
 from controller.coordinator.sample_outcome import SampleOutcome
@@ -47,6 +48,8 @@ class RecordLineage(Effect, frozen=True):
     group_size: int
     max_staleness: int | None
     on_stale: OnStale
+    passes_per_batch: int = 1
+    """How often each sample of a step is trained on in it."""
     trainer_died: str = ""
     """Why, where the trainer alone was started again; empty: the whole run was."""
 
@@ -60,6 +63,15 @@ class RecordGroup(Effect, frozen=True):
     group_id: int
     version: int
     started: int
+    draw: int | None = None
+    """Position in the draw order; None: that of the group's number."""
+
+
+class RecordSkips(Effect, frozen=True):
+    """These positions of the draw order were passed over; no group has them."""
+
+    is_ledger: ClassVar[bool] = True
+    draws: tuple[SkippedDraw, ...]
 
 
 class StorePartial(Effect, frozen=True):
@@ -151,6 +163,8 @@ class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     min_version: int
     prefix_tokens: int
+    draw: int = 0
+    """Position in the draw order, of training."""
     moved_from: str = ""
     """Worker that handed it back gracefully, where one did."""
 
@@ -210,6 +224,8 @@ class SendRelease(Effect, frozen=True):
 
     worker: str
     number: int
+    incarnation: str = ""
+    """The process it is meant for. A successor was not asked: nobody would end it, should the release never end."""
 
 
 class EndWorker(Effect, frozen=True):

@@ -152,7 +152,7 @@ def _reset(state: RunState, job: EvalJob) -> None:
 
 
 def unpin(state: RunState, worker: Worker) -> None:
-    """The worker is lost, leaves, or cannot load the version: its rows start from scratch elsewhere."""
+    """The worker is lost, leaves, or is quarantined: its rows start from scratch elsewhere."""
     job = worker.weights.pin
     if job is None:
         return

@@ -36,7 +36,10 @@ def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> 
 def finalize_group(state: RunState, group: Group) -> None:
     """Every sample is in: keep the group for a batch, filter it, or drop it for want of scores."""
     groups = state.groups
-    values = [sample.value for sample in group.samples if sample.is_kept and sample.value is not None]
+    kept = [sample for sample in group.samples if sample.is_kept and sample.value is not None]
+    values = [sample.value for sample in kept if sample.value is not None]
+    if len(values) >= state.settings.min_scored:
+        groups.draws.ended(group.draw, values, sum(sample.num_tokens for sample in kept) / len(kept))
     if len(values) < state.settings.min_scored:
         drop_group(state, group, "too_few_scores", f"{len(values)} of {len(group.samples)} samples have a score")
     elif state.settings.filter_zero_signal and len(group.samples) > 1 and min(values) == max(values):

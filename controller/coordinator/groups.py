@@ -53,6 +53,8 @@ class Group:
     is_ready: bool = False
     home: str = ""
     """Worker that holds its prompt: the group's samples go there where that costs no balance."""
+    draw: int = 0
+    """Position in the draw order, which says what its row is."""
     leased_at_s: float | None = None
     lease_ids: set[int] = field(default_factory=set)
     """Every lease ever given for it in this life, lost ones included."""

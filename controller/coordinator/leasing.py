@@ -12,7 +12,7 @@ from __future__ import annotations
 from areal_like.trajectory import NO_VERSION
 from controller.coordinator import colocation, evaluation
 from controller.coordinator.admission import may_start_group
-from controller.coordinator.effects import LeaseOrder, RecordGroup, SendLeases
+from controller.coordinator.effects import LeaseOrder, RecordGroup, RecordSkips, SendLeases
 from controller.coordinator.groups import Group, Sample
 from controller.coordinator.routing import Router
 from controller.coordinator.run_state import Phase, RunState
@@ -84,10 +84,17 @@ def _lease_pending(state: RunState, router: Router, orders: dict[str, list[Lease
 def _start_group(state: RunState, router: Router, worker: Worker, orders: dict[str, list[LeaseOrder]]) -> None:
     """The worker is the group's home; what has no room anywhere waits."""
     groups = state.groups
+    taken = groups.draws.take()
     group = groups.table.add(groups.num_drawn, worker.weights.version)
-    group.home = worker.name
+    group.home, group.draw = worker.name, taken.draw
     groups.num_drawn += 1
-    state.emit(RecordGroup(group_id=group.group_id, version=worker.weights.version, started=groups.num_started))
+    if taken.skipped:
+        state.emit(RecordSkips(draws=taken.skipped))
+    state.emit(
+        RecordGroup(
+            group_id=group.group_id, version=worker.weights.version, started=groups.num_started, draw=taken.draw
+        )
+    )
     for sample in group.samples:
         taker = worker if sample.index == 0 else router.for_sample(group, sample)
         if taker is None:
@@ -114,6 +121,7 @@ def _lease_sample(
         purpose="train",
         min_version=min_version,
         prefix_tokens=sample.num_tokens,
+        draw=group.draw,
         moved_from=_arrival(state, worker, group, sample),
     )
     orders.setdefault(worker.name, []).append(order)

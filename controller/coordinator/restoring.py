@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
+from controller.coordinator.draws import InOrder
 from controller.coordinator.groups import GroupTable, Sample
 from controller.coordinator.run_state import RunState
 from controller.coordinator.snapshot import GroupRecord, LedgerState
@@ -25,6 +26,7 @@ def remember(state: RunState, ledger: LedgerState) -> None:
     assert sorted(trainer.recorded) == list(range(1, trainer.shipped + 1)), "recorded batches have holes"
     trainer.num_lineages = ledger.num_lineages
     groups.num_drawn, groups.num_filtered = ledger.num_drawn, ledger.num_filtered
+    groups.draws = InOrder(settings.max_draws, ledger.first_draw)
     groups.num_consumed = trainer.shipped * settings.groups_per_step
     groups.dropped.update(ledger.dropped)
     trainer.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
@@ -36,6 +38,7 @@ def remember(state: RunState, ledger: LedgerState) -> None:
 
 def _remember_group(table: GroupTable, record: GroupRecord, group_size: int) -> None:
     group = table.add(record.group_id, record.version)
+    group.draw = record.group_id if record.draw is None else record.draw
     for known in record.samples:
         if known.sample_index >= group_size:
             raise _contradiction("group_size", group_size, known.sample_index + 1)

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from areal_like.trajectory import NO_VERSION
+from controller.coordinator.draws import Draws
 from controller.coordinator.effects import EndStatus, SendBatch
 from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.groups import GroupTable
@@ -93,6 +94,7 @@ class GroupState:
     """Groups: those that live, and how the others ended."""
 
     table: GroupTable
+    draws: Draws
     num_drawn: int = 0
     num_consumed: int = 0
     num_filtered: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from areal_like.wire.messages import Purpose
+from controller.coordinator.draws import InOrder
 from controller.coordinator.effects import Effect, Note, SendCancel
 from controller.coordinator.groups import Group, GroupTable
 from controller.coordinator.length_estimator import LengthStatistics
@@ -53,7 +54,7 @@ class RunState:
         self._effects: list[Effect] = []
         self.trainer = TrainerState()
         self.devices = DeviceState()
-        self.groups = GroupState(GroupTable(settings.group_size))
+        self.groups = GroupState(GroupTable(settings.group_size), InOrder(settings.max_draws))
         self.workers = Workers()
         self.leases: dict[int, Lease] = {}
         self._next_lease_id = 0

@@ -20,6 +20,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_step: int
     group_size: int
     num_steps: int
+    passes_per_batch: int = 1
+    """The trainer's; recorded, for nothing here depends on it."""
     mode: Mode = "async"
     max_staleness: int | None = 4
     """None: unbounded. The mode may fix another one (`bound`)."""

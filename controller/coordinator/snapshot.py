@@ -34,6 +34,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int
     version: int
     samples: tuple[SampleRecord, ...]
+    draw: int | None = None
+    """Position in the draw order; None: that of its number."""
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     num_trainer_restarts: int = 0
     """Those of them in which the trainer alone was started again."""
     num_drawn: int
+    next_draw: int | None = None
+    """Position in the draw order after the last one taken; None: num_drawn."""
     num_filtered: int
     dropped: dict[str, int]
     """Groups dropped, by reason."""
@@ -73,9 +77,24 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """Versions whose evaluation is complete."""
 
     @property
+    def first_draw(self) -> int:
+        """The position in the draw order that is taken next."""
+        return self.num_drawn if self.next_draw is None else self.next_draw
+
+    @property
     def num_lives(self) -> int:
         """How often the run was started so far."""
         return self.num_lineages - self.num_trainer_restarts
+
+
+class EvaluationUnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation that workers are at."""
+
+    version: int
+    """Of the policy that answers."""
+    num_done: int
+    """Rows with an outcome."""
+    num_rows: int
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ def _check_end_conditions(state: RunState) -> None:
     if trainer.shipped >= settings.num_steps:
         if trainer.version >= settings.num_steps or (trainer.requested or 0) > settings.num_steps:
             begin(state, "completed", f"{settings.num_steps} steps done")
-    elif not has_draws(settings, groups) and len(groups.table.live) < settings.groups_per_step:
+    elif not has_draws(groups) and len(groups.table.live) < settings.groups_per_step:
         begin(
             state,
             "exhausted",

@@ -26,17 +26,22 @@ def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
     """The worker waits for its turn from now on; that it comes is not its business."""
     worker = state.workers.get(event.worker)
     is_known = worker is not None and event.lineage in state.trainer.lineages
-    if worker is None or not is_known or not 0 <= event.version == worker.weights.announced:
+    if worker is None or not is_known or not _is_stage_expected(worker.weights, event.version):
         state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
         return
     worker.weights.stage()
     state.progress += 1
 
 
+def _is_stage_expected(weights: WorkerVersion, version: int) -> bool:
+    """Not where the message arrives again: the worker would lose its turn, or get one for a version that it has."""
+    return 0 <= version == weights.announced and weights.version < version and not weights.has_turn
+
+
 def expire_loads(state: RunState) -> None:
     """A worker that misses the deadline is quarantined and the others go on; when it has loaded after all it is back.
 
-    It may be busy with it still, so nothing is taken from it and nothing is said to it.
+    It may be busy with it still, so no lease is taken from it and nothing is said to it.
     """
     for worker in state.workers.values():
         if worker.is_present and state.now_s > worker.weights.load_due_s:
@@ -101,8 +106,11 @@ def _fail(state: RunState, worker: Worker, reason: str) -> None:
 
 
 def _quarantined(state: RunState, worker: Worker) -> None:
-    """It gets no new leases until it has loaded the version it was notified of."""
+    """It gets no new leases until it has loaded a version. An evaluation goes to another worker: on shared devices the
+    trainer waits for it, and this one may never recover.
+    """
     state.workers.changed(worker)
+    evaluation.unpin(state, worker)
     weights = worker.weights
     state.note("quarantined", f"{worker.name} cannot load version {weights.announced}: {weights.quarantine}")
 

@@ -6,7 +6,7 @@ Owns: sentences. Refuses: changing anything.
 from __future__ import annotations
 
 from areal_like import staleness
-from controller.coordinator import colocation, rewriting
+from controller.coordinator import batch_selection, colocation, rewriting
 from controller.coordinator.admission import may_start_group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Worker
@@ -57,7 +57,10 @@ def _ending(state: RunState) -> list[str]:
 def _batch_wait(state: RunState) -> str:
     table, count = state.groups.table, state.settings.groups_per_step
     line = f"trainer waits for batch {state.trainer.requested}: {table.num_ready} of {count} groups ready"
-    if table.num_ready >= count and state.settings.bound is not None:
+    if table.num_ready >= count and colocation.needs_engines_for_evaluation(state):
+        line += ", but an evaluation needs the engines first"
+    elif table.num_ready >= count and batch_selection.choose_batch(state) is None:
+        assert state.settings.bound is not None, "without a bound nothing has a deadline"
         limit = state.trainer.next_step
         late = [
             group.group_id

@@ -56,6 +56,10 @@ class Worker:
     """Leases it held when it was lost; bounded by its capacity."""
     is_present: bool = False
     is_gone: bool = False
+    ended_incarnation: str | None = None
+    """The process that was last lost for good. It may be another one than `incarnation`: a predecessor, or a successor
+    whose Hello is still to be read.
+    """
     is_draining: bool = False
     """It leaves gracefully, or has left."""
     engine: Engine = Engine.EMPTY

@@ -25,6 +25,10 @@ from controller.coordinator.worker import Worker
 def join(state: RunState, event: WorkerJoined) -> None:
     """A worker says Hello: new, restarted, or back after silence."""
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
+    if worker.ended_incarnation == event.incarnation:
+        # Sent before it ended and read after its loss for good: nobody would ever report the loss again.
+        state.note("ignored", f"{worker.name} says Hello, and its process has ended")
+        return
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)
         worker.voided.clear()  # there is nobody to cancel them at: the process that held them is gone
@@ -55,6 +59,8 @@ def lose(state: RunState, event: WorkerLost) -> None:
     # A process that may live may hold device memory; WorkerEnded says when it does not.
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
+    if event.is_permanent:
+        worker.ended_incarnation = worker.incarnation if event.incarnation is None else event.incarnation
     back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
     if worker.is_draining:
         state.note("worker_left", f"{worker.name} left ({event.reason}){back}")

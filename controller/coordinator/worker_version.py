@@ -20,7 +20,7 @@ Table. `-`: must not happen.
 
     event            IDLE            LOADING         STAGED          SWAPPING
     ANNOUNCED        LOADING         LOADING         LOADING         LOADING
-    STAGED           STAGED          STAGED          STAGED          STAGED
+    STAGED           STAGED          STAGED          STAGED          -
     TURN_GRANTED     -               -               SWAPPING        -
     LOADED           IDLE            IDLE            IDLE            IDLE
     LOADED_OLDER     IDLE            LOADING         STAGED          SWAPPING
@@ -37,7 +37,7 @@ Table. `-`: must not happen.
 
     event            QUARANTINED     RETRYING        RETRY_STAGED    RETRY_SWAPPING
     ANNOUNCED        RETRYING        RETRYING        RETRYING        RETRYING
-    STAGED           RETRY_STAGED    RETRY_STAGED    RETRY_STAGED    RETRY_STAGED
+    STAGED           RETRY_STAGED    RETRY_STAGED    RETRY_STAGED    -
     TURN_GRANTED     -               -               RETRY_SWAPPING  -
     LOADED           IDLE            IDLE            IDLE            IDLE
     LOADED_OLDER     IDLE            LOADING         STAGED          SWAPPING
@@ -58,14 +58,17 @@ Questions and answers.
         Yes (RETRY_SWAPPING): one that was late stages the version after all, and to swap it in is how it recovers.
     How does a quarantine end?
         Only by LOADED or LOADED_OLDER, or when another process takes the name (REPLACED).
+    What is expected of a worker that loads an older version after the deadline of the announced one?
+        The announced one, which is announced again with a new deadline: of a worker in IDLE nothing would be.
     Does a worker that waits for its turn have a deadline?
         No: that its turn comes is not its business, so OVERDUE is not listed for STAGED and RETRY_STAGED.
     Can a worker get a turn twice for one version?
-        Yes: a message that it has staged may arrive again (STAGED from SWAPPING or IDLE). A second swap is harmless.
+        Where it is announced the version again meanwhile. A message that it has staged may arrive again: that gives no
+        second turn, it is ignored while the worker has the turn and once it has the version (version_rollout.py).
     Does a worker that cannot be reached keep its state?
         Yes: it may be alive. Once it sends something again, RECONNECTED has the announcement repeated.
     Can a quarantined worker be pinned to an evaluation?
-        It is not pinned then, but one that was pinned before stays so: its next attempt is at the same version.
+        No: the quarantine ends the pin at once (UNPINNED), so that the evaluation can go to another worker.
     Does the end of a quarantine forget attempts?
         Yes, and so does OFFERED_AGAIN, since the files are new; an announcement of the same version counts one more.
 """
@@ -157,7 +160,11 @@ _Row = tuple[VersionState | None, ...]
 _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
     _E.ANNOUNCED: ((_S.LOADING,) * 4, (_S.RETRYING,) * 4, (_A.SET_ANNOUNCED, _A.START_DEADLINE)),
     # Also from IDLE and QUARANTINED: the message may be late or arrive again.
-    _E.STAGED: ((_S.STAGED,) * 4, (_S.RETRY_STAGED,) * 4, (_A.STOP_DEADLINE,)),
+    _E.STAGED: (
+        (_S.STAGED, _S.STAGED, _S.STAGED, None),
+        (_S.RETRY_STAGED, _S.RETRY_STAGED, _S.RETRY_STAGED, None),
+        (_A.STOP_DEADLINE,),
+    ),
     _E.TURN_GRANTED: (
         (None, None, _S.SWAPPING, None),
         (None, None, _S.RETRY_SWAPPING, None),
@@ -185,9 +192,12 @@ _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
 }
 """By event: the next state from each of the first four states and of the second four, and the actions."""
 
+_ALSO = {(_S.QUARANTINED, _E.LOADED_OLDER): (_A.REPEAT_ANNOUNCEMENT,)}
+"""Actions of one pair alone. Here the deadline is over: without another announcement nothing would be expected."""
+
 TABLE: dict[VersionState, dict[VersionEvent, tuple[VersionState, tuple[VersionAction, ...]]]] = {
     state: {
-        event: (following, actions)
+        event: (following, (*actions, *_ALSO.get((state, event), ())))
         for event, (first, second, actions) in _ROWS.items()
         if (following := (*first, *second)[place]) is not None
     }
@@ -229,7 +239,7 @@ class WorkerVersion:
     unloadable: int = NO_VERSION
     """Newest version it failed to load for an evaluation."""
     pin: EvalJob | None = None
-    """The evaluation whose version it keeps."""
+    """The evaluation whose version it keeps; None in the second four states."""
     is_staged: bool = False
     """It waits for its turn to swap. Follows from the state, as `has_turn` does; both are asked of every worker after
     every event of a run with `swap: rolling`."""

@@ -6,12 +6,16 @@ drawn (coordinator).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.errors import UserError
+from controller.config.curriculum_settings import CurriculumSettings
 from controller.config.run_config import RunConfig
-from controller.data.table import DrawOrder, Table, load_eval, load_train
+from controller.data.curriculum import Curriculum, RowOutcome
+from controller.data.mixing import Order, order_of
+from controller.data.table import Table, load_eval, load_train
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class JobRows:
     """The data rows of a job, by draw."""
 
     train_table: Table | None
-    order: DrawOrder | None
+    order: Order | None
     eval_table: Table | None
     num_final: int
     num_periodic: int
@@ -41,7 +45,7 @@ class JobRows:
         num_rows = len(eval_table) if eval_table is not None else 0
         return JobRows(
             train_table,
-            DrawOrder.of(config, train_table) if train_table is not None else None,
+            order_of(config, train_table) if train_table is not None else None,
             eval_table,
             num_final=min(num_rows, config.eval.final_prompts or num_rows),
             num_periodic=min(num_rows, config.eval.num_prompts or num_rows),
@@ -58,13 +62,33 @@ class JobRows:
         tables = {"data.train": self.train_table, "data.eval": self.eval_table}
         return {key: table.fingerprint for key, table in tables.items() if table is not None}
 
-    def train(self, group_id: int) -> Mapping[str, Any]:
+    def train(self, draw: int) -> Mapping[str, Any]:
         """The row of a draw."""
         assert self.train_table is not None
         assert self.order is not None
-        return self.train_table[self.order.row_index(group_id)]
+        return self.train_table[self.order.row_index(draw)]
+
+    def curriculum(
+        self, settings: CurriculumSettings, *, seed: int, first: int, outcomes: Iterable[RowOutcome]
+    ) -> Curriculum:
+        """What chooses among the draws from `first` on; outcomes: of the draws before."""
+        assert self.order is not None
+        return Curriculum(
+            settings, row_of=self.order.row_index, num_rows=self.order.num_rows, seed=seed,
+            max_draws=self.order.max_draws, first=first, outcomes=outcomes,
+        )  # fmt: skip
 
     def eval(self, index: int) -> Mapping[str, Any]:
         """An evaluation row."""
         assert self.eval_table is not None
         return self.eval_table[index]
+
+
+def refuse_changed(keys: Sequence[str]) -> None:
+    """Raise UserError where rows are not those that the run was started with; `keys` names their settings."""
+    if keys:
+        raise UserError(
+            "the rows differ from those that the run was started with",
+            where=", ".join(keys),
+            remedy="restore them, or start a new run",
+        )

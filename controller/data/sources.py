@@ -324,6 +324,11 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         part: Literal["train", "eval"] = "eval" if split == "eval" else "train"
         made = reasoning_gym.rows(seed, part, limit=limit, options=source.options)
         return RawRows.of(list(made), lambda index: f"reasoning_gym row {index}")
+    if name == "episodes":
+        from areal_like.tasks import episodes
+
+        made = episodes.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
+        return RawRows.of(list(made), lambda index: f"episodes row {index}")
     where = f"{key}: {name}"
     function = import_factory(name, where)
     try:
@@ -337,7 +342,8 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"row {index} is {type(row).__name__}, not a dict", where=where)
-        for name, value in row.items():
+        for column, value in row.items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"row {index}: `{name}` is {value}", where=where, remedy="give None or a finite number")
+                what = f"row {index}: `{column}` is {value}"
+                raise UserError(what, where=where, remedy="give None or a finite number")
     return RawRows.of(rows, lambda index: f"{name} row {index}")

@@ -6,11 +6,13 @@ Refuses: reading files (sources.py), tokens, deciding when to draw (the coordina
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 from array import array
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -70,9 +72,40 @@ class Table:
         return self._raw.where(self._kept[index])
 
 
+class JoinedTable(Table):
+    """The rows of several sets, one set after the other."""
+
+    def __init__(self, parts: Sequence[Table]) -> None:
+        self.parts = tuple(parts)
+        self._starts = list(itertools.accumulate((len(part) for part in parts), initial=0))
+        self.skipped = [reason for part in parts for reason in part.skipped]
+        self.fingerprint = blake2b(" ".join(part.fingerprint for part in parts).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        part, place = self._find(index)
+        return part[place]
+
+    def where(self, index: int) -> str:
+        """See Table."""
+        part, place = self._find(index)
+        return part.where(place)
+
+    def _find(self, index: int) -> tuple[Table, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._starts, index) - 1
+        return self.parts[number], index - self._starts[number]
+
+
 def load_train(config: RunConfig) -> Table:
-    """The rows that prompts are drawn from. Raises UserError."""
-    return _load(config.data.train, "data.train", "train", config.data_seed)
+    """The rows that prompts are drawn from, of all sets. Raises UserError."""
+    sources = [("data.train", config.data.train)]
+    sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
+    tables = [_load(source, key, "train", config.data_seed) for key, source in sources]
+    return tables[0] if len(tables) == 1 else JoinedTable(tables)
 
 
 def load_eval(config: RunConfig) -> Table | None:
@@ -222,7 +255,8 @@ class RowReader:
             row["answer"] = answer
             if answer != target and isinstance(target, str):
                 kept.setdefault("solution", target)
-        return _plain({**row, **kept}, where)
+        # What `columns` selects takes the place of a column that has that name in the file.
+        return _plain({**row, **{name: value for name, value in kept.items() if name not in row}}, where)
 
 
 _MISSING = object()

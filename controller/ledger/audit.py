@@ -22,6 +22,7 @@ from areal_like.trajectory import NO_VERSION, repeated_answers
 from controller.ledger.ledger import LEDGER_FILE, REMEDY, SEGMENT_FOLDER
 from controller.ledger.schema import decode_groups
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample, unpack_segment
+from controller.ledger.source_audit import declared_models, source_findings
 
 MAX_FINDINGS = 100
 
@@ -42,6 +43,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """Samples whose tokens were still there and were recounted one by one."""
     staleness: dict[int, int]
     """Consumed groups by staleness."""
+    num_trained: int
+    """Samples trained on, each in one step."""
+    num_repeats: int
+    """Passes over them beyond the first, within that step (`trainer.passes_per_batch`)."""
 
     @property
     def is_clean(self) -> bool:
@@ -56,6 +61,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.num_filtered} filtered + {sum(self.dropped.values())} dropped ({dropped}) + "
             f"{self.num_in_flight} in flight; {self.num_payloads} of {self.num_samples} samples recounted by token"
         )
+        if self.num_repeats:
+            head += f"; {self.num_trained} samples trained on, each in one step, with {self.num_repeats} repeats in it"
         return [head, *(self.findings or ("all invariants hold",))]
 
 
@@ -66,6 +73,7 @@ class _Lineage(NamedTuple):
     group_size: int
     bound: int | None
     on_stale: OnStale
+    passes_per_batch: int
 
 
 class _Group(NamedTuple):
@@ -125,8 +133,15 @@ class _Audit:
         self._findings: list[str] = []
         self._staleness: Counter[int] = Counter()
         self._num_payloads = 0
+        self._samples_of_step: dict[int, int] = {}
+        self._passes_of_step: dict[int, int] = {}
+        """Over the samples of each step, in the lineage that last recorded it."""
+        self._models = declared_models(run_dir)
         self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=1, fsync=False)
-        columns = "seq, checkpoint_version, groups_per_step, group_size, max_staleness, on_stale"
+        columns = "seq, checkpoint_version, groups_per_step, group_size, max_staleness, on_stale, "
+        # A ledger of an older version is read as it is (migrations.py).
+        has_passes = any(row[1] == "passes_per_batch" for row in db.execute("PRAGMA table_info(lineages)"))
+        columns += "passes_per_batch" if has_passes else "1"
         self._lineages = [_Lineage(*row) for row in db.execute(f"SELECT {columns} FROM lineages ORDER BY seq")]
         columns = "group_id, version, started, seq, fate, reason, step, end_seq"
         self._groups = {row[0]: _Group(*row[1:]) for row in db.execute(f"SELECT {columns} FROM groups")}
@@ -157,6 +172,8 @@ class _Audit:
             num_samples=sum(map(len, self._samples.values())),
             num_payloads=self._num_payloads,
             staleness=dict(sorted(self._staleness.items())),
+            num_trained=sum(self._samples_of_step.values()),
+            num_repeats=sum(num * (self._passes_of_step[step] - 1) for step, num in self._samples_of_step.items()),
         )
 
     def _find(self, invariant: str, text: str) -> None:
@@ -229,6 +246,8 @@ class _Audit:
             self._find("stamped-versions", f"versions of group {group_id} sample {index} decrease")
         for answer in repeated_answers(trajectories):
             self._find("exactly-once", f"group {group_id} sample {index} has the tokens of answer {answer} twice")
+        for fault in source_findings(trajectories, self._models):
+            self._find("stamped-versions", f"group {group_id} sample {index} {fault}")
         recorded = msgspec.json.decode(sample.facts).get("trajectories", 1)
         if len(trajectories) != recorded:
             self._find(
@@ -280,6 +299,7 @@ class _Audit:
             if step != last + 1:
                 self._find("exactly-once", f"step {step} was recorded after step {last} of the same lineage")
             lasts[lineage.seq] = step
+            self._passes_of_step[step] = lineage.passes_per_batch
             if is_replay or step in blobs:
                 if blobs.get(step) != blob or not is_replay:
                     self._find("exactly-once", f"step {step} was recorded twice and differs")
@@ -292,6 +312,7 @@ class _Audit:
             blobs[step] = blob
             groups = decode_groups(blob)
             steps[step] = {group.group_id for group in groups}
+            self._samples_of_step[step] = sum(len(group.sample_indices) for group in groups)
             if len(steps[step]) != lineage.groups_per_step or len(groups) != lineage.groups_per_step:
                 self._find("exactly-once", f"step {step} has {len(groups)} groups, not {lineage.groups_per_step}")
             for group in groups:

@@ -7,8 +7,9 @@ After kill -9 at any moment the ledger holds exactly the committed transactions:
 operating system before the rows that name them are committed, and bytes without a row are never read. `fsync=True`
 extends this to power loss. Not for network file systems (SQLite's WAL).
 
-The write-ahead log is copied into the database after every step's batch, every checkpoint and every new lineage: what
-is lost with `ledger.sqlite-wal` is at most what was sampled since the last step, never a step.
+The write-ahead log is copied into the database after every step's batch, every checkpoint and every new lineage, by a
+thread (log_copier.py): what is lost with `ledger.sqlite-wal` is at most what was sampled since the last step, and a
+step only while the disk has not yet written it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from controller.coordinator.effects import (
     StoreFinished,
 )
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
+from controller.ledger.log_copier import LogCopier, copy_log
 from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
 from controller.ledger.run_lock import lock_folder
 from controller.ledger.sample_lengths import LengthFact
-from controller.ledger.schema import read_batches, read_length_facts, read_state
+from controller.ledger.schema import read_batches, read_length_facts, read_row_outcomes, read_state
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
@@ -56,7 +58,9 @@ SEGMENT_FOLDER = "segments"
 _VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
 REMEDY = "restore the run folder from a copy, or start a new run"
 MILESTONES = (RecordBatch, RecordCheckpoint, RecordLineage)
-"""Facts after which the database file itself must be up to date."""
+"""Facts after which the log is copied into the database file."""
+LONG_LOG = 256
+"""Transactions without a milestone after which the log is copied too, so that it stays small."""
 CLOSE_WAIT_S = 1.0
 """Longest wait for readers of the ledger before the write-ahead log is left to the last of them."""
 
@@ -93,6 +97,7 @@ class Ledger:
         """
         self._path = run_dir / LEDGER_FILE
         self._keep_bytes = keep_bytes
+        self._num_uncopied = 0
         self._cache = TrajectoryCache(cache_bytes)
         if must_exist and not self._path.exists():
             raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
@@ -106,7 +111,8 @@ class Ledger:
             self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync)
             self._check_segments()
             (self._seq,) = self._db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'seq'").fetchone()
-            self._empty_log("PASSIVE")
+            copy_log(self._db, self._path, "PASSIVE")
+            self._copier = LogCopier(self._path)
         except BaseException:
             self._db.close()
             os.close(self._lock)
@@ -139,8 +145,10 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
         self._seq = burst.seq
-        if any(isinstance(entry.effect, MILESTONES) for entry in entries):
-            self._empty_log("PASSIVE")
+        self._num_uncopied += 1
+        if self._num_uncopied >= LONG_LOG or any(isinstance(entry.effect, MILESTONES) for entry in entries):
+            self._num_uncopied = 0
+            self._copier.request()
         for entry in entries:
             match entry.effect:
                 case StoreFinished(purpose="train", outcome=outcome):
@@ -245,6 +253,14 @@ class Ledger:
         try:
             return read_length_facts(self._db)
         except sqlite3.Error as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def row_outcomes(self, *, group_size: int) -> list[tuple[int, list[float], float]]:
+        """Of each group whose answers are all judged, in the order in which they were: its position in the draw order,
+        the rewards that count, the mean tokens of those answers. Raises LedgerError (damaged)."""
+        try:
+            return read_row_outcomes(self._db, group_size=group_size, min_scored=min(2, group_size))
+        except (sqlite3.Error, ValueError) as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def evaluations(self) -> dict[int, tuple[float | None, ...]]:
@@ -355,11 +371,23 @@ class Ledger:
             self._cache.forget(group.group_id)
         return tuple(samples)
 
+    def wait_for_copy(self, timeout_s: float) -> bool:
+        """Wait until the database file holds all that was committed before the last milestone.
+
+        Args:
+            timeout_s: the longest wait, in seconds.
+
+        Returns:
+            Whether it does.
+        """
+        return self._copier.wait(timeout_s)
+
     def close(self) -> None:
         """Close files and release the lock."""
+        self._copier.close()
         self._segments.close()
         self._db.execute(f"PRAGMA busy_timeout = {int(CLOSE_WAIT_S * 1000)}")
-        self._empty_log("TRUNCATE")
+        copy_log(self._db, self._path, "TRUNCATE")
         self._db.close()
         os.close(self._lock)
 
@@ -373,20 +401,13 @@ class Ledger:
 
     # ------------------------------------------------------------ inside
 
-    def _empty_log(self, how: str) -> None:
-        """Copy the write-ahead log into the database; PASSIVE waits for nobody. Where it fails the log keeps all."""
-        try:
-            self._db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
-        except sqlite3.Error as error:
-            log.warning("%s: its write-ahead log cannot be copied into it yet (%s)", self._path, error)
-
     def _check_segments(self) -> None:
         """Every row's bytes must exist (their checksums are checked when they are read)."""
         sizes = self._segments.sizes()
         for table in ("partials", "samples"):
             ends = self._db.execute(
                 f"SELECT file, MAX(offset + size) FROM {table} WHERE file IS NOT NULL GROUP BY file"
-            )
+            ).fetchall()  # a statement that is not at its end keeps the database open
             for number, end in ends:
                 if sizes.get(number, 0) < end:
                     raise LedgerError(f"{self._segments.path(number)} is missing or truncated; {REMEDY}")
@@ -399,6 +420,7 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=64)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # it would wait for the disk within a commit
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)

@@ -15,7 +15,7 @@ from pathlib import Path
 from areal_like.errors import UserError
 from controller.ledger.schema import SCHEMA
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 """Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or records that an older version would
 misread."""
 OLDEST_READABLE = 1
@@ -34,6 +34,14 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     # Since schema 3 a sample's record may hold several trajectories, of which an older version would train the first
     # alone. The tables are the same, and records of older runs are samples of one trajectory.
     2: (),
+    # Until then a step made one pass over its batch.
+    3: ("ALTER TABLE lineages ADD COLUMN passes_per_batch INTEGER NOT NULL DEFAULT 1",),
+    # Until then the position of a group in the draw order was its number.
+    4: (
+        "ALTER TABLE groups ADD COLUMN draw INTEGER",
+        """CREATE TABLE IF NOT EXISTS skipped_draws (
+  draw INTEGER PRIMARY KEY, seq INTEGER NOT NULL, rate REAL NOT NULL, num_tokens REAL NOT NULL)""",
+    ),
 }
 """Statements that turn schema N into N + 1. History: never edited once released, unlike `SCHEMA`."""
 

@@ -14,9 +14,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -34,6 +34,14 @@ IDS_PER_QUERY = 500
 
 class Unreadable(Exception):
     """Why a ledger cannot be read, in plain words."""
+
+
+class Removed(NamedTuple):
+    """Draws or groups that a filter left out, of one difficulty (to a tenth), with the mean length of answers."""
+
+    level: float
+    num_draws: int
+    mean_tokens: float
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,25 @@ class SampleStats:
     """Mean seconds of the chosen samples by what they spent them on: queue_s, generate_s, score_s, ..."""
     share: float
     """Share of consumed groups that the arrays hold."""
+    removed: dict[str, list[Removed]] = field(default_factory=dict)
+    """What filters left out: `passed over`, draws of data.curriculum by the success rate of their row; `filtered`,
+    groups of filter_zero_signal by their reward."""
 
     @property
     def zero_signal_late(self) -> tuple[float, float]:
         """In the last fifth of the steps: share of groups with equal rewards, and of those the ones at the best value
-        that was ever seen."""
+        that was ever seen. Where all values ever seen are the same one, it is the best if it is above 0."""
         if not len(self.step):
             return float("nan"), float("nan")
         return self._zero_signal(self.step > self.step[-1] - max(1.0, (self.step[-1] - self.step[0] + 1) / 5))
+
+    @property
+    def _best_value(self) -> float:
+        """NaN where no value is known, or the only one is no success."""
+        known = self.value[np.isfinite(self.value)]
+        if not len(known) or (known.max() == known.min() and known.max() <= 0):
+            return float("nan")
+        return float(known.max())
 
     def _zero_signal(self, chosen: np.ndarray) -> tuple[float, float]:
         group, value = self.group[chosen], self.value[chosen]
@@ -85,7 +104,7 @@ class SampleStats:
         if not len(low):
             return float("nan"), float("nan")
         is_equal = low == high
-        is_best = is_equal & (high == np.nanmax(self.value)) if np.isfinite(self.value).any() else is_equal
+        is_best = is_equal & (high == self._best_value)
         return float(is_equal.mean()), float(is_best.sum() / max(1, is_equal.sum()))
 
 
@@ -181,7 +200,25 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
         dropped_by_reason=dropped,
         timings_s={name: float(np.nanmean(values)) for name, values in _columns([row[-1] for row in rows]).items()},
         share=len(chosen) / len(consumed) if consumed else 1.0,
+        removed=_removed(db),
     )
+
+
+def _removed(db: sqlite3.Connection) -> dict[str, list[Removed]]:
+    """What filters left out; a ledger of an older schema has no positions that were passed over."""
+    found = {}
+    queries = {
+        "passed over": "SELECT ROUND(rate, 1), COUNT(*), AVG(num_tokens) FROM skipped_draws GROUP BY 1 ORDER BY 1",
+        "filtered": "SELECT ROUND(CAST(detail AS REAL), 1), COUNT(DISTINCT group_id), AVG(num_tokens) "
+        "FROM groups JOIN samples USING (group_id) WHERE fate = 'filtered' GROUP BY 1 ORDER BY 1",
+    }
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'skipped_draws'").fetchone():
+        del queries["passed over"]
+    for name, query in queries.items():
+        rows = [Removed(float(level), int(count), float(tokens)) for level, count, tokens in db.execute(query)]
+        if rows:
+            found[name] = rows
+    return found
 
 
 def _choice(consumed: Sequence[tuple[int, int]], db: sqlite3.Connection, max_samples: int) -> Sequence[tuple[int, int]]:

@@ -9,6 +9,7 @@ those that were unfinished when their group was dropped: their tokens are gone, 
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections import Counter
 
@@ -28,11 +29,12 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lineages (
   seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, checkpoint_version INTEGER NOT NULL,
-  groups_per_step INTEGER NOT NULL, group_size INTEGER NOT NULL, max_staleness INTEGER, on_stale TEXT NOT NULL);
+  groups_per_step INTEGER NOT NULL, group_size INTEGER NOT NULL, max_staleness INTEGER, on_stale TEXT NOT NULL,
+  passes_per_batch INTEGER NOT NULL DEFAULT 1);
 CREATE TABLE IF NOT EXISTS groups (
   group_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, started INTEGER NOT NULL, seq INTEGER NOT NULL,
   fate TEXT NOT NULL DEFAULT 'live', reason TEXT NOT NULL DEFAULT '', detail TEXT NOT NULL DEFAULT '',
-  step INTEGER, end_seq INTEGER);
+  step INTEGER, end_seq INTEGER, draw INTEGER);
 CREATE INDEX IF NOT EXISTS live_groups ON groups (group_id) WHERE fate = 'live';
 CREATE TABLE IF NOT EXISTS partials (
   group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL, start INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
@@ -58,6 +60,8 @@ CREATE TABLE IF NOT EXISTS trainer_restarts (
   seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS evals (
   seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, lineage TEXT NOT NULL, kind TEXT NOT NULL, "values" BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS skipped_draws (
+  draw INTEGER PRIMARY KEY, seq INTEGER NOT NULL, rate REAL NOT NULL, num_tokens REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL);
 """
 
@@ -80,12 +84,14 @@ def read_state(db: sqlite3.Connection) -> LedgerState:
     (num_lineages,) = db.execute("SELECT COUNT(*) FROM lineages").fetchone()
     (num_restarts,) = db.execute("SELECT COUNT(*) FROM trainer_restarts").fetchone()
     (num_drawn,) = db.execute("SELECT COUNT(*) FROM groups").fetchone()
+    (next_draw,) = db.execute("SELECT MAX(COALESCE(draw, group_id)) + 1 FROM groups").fetchone()
     (num_filtered,) = db.execute("SELECT COUNT(*) FROM groups WHERE fate = 'filtered'").fetchone()
     dropped = Counter(dict(db.execute("SELECT reason, COUNT(*) FROM groups WHERE fate = 'dropped' GROUP BY reason")))
     return LedgerState(
         num_lineages=num_lineages,
         num_trainer_restarts=num_restarts,
         num_drawn=num_drawn,
+        next_draw=next_draw or 0,
         num_filtered=num_filtered,
         dropped=dict(sorted(dropped.items())),
         live=_live_groups(db),
@@ -119,6 +125,25 @@ def read_length_facts(db: sqlite3.Connection) -> tuple[LengthFact, ...]:
     )
 
 
+def read_row_outcomes(
+    db: sqlite3.Connection, *, group_size: int, min_scored: int
+) -> list[tuple[int, list[float], float]]:
+    """Position in the draw order, rewards that count, and mean tokens of each group whose samples are all finished, in
+    the order in which they became so."""
+    rows = db.execute(
+        "SELECT group_id, COALESCE(draw, group_id), samples.seq, is_kept, value, num_tokens "
+        "FROM samples JOIN groups USING (group_id) ORDER BY group_id, sample_index"
+    )
+    found: list[tuple[int, int, list[float], float]] = []
+    for _, members in itertools.groupby(rows, key=lambda row: row[0]):
+        samples = list(members)
+        kept = [(value, num_tokens) for _, _, _, is_kept, value, num_tokens in samples if is_kept]
+        if len(samples) == group_size and len(kept) >= min_scored:
+            mean_tokens = sum(num_tokens for _, num_tokens in kept) / len(kept)
+            found.append((max(row[2] for row in samples), samples[0][1], [value for value, _ in kept], mean_tokens))
+    return [(draw, rewards, mean_tokens) for _, draw, rewards, mean_tokens in sorted(found)]
+
+
 def _checkpoints(db: sqlite3.Connection) -> tuple[CheckpointRecord, ...]:
     """Checkpoints of the surviving lineage, as they were reported: a fall-back to k disowns the later ones."""
     facts = db.execute(
@@ -135,7 +160,8 @@ def _checkpoints(db: sqlite3.Connection) -> tuple[CheckpointRecord, ...]:
 
 
 def _live_groups(db: sqlite3.Connection) -> tuple[GroupRecord, ...]:
-    live = dict(db.execute("SELECT group_id, version FROM groups WHERE fate = 'live' ORDER BY group_id"))
+    rows = "SELECT group_id, version, COALESCE(draw, group_id) FROM groups WHERE fate = 'live' ORDER BY group_id"
+    live = {group_id: (version, draw) for group_id, version, draw in db.execute(rows)}
     samples: dict[int, dict[int, SampleRecord]] = {group_id: {} for group_id in live}
     parts = db.execute(
         "SELECT group_id, sample_index, num_tokens, first_version, last_version FROM partials "
@@ -165,7 +191,10 @@ def _live_groups(db: sqlite3.Connection) -> tuple[GroupRecord, ...]:
         )
     return tuple(
         GroupRecord(
-            group_id=group_id, version=version, samples=tuple(samples[group_id][i] for i in sorted(samples[group_id]))
+            group_id=group_id,
+            version=version,
+            samples=tuple(samples[group_id][i] for i in sorted(samples[group_id])),
+            draw=draw,
         )
-        for group_id, version in live.items()
+        for group_id, (version, draw) in live.items()
     )

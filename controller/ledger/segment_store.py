@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import LedgerError
+from areal_like.token_source import TokenSource
 from areal_like.trajectory import EXPERT_TYPES, FinishReason, Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
 
@@ -62,6 +63,8 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """Of a trajectory whose answers are known: their ends and numbers."""
     others: tuple[bytes, ...] = ()
     """Of a sample of several trajectories: the others, each packed."""
+    sources: tuple[TokenSource, ...] = ()
+    """Of a trajectory or a checkpoint, where a workflow calls several models."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -73,7 +76,9 @@ def pack_segment(segment: Segment, checkpoint: TurnCheckpoint | None = None) -> 
     packed = _Packed(segment.tokens_R.tobytes(), segment.logprobs_R.tobytes(), segment.versions_R.tobytes())
     if checkpoint is not None:
         given = (checkpoint.given_places_G.tobytes(), checkpoint.given_tokens_G.tobytes())
-        packed = msgspec.structs.replace(packed, given=given, num_turns=checkpoint.num_turns, state=checkpoint.state)
+        packed = msgspec.structs.replace(
+            packed, given=given, num_turns=checkpoint.num_turns, state=checkpoint.state, sources=checkpoint.sources
+        )
     return _ENCODER.encode(packed)
 
 
@@ -83,7 +88,10 @@ def unpack_checkpoint(payload: bytes) -> TurnCheckpoint | None:
     if packed.num_turns < 0:
         return None
     places, tokens = (np.frombuffer(part, np.int32) for part in packed.given)
-    return TurnCheckpoint(given_places_G=places, given_tokens_G=tokens, num_turns=packed.num_turns, state=packed.state)
+    return TurnCheckpoint(
+        given_places_G=places, given_tokens_G=tokens, num_turns=packed.num_turns, state=packed.state,
+        sources=packed.sources,
+    )  # fmt: skip
 
 
 def unpack_segment(payload: bytes) -> Segment:
@@ -116,6 +124,7 @@ def _packed(trajectory: Trajectory, response_text: str) -> _Packed:
         *_packed_experts(trajectory.routed_experts),
         turns=_pair(trajectory.turn_ends_K, trajectory.turn_rewards_K),
         answers=_pair(trajectory.answer_ends_A, trajectory.answer_ids_A),
+        sources=trajectory.sources,
     )
 
 
@@ -162,6 +171,7 @@ def _unpacked(packed: _Packed) -> Trajectory:
         turn_rewards_K=np.frombuffer(rewards, np.float32) if rewards else None,
         answer_ends_A=np.frombuffer(answer_ends, np.int32) if answer_ends else None,
         answer_ids_A=np.frombuffer(ids, np.int32) if ids else None,
+        sources=packed.sources,
     )
 
 

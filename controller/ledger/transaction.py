@@ -23,6 +23,7 @@ from controller.coordinator.effects import (
     RecordGroup,
     RecordIncident,
     RecordLineage,
+    RecordSkips,
     StoreFinished,
     StorePartial,
 )
@@ -66,7 +67,10 @@ class Burst:
                 if effect.purpose == "train":
                     self._add_finished(effect, entry)
             case RecordGroup():
-                self._put("group", effect.group_id, effect.version, effect.started, self.seq)
+                self._put("group", effect.group_id, effect.version, effect.started, self.seq, effect.draw)
+            case RecordSkips():
+                for skip in effect.draws:
+                    self._put("skip", skip.draw, self.seq, skip.rate, skip.num_tokens)
             case DropGroup():
                 self._put("end", "dropped", effect.reason, effect.detail, self.seq, effect.group_id)
                 self._put("cut", effect.group_id)
@@ -142,9 +146,10 @@ class Burst:
 
 
 _STATEMENTS = {
-    "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
     "trainer_restart": "INSERT INTO trainer_restarts VALUES (?, ?, ?)",
-    "group": "INSERT INTO groups (group_id, version, started, seq) VALUES (?, ?, ?, ?)",
+    "group": "INSERT INTO groups (group_id, version, started, seq, draw) VALUES (?, ?, ?, ?, ?)",
+    "skip": "INSERT INTO skipped_draws VALUES (?, ?, ?, ?)",
     "partial": "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "finished": "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "forget_partial": "DELETE FROM partials WHERE group_id = ? AND sample_index = ?",

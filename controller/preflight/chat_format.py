@@ -1,7 +1,9 @@
-"""Whether the chat template of the run's tokenizer shows how the model writes tool calls, found out before a start.
+"""Whether the run's tokenizer has the chat template that a workflow needs, and it shows how the model writes tool
+calls: found out before a start.
 
 Owns: finding the template among the files of the tokenizer, and that check. Refuses: tokenizers that are not on this
-machine (rollout workers look at theirs), the formats themselves (rollout/chat/formats.py).
+machine (rollout workers look at theirs), the formats themselves (rollout/chat/formats.py). Of the built-in tokenizers
+those for chats have one that shows a format; the others have none.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.errors import UserError
 from controller.config import model_folder
 from controller.config.problems import Problem
@@ -22,19 +24,27 @@ KEY = "rollout.workflow_options.format"
 
 
 def problems_of(config: RunConfig) -> Iterator[Problem]:
-    """Of the workflow `tools`: a format that is none, or a template that shows none."""
-    if config.rollout.workflow != "tools":
+    """Of the workflows `tools` and `agent`: no template; of `tools` a format that is none, or a template that shows
+    none."""
+    workflow = config.rollout.workflow
+    if workflow not in ("tools", "agent"):
         return
-    name, folder = config.rollout.workflow_options.get("format"), _folder(config)
-    if folder is None:
+    name, tokenizer, folder = config.rollout.workflow_options.get("format"), config.model.tokenizer, _folder(config)
+    is_built_in = tokenizer in BUILT_IN_TOKENIZERS
+    if (folder is None and not is_built_in) or tokenizer in BUILT_IN_CHAT_TOKENIZERS:
+        return
+    template = chat_template(folder) if folder is not None else ""
+    if workflow == "agent":  # which serves a model without tools in an unknown notation
+        if not template:
+            what = f"{tokenizer if is_built_in else folder} has no chat template, which the workflow agent needs"
+            yield Problem(("model.tokenizer",), what, "choose another tokenizer")
         return
     try:
-        template = chat_template(folder)
         if name is not None and not template:  # a named format does not declare the tools
             raise UserError("the tokenizer has no chat template", remedy="choose another model.tokenizer")
         find_format(template, name=name, where=KEY)
     except UserError as error:
-        yield Problem((KEY,), f"{folder}: {error.what}", error.remedy)
+        yield Problem((KEY,), f"{tokenizer if is_built_in else folder}: {error.what}", error.remedy)
 
 
 def chat_template(folder: Path) -> str:

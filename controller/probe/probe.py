@@ -5,15 +5,14 @@ itself (trainer/prepare.py, rollout/probe_answers.py, services/reward/try_answer
 conclusions (findings.py), layout (page.py).
 
 One process after the other: the model and its version 0, samples, verdicts on samples and gold answers, log-probs of
-the trainer. Each is guarded: what it started ends with it, and it ends with us (areal_like/guard.py).
+the trainer. Each is guarded: what it started ends with it, and it ends with us (areal_like/guard.py). Their files lie
+in a folder among the runs, which is removed with the probe; that of a killed probe is removed when the next one begins.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,14 +20,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_like.errors import OperationError, UserError
-from areal_like.guarded_process import run_guarded
 from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryAnswer, TryOrder, TryVerdict
-from areal_like.process import USER_MISTAKE, last_error
+from areal_like.store_owner import claim, sweep_dead
 from areal_like.weights.weight_store import WeightStore
 from controller.config.run_config import RunConfig
 from controller.data.gold_answers import gold_answers
-from controller.data.table import DrawOrder, Table, load_demonstrations
-from controller.launch.local import child_environment
+from controller.data.mixing import order_of
+from controller.data.table import Table, load_demonstrations
+from controller.launch.short_process import run_module
 from controller.probe.finding import GoldTry, Seen
 from controller.runtime.model_preparation import prepared_before, write_rows
 from controller.wiring.process_specs import (
@@ -40,10 +39,10 @@ from controller.wiring.process_specs import (
     prepare_spec,
 )
 
+FOLDER_PREFIX = ".probe-"
 MAX_LOGPROB_SAMPLES = 16
 LIMIT_S = 1800.0
 """Of one of the processes, in addition to the time a worker may take to start."""
-LAST_CHARS = 2000
 ASKED_SCORERS = frozenset({"http", "llm_judge"})
 """Gold answers in many forms are not sent to a service that others run, or that costs money."""
 T = TypeVar("T")
@@ -66,12 +65,14 @@ class Probe:
             raise UserError(
                 "emulated devices compute nothing", where="emulation", remedy="emulation=null, or another config"
             )
-        order = DrawOrder.of(config, table)
+        order = order_of(config, table)
         count = min(self.num_prompts, len(table), order.max_draws or self.num_prompts)
         rows = [dict(table[order.row_index(draw)]) for draw in range(count)]
         runs_dir = Path(config.runs_dir).expanduser()
         runs_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".probe-", dir=runs_dir) as name:
+        sweep_dead(runs_dir, FOLDER_PREFIX)
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=runs_dir) as name:
+            claim(Path(name))
             return self._look(rows, Path(name).resolve())
 
     def _look(self, rows: list[dict[str, Any]], folder: Path) -> tuple[Seen, list[str]]:
@@ -113,7 +114,7 @@ class Probe:
             publish_to=folder / "weights",
         ).model_copy(update={"publish_kind": "disk"})  # fmt: skip
         spec.save(folder / "prepare.json")
-        _run([PREPARATION, "--spec", str(folder / "prepare.json")], self._limit_s)
+        run_module([PREPARATION, "--spec", str(folder / "prepare.json")], self._limit_s)
         manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
         assert manifest is not None, "the preparation published nothing"
         return manifest
@@ -181,19 +182,5 @@ class Probe:
         """Run `python -m module IN OUT`; what it wrote. Raises UserError, OperationError."""
         source, target = folder / f"{module}.in.json", folder / f"{module}.out.json"
         source.write_bytes(msgspec.json.encode(order))
-        _run([module, str(source), str(target)], self._limit_s)
+        run_module([module, str(source), str(target)], self._limit_s)
         return msgspec.json.decode(target.read_bytes(), type=kind)
-
-
-def _run(arguments: Sequence[str], limit_s: float) -> None:
-    """One process to its end. Raises UserError with what it refused, OperationError with its last words."""
-    environment = child_environment(num_cores(), user_path=Path.cwd())
-    try:
-        ended = run_guarded([sys.executable, "-P", "-m", *arguments], timeout_s=limit_s, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise OperationError(f"{arguments[0]} did not end within {limit_s:g} s") from error
-    if ended.returncode == USER_MISTAKE:
-        raise UserError(last_error(ended.stderr) or f"{arguments[0]} refused to work")
-    if ended.returncode != 0:
-        words = ended.stderr.strip()[-LAST_CHARS:]
-        raise OperationError(f"{arguments[0]} ended with status {ended.returncode}: {words}")

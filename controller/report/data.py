@@ -26,7 +26,7 @@ import yaml
 from areal_like.errors import UserError
 from controller.ledger.sample_reader import SampleStats, Unreadable, read_samples
 from controller.run_folder.owner_host import Whereabouts, whereabouts
-from controller.run_folder.run_folder import FORMAT, RunFolder, misfits
+from controller.run_folder.run_folder import FORMAT, RunFolder, is_from_files, misfits
 from controller.wiring.process_specs import num_cores
 
 STATUS_FORMAT = 1
@@ -34,7 +34,7 @@ STATUS_FORMAT = 1
 KINDS = frozenset(
     {
         "step", "eval", "pulse", "note", "dropped", "swap", "release", "checkpoint", "checkpoint_failed", "process",
-        "sink", "counters",
+        "sink", "counters", "offline",
     }
 )  # fmt: skip
 """Lines of metrics.jsonl that this version knows."""
@@ -88,7 +88,8 @@ class RunData:
         problems: list[str] = []
         state = _state(folder, problems)
         rows = _metrics(folder, problems, is_running=state.get("status") == "running")
-        config = _config(folder, problems)
+        config = read_settings(folder, problems)
+        is_offline = is_from_files(state)  # there is no ledger, and no process that waits for another
         data = RunData(
             folder=folder,
             state=state,
@@ -97,20 +98,20 @@ class RunData:
             status=_status(folder, problems),
             steps=_surviving(rows["step"], problems),
             evals=_newest(rows["eval"], "version"),
-            pulses=[_pulse(row) for row in rows["pulse"]],
+            pulses=[checked_pulse(row) for row in rows["pulse"]],
             notes=rows["note"],
             dropped=rows["dropped"],
             swaps=rows["swap"],
             processes=rows["process"],
             sinks=rows["sink"],
             counters=rows["counters"][-1] if rows["counters"] else None,
-            samples=_samples(folder, problems, max_samples),
+            samples=None if is_offline else _samples(folder, problems, max_samples),
             problems=problems,
             where=_whereabouts(folder, state),
             weight_dir=_weight_dir(folder),
             cores=num_cores() if state.get("host") == socket.gethostname() else None,
         )
-        if data.steps and not data.pulses:
+        if data.steps and not data.pulses and not is_offline:
             problems.append("metrics.jsonl has no pulses (written by an older version?): waits are only partly known")
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(
@@ -200,7 +201,8 @@ def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | 
     return found
 
 
-def _config(folder: RunFolder, problems: list[str]) -> Row:
+def read_settings(folder: RunFolder, problems: list[str]) -> Row:
+    """The resolved configuration as plain YAML; {} where it is missing or damaged, which goes into `problems`."""
     name = folder.config.name
     try:
         found = yaml.safe_load(folder.config.read_bytes())
@@ -312,7 +314,7 @@ def _whole(value: Any) -> int | None:
     return int(value) if math.isfinite(value) and value == int(value) else None
 
 
-def _pulse(row: Row) -> Row:
+def checked_pulse(row: Row) -> Row:
     """The row with its nested parts as they should be; what is something else becomes empty."""
     processes = row.get("processes")
     processes = processes if isinstance(processes, dict) else {}

@@ -1,6 +1,7 @@
 """One thing worth telling about a run, and how its words are made.
 
-Owns: `Finding`, `Rated` (with its place in the order), words for shares and numbers. Refuses: finding anything.
+Owns: `Finding` and its kinds, `Rated` (with its place in the order), words for shares and numbers. Refuses: finding
+anything.
 """
 
 from __future__ import annotations
@@ -8,10 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, get_args
 
 Severity = Literal["bad", "warning", "good", "info"]
 """`bad`: the run fails at its purpose; `warning`: it works and wastes, or will fail; `info`: good to know."""
+
+Kind = Literal[
+    # verdicts on a run that nothing is wrong with, or too little is known of
+    "healthy", "too_short", "stopped", "evaluation", "supervised", "offline",
+    # how a run ended that went wrong; `Finding.cause` has the cause
+    "crashed", "failed",
+    # the ledger
+    "audit_broken", "audit_impossible",
+    # the policy
+    "policy_collapsed", "policy_worse", "policy_unstable", "updates_skipped", "held_out_loss_rises",
+    # scores
+    "scoring_stalls", "scoring_fails",
+    # what can be learned from
+    "no_signal", "groups_filtered", "answers_cut", "solved", "length_shift",
+    # who waits for whom
+    "rollouts_too_few", "trainer_bound", "no_overlap",
+    # lost work
+    "groups_dropped",
+    # the machine
+    "processes_lost", "version_not_loaded", "memory_grows", "slow_swaps", "slow_staging", "weights_on_disk",
+    "sink_down", "batches_not_full", "damaged_files",
+]  # fmt: skip
+"""What a finding is about: stable names for programs. A kind keeps its meaning when its words change."""
+DEATHS: tuple[Kind, ...] = ("crashed", "failed")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _ORDER: dict[Severity, int] = {"bad": 0, "warning": 1, "good": 2, "info": 3}
 
@@ -20,6 +46,7 @@ _ORDER: dict[Severity, int] = {"bad": 0, "warning": 1, "good": 2, "info": 3}
 class Finding:
     """One finding in plain words; `advice` and `predicted` may be empty."""
 
+    kind: Kind
     severity: Severity
     title: str
     """One sentence with the decisive numbers."""
@@ -29,6 +56,8 @@ class Finding:
     """What to change, with the keys of the configuration."""
     predicted: str = ""
     """What the change would bring, and by which model."""
+    cause: str = ""
+    """Of a run that crashed or failed: what ended it (ending.Cause); else empty."""
 
 
 class Weight(IntEnum):

@@ -18,13 +18,11 @@ import numpy as np
 
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, sentences
+from controller.report.minimum import MIN_STEPS
 from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
 """Below this an early and a late mean of two steps each overlap almost: only what needs no trend is reported before."""
-MIN_SIGN_STEPS = 8
-"""Signs without a fall of the reward were measured on runs of 40 steps and more; in a run of a few steps the warm-up
-alone gives them."""
 REWARD_FALL_BAD = 0.5
 """Half of the best reward is gone: no schedule or harder prompt does that by itself."""
 REWARD_FALL_NOTABLE = 0.2
@@ -65,7 +63,7 @@ def _is_short(data: RunData) -> bool:
     """A run of so few steps that signs say nothing of it: none is to come that they could warn of."""
     planned, kind = number(data.config, "num_steps"), data.where.kind if data.where is not None else ""
     is_over = kind in ("finished", "stopped")
-    return planned < MIN_SIGN_STEPS or (is_over and len(data.steps) < MIN_SIGN_STEPS)
+    return planned < MIN_STEPS or (is_over and len(data.steps) < MIN_STEPS)
 
 
 def reward_fall(data: RunData) -> Fall | None:
@@ -154,6 +152,7 @@ def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     is_bad = worst.share >= REWARD_FALL_BAD
     title = ("The policy collapsed: " if is_bad else "The policy is getting worse: ") + " and ".join(words)
     finding = Finding(
+        "policy_collapsed" if is_bad else "policy_worse",
         "bad" if is_bad else "warning",
         title,
         sentences(f"Half of the fall had happened by {certain[0][1]} {worst.since_step}", _sign_words(signs)),
@@ -170,7 +169,8 @@ def _unstable(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     serious = [sign for sign in signs if not (is_sound and sign.cause == "entropy")]
     severity: Severity = "bad" if len({sign.words.split()[0] for sign in serious}) >= 3 else "warning"
     title = f"Updates are unstable: {serious[0].words}"
-    finding = Finding(severity, title, _sign_words(serious[1:]), _cure(data, serious, serious[0].step))
+    cure = _cure(data, serious, serious[0].step)
+    finding = Finding("policy_unstable", severity, title, _sign_words(serious[1:]), cure)
     return [Rated(Weight.POLICY, finding, len(serious))]
 
 
@@ -214,6 +214,7 @@ def _skipped(data: RunData) -> list[Rated]:
         return []
     severity: Severity = "bad" if share >= 0.5 else "warning"
     finding = Finding(
+        "updates_skipped",
         severity,
         f"{percent(share)} of the updates were skipped: loss or gradient was not a finite number",
         "The policy did not change in them, but their samples are consumed",

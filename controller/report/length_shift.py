@@ -28,6 +28,7 @@ def find(data: RunData) -> list[Rated]:
     cause = max(lost, key=lambda name: number(lost[name], "samples", 0.0), default="")
     known = next((key for key in DROP_ADVICE if cause.startswith(key)), "")
     finding = Finding(
+        "length_shift",
         "bad" if abs(shift) >= SHIFT_BAD else "warning",
         f"Training sees answers {percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than those generated: "
         f"{figure(number(row, 'trained_len_mean'))} of {figure(number(row, 'drawn_len_mean'))} tokens on average, "

@@ -28,6 +28,8 @@ from controller.run_folder.formatting import printable, span
 MAX_EVENTS = 200
 MAX_WAITS = 6
 MAX_TEXT_CHARS = 600
+MAX_LEVELS = 11
+"""Levels of difficulty that are listed: success rates to a tenth."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def figures(data: RunData) -> list[Figure]:
         _rate(data, found, "tokens_per_s", "tokens/s", "sampled tokens used"),
         _share(shares, shares.trainer_wait, "trainer waited"), _share(shares, shares.rollout_idle, "rollout idle"),
         _share(shares, shares.rollout_paused, "rollout paused for weights"),
-        _staleness(data), _lengths(data), _time(data, found), _groups(found), _audit(found),
+        _staleness(data), _lengths(data), _time(data, found), _groups(found),
+        _removed(data, "passed over", "draws", "success rate"), _removed(data, "filtered", "groups", "reward"),
+        _audit(found),
     ) if figure is not None]  # fmt: skip
 
 
@@ -178,6 +182,16 @@ def _groups(found: Mapping[str, Any]) -> Figure | None:
     return Figure(
         "groups used", f"{consumed:,.0f}", f"of {drawn:,.0f} drawn" + "".join(f", {one}" for one in others) + whole
     )
+
+
+def _removed(data: RunData, name: str, unit: str, level: str) -> Figure | None:
+    """What a filter left out, by difficulty and length."""
+    rows = data.samples.removed.get(name, []) if data.samples is not None else []
+    if not rows:
+        return None
+    parts = [f"{one.num_draws:,} at {level} {one.level:g} ({one.mean_tokens:,.0f} tokens)" for one in rows[:MAX_LEVELS]]
+    more = ", …" if len(rows) > MAX_LEVELS else ""
+    return Figure(f"{unit} {name}", f"{sum(one.num_draws for one in rows):,}", ", ".join(parts) + more)
 
 
 def _audit(found: Mapping[str, Any]) -> Figure | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
-from controller.report import colours, overview
+from controller.report import colours, offline_charts, overview
 from controller.report.charts import Axis, Chart, Section, Series, number, tidy, time_unit
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
@@ -29,7 +30,7 @@ from controller.report.picture import run_sheet, save
 from controller.report.run_charts import sections
 from controller.report.timeline import Timeline, read_timeline
 from controller.run_folder.formatting import span
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder, is_from_files
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, PICTURE = "report.html", "report.png"
@@ -40,17 +41,28 @@ _APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", 
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write report.html and report.png into the run folder; returns the page's path.
+    """The path of what `draw_report` writes."""
+    return draw_report(folder)[0]
+
+
+def draw_report(folder: RunFolder) -> tuple[Path, list[Finding]]:
+    """Write report.html and report.png into the run folder; returns the page's path and the findings on it.
 
     May be called from any thread, while the run goes on or after it. Raises UserError where the folder holds nothing
     that can be read, where it cannot be written to, or where plotly or matplotlib is not installed.
     """
     data = RunData.load(folder)
-    timeline, found, findings = read_timeline(data), sections(data), diagnose(data)
+    is_offline = is_from_files(data.state)
+    found = offline_charts.sections(data) if is_offline else sections(data)
+    timeline, findings = read_timeline(data), diagnose(data)
     path = folder.root / PAGE
     write_page(path, run_page(data, findings, found, timeline))
-    save(run_sheet(data, findings, found, timeline), folder.root / PICTURE)
-    return path
+    if is_offline:
+        picture = run_sheet(data, findings, found, None, offline_charts.order(found))
+    else:
+        picture = run_sheet(data, findings, found, timeline)
+    save(picture, folder.root / PICTURE)
+    return path, findings
 
 
 def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section], timeline: Timeline) -> str:
@@ -210,8 +222,9 @@ def _state(data: RunData) -> tuple[str, str]:
 
 
 def _harmless(finding: Finding) -> Finding:
-    words = [overview.text(part, 2000) for part in (finding.title, finding.detail, finding.advice, finding.predicted)]
-    return Finding(finding.severity, *words)
+    words = ("title", "detail", "advice", "predicted")
+    changes: dict[str, Any] = {part: overview.text(getattr(finding, part), 2000) for part in words}
+    return replace(finding, **changes)
 
 
 def chart_classes(found: Sequence[Section]) -> dict[str, str]:

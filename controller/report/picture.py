@@ -51,10 +51,16 @@ _DASH = {"solid": "-", "dash": (0, (5, 2.5)), "dot": (0, (1.2, 1.8)), "dashdot":
 _WIDTH = {"plain": 1.5, "faint": 0.8, "bold": 2.4, "limit": 1.0}
 
 
-def run_sheet(data: RunData, findings: Sequence[Finding], sections: Sequence[Section], timeline: Timeline) -> Figure:
-    """The sheet of a run. Raises UserError without matplotlib."""
+def run_sheet(
+    data: RunData,
+    findings: Sequence[Finding],
+    sections: Sequence[Section],
+    timeline: Timeline | None,
+    order: Sequence[Sequence[str]] = ORDER,
+) -> Figure:
+    """The sheet of a run, its charts by key in the rows of `order`. Raises UserError without matplotlib."""
     charts = {chart.key: chart for section in sections for chart in section.charts}
-    rows = [[charts[key] for key in keys] for keys in ORDER if any(not charts[key].is_empty for key in keys)]
+    rows = [[charts[key] for key in keys] for keys in order if any(not charts[key].is_empty for key in keys)]
     numbers = "   ".join(f"{figure.label} {figure.value}" for figure in overview.figures(data))
     verdict = sentences(findings[0].title, findings[0].advice) if findings else ""
     return sheet(data.folder.name, [verdict, numbers], rows, timeline)

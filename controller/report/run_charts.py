@@ -223,15 +223,12 @@ def effective_samples(steps: Rows) -> Chart:
     """Effective sample size of the importance weights."""
     caption = "1: every token counts alike. Small: few tokens with large weights dominate the step."
     y = Axis("effective share of tokens", is_share=True, top=1.0)
-    return of_steps(
-        steps,
-        "chart-ess",
-        "Effective sample size of the weights",
-        y,
-        [("ess", "effective share", "c2")],
-        caption,
-        np.min,
-    )
+    lines = [("ess", "effective share", "c2")]
+    if any("ess_sequences" in row for row in steps):
+        y = Axis("effective share", is_share=True, top=1.0)
+        lines = [("ess", "tokens", "c2"), ("ess_sequences", "answers", "c1"), ("lr_factor", "learning rate", "c0")]
+        caption += " Answers: of whole answers, without truncation; the learning rate follows it (trainer.lr_by_ess)."
+    return of_steps(steps, "chart-ess", "Effective sample size of the weights", y, lines, caption, np.min)
 
 
 def weights(steps: Rows) -> Chart:

@@ -6,13 +6,14 @@ Owns: both looks. Refuses: what becomes of the policy (learning.py).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from controller.config.validation.objectives import WITHIN_GROUP
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Weight, figure, percent
-from controller.report.learning import MIN_TREND_STEPS
+from controller.report.learning import MIN_TREND_STEPS, is_learning
 from controller.report.signs import trend, window
 
 CUT_NOTABLE = 0.5
@@ -31,7 +32,11 @@ def find(data: RunData, *, is_collapsed: bool) -> list[Rated]:
     from it."""
     if len(data.steps) < MIN_TREND_STEPS or is_collapsed:
         return []
-    return [*_signal(data), *_filtered(data), *_cut(data)]
+    signal, cut = _signal(data), _cut(data)
+    if cut and signal and signal[0].finding.severity != "info" and not _is_best(data):
+        # A cut answer gets no useful score, so equal rewards follow from it.
+        cut = [replace(one, share=one.share + signal[0].share) for one in cut]
+    return [*signal, *_filtered(data), *cut]
 
 
 def _signal(data: RunData) -> list[Rated]:
@@ -45,8 +50,11 @@ def _signal(data: RunData) -> list[Rated]:
     if not share >= ZERO_SIGNAL_NOTABLE:
         return []
     reward = trend(data, "reward_mean")
+    if _never_differed(data):
+        return [Rated(Weight.SIGNAL, _nothing_to_learn(reward.late), share)]
     if solved >= SOLVED and reward.late >= reward.early:
         finding = Finding(
+            "solved",
             "info",
             f"The task is nearly solved: all samples of {percent(share)} of the late groups got the same reward, "
             f"{percent(solved)} of them the best one",
@@ -55,6 +63,7 @@ def _signal(data: RunData) -> list[Rated]:
         return [Rated(Weight.SIGNAL, finding, share)]
     is_bad = share >= ZERO_SIGNAL_BAD
     finding = Finding(
+        "no_signal",
         "bad" if is_bad else "warning",
         f"{percent(share)} of the late groups carry no signal: all their samples got the same reward "
         f"(mean {figure(reward.late)})",
@@ -66,6 +75,33 @@ def _signal(data: RunData) -> list[Rated]:
     return [Rated(Weight.SIGNAL, finding, share)]
 
 
+def _never_differed(data: RunData) -> bool:
+    """All samples of all steps got one and the same reward."""
+    spread, means = series(data.steps, "reward_std"), series(data.steps, "reward_mean")
+    return bool(np.all(spread == 0) and np.all(means == means[0]))
+
+
+def _is_best(data: RunData) -> bool:
+    """The reward that all samples get is a good one: 1 by custom."""
+    return _never_differed(data) and number(data.steps[-1], "reward_mean") >= 1.0
+
+
+def _nothing_to_learn(reward: float) -> Finding:
+    """From the first step on: nothing was learned, so nothing can have been solved by it."""
+    if reward > 0:
+        why = "Either the model solved every prompt before it was trained, or the scorer gives every answer the same"
+    else:
+        why = "Either no prompt is ever solved, or the scorer does not recognise a right answer"
+    return Finding(
+        "no_signal",
+        "bad",
+        f"Nothing can be learned: every answer since the first step got the reward {figure(reward)}",
+        f"{why}. Advantages are zero, so generating and training on them is wasted",
+        "Read some answers with their rewards (areal-like samples), and try the scorer on right and wrong ones "
+        "(areal-like probe does both before a run)",
+    )
+
+
 def _filtered(data: RunData) -> list[Rated]:
     """Groups without a signal that were left out."""
     counts = data.pulses[-1]["counts"] if data.pulses else {}
@@ -75,6 +111,7 @@ def _filtered(data: RunData) -> list[Rated]:
         return []
     share = filtered / drawn
     finding = Finding(
+        "groups_filtered",
         "warning",
         f"{percent(share)} of the groups drawn were left out, because all their samples got the same reward",
         "That is what filter_zero_signal does; but generating them was wasted",
@@ -89,11 +126,15 @@ def _cut(data: RunData) -> list[Rated]:
     if not found.late >= CUT_NOTABLE:
         return []
     limit = data.setting("sampling.max_new_tokens", "its limit")
+    is_sound = is_learning(data)
     since = "" if found.early >= CUT_NOTABLE else f", at first {percent(found.early)}"
     finding = Finding(
-        "bad" if found.late >= CUT_BAD else "warning",
+        "answers_cut",
+        "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
         f"{percent(found.late)} of the answers are cut at sampling.max_new_tokens ({limit}){since}",
-        "A cut answer has no end and, with most rewards, no useful score",
+        "The reward rises all the same, so it does not depend on the end of an answer"
+        if is_sound
+        else "A cut answer has no end and, with most rewards, no useful score",
         "Raise sampling.max_new_tokens (and rollout.engine.max_context with it), or reward shorter answers; where the "
         "model never ends, check its end-of-sequence token (sampling.stop_token_ids)",
     )

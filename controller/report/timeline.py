@@ -140,6 +140,30 @@ def read_timeline(data: RunData, *, max_bins: int = MAX_BINS, max_per_role: int 
     return replace(_laid_out(found, max_bins), left_out=left_out, unknown=unknown)
 
 
+class PulseTimeline:
+    """Strips from pulses alone, taken in one by one while the run goes on: coarser than traces, and cheap."""
+
+    def __init__(self) -> None:
+        self._strips: dict[str, _PulseStrip] = {}
+
+    def add(self, pulse: Mapping[str, Any]) -> None:
+        """One more pulse."""
+        for name in pulse["processes"]:
+            self._strips.setdefault(str(name), _PulseStrip(str(name)))
+        for strip in self._strips.values():
+            strip.add(pulse)
+
+    def timeline(self, *, max_bins: int = MAX_BINS, max_per_role: int = MAX_PER_ROLE) -> Timeline:
+        """All strips so far, over one axis."""
+        chosen, left_out = _choose(self._strips, max_per_role)
+        found = [self._strips[name].found for name in chosen]
+        known = [one for one in found if MAIN_LANE in one.grids]
+        unknown = [one.name for one in found if MAIN_LANE not in one.grids]
+        if not known:
+            return Timeline(left_out=left_out, unknown=unknown)
+        return replace(_laid_out(known, max_bins), left_out=left_out, unknown=unknown)
+
+
 def role_of(name: str) -> str:
     """`rollout-12` is a rollout worker."""
     return re.sub(r"-\d+$", "", name)
@@ -208,21 +232,34 @@ def _lane_name(args: msgspec.Raw) -> str:
 
 
 def _read_pulses(name: str, pulses: Sequence[Mapping[str, Any]]) -> _Found:
-    """Shares from the growth of the process's counters between two pulses, else the state it reported."""
-    found, grid = _Found(name, "pulses"), ActivityGrid()
-    before: tuple[float, Mapping[str, Any]] | None = None
+    strip = _PulseStrip(name)
     for pulse in pulses:
-        now_s, process = number(pulse.get("time_s")), pulse["processes"].get(name)
+        strip.add(pulse)
+    return strip.found
+
+
+class _PulseStrip:
+    """Shares of one process from the growth of its counters between two pulses, else the state it reported."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._grid = name, ActivityGrid()
+        self._before: tuple[float, Mapping[str, Any]] | None = None
+
+    @property
+    def found(self) -> _Found:
+        """So far."""
+        return _Found(self._name, "pulses", {MAIN_LANE: self._grid} if self._grid.bins else {})
+
+    def add(self, pulse: Mapping[str, Any]) -> None:
+        """One more pulse."""
+        now_s, process, before = number(pulse.get("time_s")), pulse["processes"].get(self._name), self._before
         if now_s is None or process is None:
-            before = None
-            continue
+            self._before = None
+            return
         if before is not None and before[0] < now_s and before[1].get("incarnation") == process.get("incarnation"):
-            for activity, seconds in _grown(role_of(name), before[1], process, now_s - before[0]).items():
-                grid.add(activity, before[0], now_s, weight=seconds / (now_s - before[0]))
-        before = (now_s, process)
-    if grid.bins:
-        found.grids[MAIN_LANE] = grid
-    return found
+            for activity, seconds in _grown(role_of(self._name), before[1], process, now_s - before[0]).items():
+                self._grid.add(activity, before[0], now_s, weight=seconds / (now_s - before[0]))
+        self._before = (now_s, process)
 
 
 def _grown(role: str, old: Mapping[str, Any], new: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:

@@ -61,9 +61,11 @@ def _audit(data: RunData, shares: Shares) -> list[Rated]:
     if not isinstance(words, str) or words == "clean":
         return []
     if words.startswith("not possible"):
-        finding = Finding("warning", "The ledger could not be audited", words, "Check whether ledger.sqlite is intact")
+        advice = "Check whether ledger.sqlite is intact"
+        finding = Finding("audit_impossible", "warning", "The ledger could not be audited", words, advice)
     else:
         finding = Finding(
+            "audit_broken",
             "bad",
             "The audit of the ledger is not clean: an invariant was broken, so no figure here can be relied on",
             words,
@@ -83,6 +85,7 @@ def _dropped(data: RunData, shares: Shares) -> list[Rated]:
     listed = ", ".join(f"{count} {name}" for name, count in sorted(reasons.items(), key=lambda item: -item[1]))
     near = _stale_words(data) if known == "stale" else ""
     finding = Finding(
+        "groups_dropped",
         "bad" if share >= DROPPED_BAD else "warning",
         f"{percent(share)} of the groups drawn were dropped, most of them ({number_of:,}) as {reason}",
         sentences(f"By reason: {listed}", near),
@@ -131,6 +134,7 @@ def _processes(data: RunData, shares: Shares) -> list[Rated]:
     what = f"{', '.join(gone)} lost and not restarted" if gone else f"{most} most often ({times})"
     reasons = list(dict.fromkeys(str(reason) for _, reason in losses if reason))[:3]
     finding = Finding(
+        "processes_lost",
         severity,
         f"Processes were lost {plural(len(losses), 'time')}: {what}",
         sentences(f"Reasons: {'; '.join(reasons)}" if reasons else ""),
@@ -144,7 +148,8 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
     if not texts:
         return []
     finding = Finding(
-        "bad", f"A rollout worker could not load a version ({len(texts)}) and received no more work", texts[-1],
+        "version_not_loaded", "bad",
+        f"A rollout worker could not load a version ({len(texts)}) and received no more work", texts[-1],
         "See that worker's log; memory and the weight store are the usual causes",
     )  # fmt: skip
     return [Rated(Weight.MACHINE, finding, len(texts))]
@@ -168,6 +173,7 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
         Rated(
             Weight.MACHINE,
             Finding(
+                "memory_grows",
                 "warning",
                 f"Memory use of {name} grows: from {middle:,.0f} to {end:,.0f} MB in the second half of the run",
                 "",
@@ -187,6 +193,7 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
         return []
     share = float(np.median(stages)) / shares.step_s
     finding = Finding(
+        "slow_staging",
         "warning",
         f"New weights take {percent(share)} of a step to reach a rollout worker",
         "Meanwhile it generates with the version before, so samples are older than necessary",
@@ -203,6 +210,7 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
     if TRANSFERS[kind].sender or TRANSFERS[kind].place == "disk":
         return []
     finding = Finding(
+        "weights_on_disk",
         "warning",
         "Weights are transferred through the disk: there was no room in shared memory",
         data.weight_dir,
@@ -220,6 +228,7 @@ def _sinks(data: RunData, shares: Shares) -> list[Rated]:
         if not is_down and not lost:
             continue
         finding = Finding(
+            "sink_down",
             "warning",
             f"The metrics sink {name} {'is' if is_down else 'was'} down: {figure(lost)} rows did not reach it",
             errors.get(name, ""),
@@ -232,7 +241,8 @@ def _sinks(data: RunData, shares: Shares) -> list[Rated]:
 def _packing(data: RunData, shares: Shares) -> list[Rated]:
     rows = [
         row for row in data.steps
-        if number(row, "micro_batches", 0.0) >= MIN_MICRO_BATCHES and not number(row, "forward_only_share", 0.0)
+        if number(row, "micro_batches", 0.0) >= MIN_MICRO_BATCHES * max(1.0, number(row, "updates", 1.0))
+        and not number(row, "forward_only_share", 0.0)
     ]  # fmt: skip
     values = series(rows, "packing_efficiency")
     if len(rows) < max(2, len(data.steps) // 2) or not np.isfinite(values).any():
@@ -242,12 +252,13 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
         return []
     budget = data.setting("trainer.micro_batch_tokens", "its budget")
     finding = Finding(
+        "batches_not_full",
         "warning",
         f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} of "
         f"them a step, of {budget} tokens each",
         "",
         "Set trainer.micro_batch_tokens to a multiple of the longest sequence, or higher",
-        f"At most {percent(1 / max(mean, 0.01) - 1)} off the trainer's time, where its cost follows the budget",
+        f"At most {percent(1 - mean)} off the trainer's time, where its cost follows the budget",
     )
     return [Rated(Weight.MACHINE, finding, 1 - mean)]
 
@@ -257,6 +268,7 @@ def _damage(data: RunData, shares: Shares) -> list[Rated]:
         return []
     is_old = all("no pulses" in problem for problem in data.problems)
     finding = Finding(
+        "damaged_files",
         "info" if is_old else "warning",
         "Some files of this run could not be read",
         sentences("; ".join(data.problems)),

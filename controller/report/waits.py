@@ -21,14 +21,11 @@ from controller.report import advice
 from controller.report.advice import Pace
 from controller.report.data import RunData, number
 from controller.report.finding import Finding, Rated, Severity, Weight, figure, percent, plural, sentences
+from controller.report.minimum import MIN_PULSES, MIN_STEPS
 from controller.report.shares import Shares
 
 MIN_STEADY_STEPS = 3
 """Steps of the steady part of a run that shares of time want."""
-MIN_STEPS = 8
-"""The same where start and end are in it: each of them costs about a step."""
-MIN_PULSES = 5
-"""A run that makes no step at all is judged by so many looks at it, two seconds or more apart."""
 WAIT_NOTABLE = 0.10
 """The trainer's device stands still for a tenth of the time: more than the noise between two runs."""
 WAIT_BAD = 0.50
@@ -39,6 +36,8 @@ IDLE_ALONE = 0.60
 """The same for workers of which none can be spared (a single one): most of a device stands still."""
 BOTH_IDLE = 0.25
 """Rollout workers that idle less, while the trainer waits for them, are not what holds the run up."""
+SLOTS_EMPTY = 0.25
+"""Less of the slots in use on average: what is waited for is the longest answers, not room for more of them."""
 SCORE_IDLE = 0.20
 """Share of rollout time in which nothing generates for want of scores: generation hides the rest."""
 SCORE_WAITING = 0.50
@@ -50,6 +49,9 @@ SCORING_FULL = 0.80
 FAILED_NOTABLE = 0.02
 """One answer in fifty without a score: a group of eight loses a sample every sixth time."""
 FAILED_BAD = 0.20
+MIN_VERDICTS = 20
+MIN_FAILED = 3
+"""So many verdicts, and failures among them, make a share of failures: one in a short run is an accident."""
 PAUSED_NOTABLE = 0.10
 """Share of rollout time that went by in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
 CORES_FULL = 0.90
@@ -81,13 +83,23 @@ def _wait(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     if _alternates(data):
         return _no_overlap(data, shares, pace) if is_waiting or is_idle else None
     if is_waiting:
-        # Rollout workers idle as large a part of their time as explains the trainer's.
-        do_both = shares.rollout_idle >= max(BOTH_IDLE, 0.5 * shares.trainer_wait)
-        return (_no_overlap if do_both else _too_few_rollouts)(data, shares, pace)
+        return (_no_overlap if _is_held_back(shares) else _too_few_rollouts)(data, shares, pace)
     if not is_idle or not shares.trainer_wait < WAIT_NOTABLE:
         return None
     is_wasteful = advice.workers_at_work(shares, pace) < pace.workers or shares.rollout_idle >= IDLE_ALONE
     return _trainer_bound(data, shares, pace) if is_wasteful else None
+
+
+def _is_held_back(shares: Shares) -> bool:
+    """The bound keeps rollout workers from work while the trainer waits for them.
+
+    They have nothing to do as large a part of their time as explains the trainer's wait, or a notable one while most
+    slots are empty, so that more slots or workers would be empty too. A worker that waits for scores, or for the
+    machine, is not held back by the bound.
+    """
+    idle = shares.rollout_idle if math.isnan(shares.idle_for_work) else shares.idle_for_work
+    is_empty = shares.slots_full < SLOTS_EMPTY and idle >= WAIT_NOTABLE
+    return idle >= max(BOTH_IDLE, 0.5 * shares.trainer_wait) or is_empty
 
 
 def _full_cores(shares: Shares) -> str:
@@ -142,7 +154,7 @@ def _no_overlap(data: RunData, shares: Shares, pace: Pace) -> Rated:
         else "New groups may not start until a version is published, and that one waits for the last answers of a step"
     )
     severity: Severity = "info" if _alternates(data) else "warning"
-    return Rated(Weight.WAIT, Finding(severity, title, sentences(detail), way, hope), shares.trainer_wait)
+    return Rated(Weight.WAIT, Finding("no_overlap", severity, title, sentences(detail), way, hope), shares.trainer_wait)
 
 
 def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
@@ -152,6 +164,7 @@ def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
     is_many = advice.workers_at_work(shares, pace) < pace.workers
     could = figure(1 / max(shares.rollout_working, 0.01))
     finding = Finding(
+        "trainer_bound",
         "warning",
         f"Rollout workers were idle {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
         + (", there are more rollout workers than it needs" if is_many else ""),
@@ -165,7 +178,7 @@ def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
 
 def _rated(wait: float, title: str, detail: str, way: str, hope: str) -> Rated:
     severity: Severity = "bad" if wait >= WAIT_BAD else "warning"
-    return Rated(Weight.WAIT, Finding(severity, title, detail, way, hope), wait)
+    return Rated(Weight.WAIT, Finding("rollouts_too_few", severity, title, detail, way, hope), wait)
 
 
 # ------------------------------------------------------------ scores
@@ -214,7 +227,7 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
         else "",
         _latency_words(data, name),
     )
-    finding = Finding("bad" if is_bad else "warning", title, detail, way, hope)
+    finding = Finding("scoring_stalls", "bad" if is_bad else "warning", title, detail, way, hope)
     return Rated(Weight.REWARD, finding, max(failed, shares.waiting_for_score))
 
 
@@ -222,7 +235,8 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
     """Answers without a score, whether or not anybody waits for them."""
     counted = verdicts(data, shares)
     failed = _failed_share(counted)
-    if failed < FAILED_NOTABLE:
+    total = sum(counted.values())
+    if failed < FAILED_NOTABLE or total < MIN_VERDICTS or failed * total < MIN_FAILED:
         return []
     kind = max(FAILURES, key=lambda kind: counted[kind])
     advised = {
@@ -232,6 +246,7 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
     }[kind]
     title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
     finding = Finding(
+        "scoring_fails",
         "bad" if failed >= FAILED_BAD else "warning",
         title,
         sentences(_verdict_words(counted), _policy_words(data)),
@@ -303,6 +318,7 @@ def _swaps(data: RunData, shares: Shares) -> list[Rated]:
     pauses = sorted(value for row in data.swaps if math.isfinite(value := number(row, "pause_s")))
     median = f"half of the {len(pauses)} swaps took over {figure(pauses[len(pauses) // 2])} s" if pauses else ""
     finding = Finding(
+        "slow_swaps",
         "warning",
         f"Weight swaps are slow: rollout workers were paused for them {percent(shares.rollout_paused)} of the time",
         sentences(median),

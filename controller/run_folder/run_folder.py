@@ -34,7 +34,8 @@ NAME_REMEDY = "use letters, digits, - and _, beginning with a letter or digit"
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
 _STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
-    "run_id": str, "status": str, "command": str, "host": str, "boot_id": str, "reason": str, "started_in": str,
+    "run_id": str, "status": str, "command": str, "objective": str, "host": str, "boot_id": str, "reason": str,
+    "started_in": str,
     "data": dict, "versions": dict, "python": str, "platform": str, "controller_pid": int,
     "controller_started_s": (int, float), "created_s": (int, float), "updated_s": (int, float), "ended_s": (int, float),
 }  # fmt: skip
@@ -53,6 +54,16 @@ def misfits(state: Mapping[str, Any]) -> list[str]:
         for key, kind in _STATE_SHAPES.items()
         if state.get(key) is not None and (not isinstance(state[key], kind) or isinstance(state[key], bool))
     ]
+
+
+def is_resumable(state: Mapping[str, Any]) -> bool:
+    """`areal-like resume` can continue such a run, by its status file: one of `train`, or from files."""
+    return state.get("command", "train") == "train" or is_from_files(state)
+
+
+def is_from_files(state: Mapping[str, Any]) -> bool:
+    """The run trains from files (docs/offline.md), by its status file: no rollouts, no ledger."""
+    return "objective" in state
 
 
 class DamagedState(UserError):

@@ -112,9 +112,12 @@ def _report(arguments: argparse.Namespace) -> int:
     from controller.run_folder.locate import find_run_to_read
 
     folder = find_run_to_read(arguments.run)
-    from controller.report.page import write_report
+    from controller.report.page import draw_report
+    from controller.runs.status_view import printable
 
-    print(f"report: {write_report(folder)}")
+    path, findings = draw_report(folder)
+    print(printable(f"{findings[0].severity}: {findings[0].title}"))
+    print(f"report: {path}")
     return 0
 
 

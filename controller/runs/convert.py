@@ -23,7 +23,7 @@ def export(
     source: str, out: str, *, version: int | None, dtype: str | None, lora: Literal["merged", "adapter"] | None
 ) -> int:
     """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
-    folder = _meant(source, version)
+    folder = checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
     print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
@@ -42,8 +42,8 @@ def import_model(source: str, out: str) -> int:
     return 0
 
 
-def _meant(source: str, version: int | None) -> Path:
-    """The checkpoint's folder. Raises UserError."""
+def checkpoint_of(source: str, version: int | None) -> Path:
+    """The folder of a checkpoint, by its path or of a run: this version, or the newest whole one. Raises UserError."""
     folder = Path(source).expanduser()
     if is_checkpoint(folder):
         if version is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from areal_like.errors import UserError
 from controller.run_folder.formatting import printable, span
 from controller.run_folder.owner_host import Whereabouts, whereabouts
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder, is_from_files
 from controller.runs.facts import read_facts
 from controller.runtime.control_requests import Wish, answer_to, ask, withdraw
 
@@ -101,6 +101,9 @@ def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> 
     where = whereabouts(folder)
     if not goes_on(where):
         raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
+    if is_from_files(where.state):
+        advice = "trainer.checkpoint says when it saves" if wish == "checkpoint" else "it has no rollout workers"
+        raise UserError("this run trains from files and takes no requests", where=str(folder.root), remedy=advice)
     return where, ask(folder.requests, wish, worker)
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TextIO
 
 from areal_like.errors import UserError
-from controller.config.problems import nearest
 from controller.run_folder.formatting import printable
 from controller.run_folder.owner_host import whereabouts_if_known
 from controller.run_folder.run_folder import RunFolder
@@ -167,6 +166,8 @@ def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:
     for wanted in processes or known:
         found = [wanted] if wanted in known else [name for name in known if name.startswith(f"{wanted}-")]
         if not found:
+            from controller.config.problems import nearest  # brings every setting
+
             near = nearest(wanted, known, count=1)
             hint = f"did you mean {near[0]}? " if near else ""
             remedy = f"{hint}processes: {', '.join(known)}" if known else "no process has written a log yet"
@@ -182,7 +183,7 @@ def _width(files: Iterable[LogFile]) -> int:
 def _print_tail(files: Sequence[LogFile], printer: Printer, tail: int, *, is_last: bool) -> None:
     """The last lines of all together."""
     ends = [(file, iter(file.tail(tail) + (file.last_words() if is_last else []))) for file in files]
-    for name, line in list(_woven(ends))[-tail:] if tail else []:
+    for name, line in list(woven(ends))[-tail:] if tail else []:
         printer.lines(name, [line])
 
 
@@ -193,11 +194,11 @@ def _print_all(files: Sequence[LogFile], printer: Printer, *, is_last: bool) -> 
         if is_last:
             yield from file.last_words()
 
-    for name, line in _woven([(file, whole(file)) for file in files]):
+    for name, line in woven([(file, whole(file)) for file in files]):
         printer.lines(name, [line])
 
 
-def _woven(sources: Sequence[tuple[LogFile, Iterator[tuple[str, str]]]]) -> Iterator[tuple[str, str]]:
+def woven(sources: Sequence[tuple[LogFile, Iterator[tuple[str, str]]]]) -> Iterator[tuple[str, str]]:
     """Names and lines in order of the stamps; each file keeps its own order, also where its clock went back."""
 
     def rising(number: int, file: LogFile, lines: Iterator[tuple[str, str]]) -> Iterator[tuple[str, int, str, str]]:
@@ -240,7 +241,7 @@ def _print_news(files: dict[str, LogFile], printer: Printer, *, is_last: bool) -
         fresh = [(file, file.news()) for file in files.values()]
         if not any(lines for _, lines in fresh):
             break
-        for name, line in _woven([(file, iter(lines)) for file, lines in fresh]):
+        for name, line in woven([(file, iter(lines)) for file, lines in fresh]):
             printer.lines(name, [line])
     if is_last:
         for file in files.values():

@@ -55,7 +55,7 @@ def ps(
     found = gather(runs_dirs)
     shown = [row for row in found if show_all or row.kind == "running"]
     if as_json:
-        console.out(json.dumps([_plain(row) for row in shown], ensure_ascii=False, indent=1))
+        console.out(json.dumps([plain(row) for row in shown], ensure_ascii=False, indent=1))
         return 0
     if shown:
         _print(shown, console)
@@ -167,7 +167,8 @@ def memory_mb(facts: Facts) -> float:
     return facts.controller.get("rss_mb", 0.0) + sum(value for value in reported if isinstance(value, int | float))
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def plain(row: Row) -> dict[str, Any]:
+    """One run as plain data."""
     facts = row.facts
     return {
         "run": row.root.name,

@@ -129,7 +129,7 @@ def _row(order: int, sample: Sample, low: float, high: float, is_full: bool) -> 
         "trajectories": [
             {
                 "title": trajectory_title(place, len(sample.trajectories), one) if len(sample.trajectories) > 1 else "",
-                "spans": [(span.versions, _cut(span.text, is_full)) for span in one.spans],
+                "spans": [(span.versions, span.source, _cut(span.text, is_full)) for span in one.spans],
             }
             for place, one in enumerate(sample.trajectories, 1)
         ],

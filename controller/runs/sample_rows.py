@@ -27,7 +27,7 @@ from controller.runs.tokens import TokenText, TrajectoryText
 Order = Literal["newest", "worst", "best", "given"]
 Payload = Literal["stored", "purged", "damaged"]
 BUSY_S = 10.0
-_COLUMNS = (
+SAMPLE_COLUMNS = (
     "group_id, sample_index, num_tokens, first_version, last_version, verdict_kind, value, is_kept, worker, facts, "
     "file, offset, size, fate, reason, step, "
     "(SELECT MIN(first_version) FROM samples mates WHERE mates.group_id = samples.group_id)"
@@ -162,22 +162,23 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
         raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="try again later")
     text = TokenText.of(folder)
     try:
-        db, is_whole = _open(folder)
+        db, is_whole = open_ledger(folder)
         if not is_whole:
             text.problems.append("the folder cannot be written to: the newest samples may be missing")
         try:
-            _check_schema(db, folder)
+            check_schema(db, folder)
             where, values = _condition(choice)
             _check_there(db, choice, folder)
             (num_stored,) = db.execute("SELECT COUNT(*) FROM samples").fetchone()
             counted = f"SELECT COUNT(*) FROM samples JOIN groups USING (group_id) {where}"
             (num_matching,) = db.execute(counted, values).fetchone()
             query = (
-                f"SELECT {_COLUMNS} FROM samples JOIN groups USING (group_id) {where} ORDER BY {_ORDERS[choice.order]}"
+                f"SELECT {SAMPLE_COLUMNS} FROM samples JOIN groups USING (group_id) {where} "
+                f"ORDER BY {_ORDERS[choice.order]}"
             )
             if choice.limit is not None and not choice.grep:
                 query += f" LIMIT {choice.limit}"
-            samples = _taken(_samples(db.execute(query, values), folder, text), choice)
+            samples = _taken(samples_of(db.execute(query, values), folder, text), choice)
         finally:
             db.close()
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
@@ -202,7 +203,7 @@ def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
     return taken
 
 
-def _open(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
+def open_ledger(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
     """Read-only, and whether everything is seen.
 
     Without a write-ahead log alongside it nothing is being written, and an immutable file leaves nothing of ours there.
@@ -229,7 +230,7 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
     return db
 
 
-def _check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
+def check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
     schema = schema_version(db)
     if not is_readable(schema):
         raise UserError(
@@ -266,7 +267,7 @@ def _check_there(db: sqlite3.Connection, choice: Choice, folder: RunFolder) -> N
             raise UserError(f"there is no group {choice.group}", where=folder.name, remedy=has)
 
 
-def _samples(rows: sqlite3.Cursor, folder: RunFolder, text: TokenText) -> Iterator[Sample]:
+def samples_of(rows: sqlite3.Cursor, folder: RunFolder, text: TokenText) -> Iterator[Sample]:
     place = folder.root / SEGMENT_FOLDER
     store = SegmentStore(place, segment_bytes=1, fsync=False) if place.is_dir() else None
     try:

@@ -93,7 +93,7 @@ def _episode(trajectories: Sequence[TrajectoryText], console: Console, is_full: 
         spans = one.spans if is_full else one.spans[:MAX_SPANS]
         for span in spans:
             label, style = ("sampled", "cyan") if span.is_sampled else ("given", "")
-            yield from _labelled(label, span.text.rstrip("\n"), style, console, 0 if is_full else TURN_LINES)
+            yield from _labelled(label, span.shown.rstrip("\n"), style, console, 0 if is_full else TURN_LINES)
         if left_out := len(one.spans) - len(spans):
             yield from _labelled("", f"[... {left_out} more: --full]", "", console, 0)
 

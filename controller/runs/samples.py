@@ -15,7 +15,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from areal_like.errors import UserError
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.owner_host import whereabouts_if_known
+from controller.run_folder.run_folder import RunFolder, is_from_files
 from controller.runs.sample_rows import Choice, Found, Sample, read_samples
 
 Format = Literal["text", "jsonl", "html"]
@@ -35,6 +36,9 @@ def samples(
 
     out: a file; "-" or "" is standard output, but a page without `out` goes to <run>/samples.html.
     """
+    if is_from_files(whereabouts_if_known(folder).state):
+        what = "this run trains from files: it draws no samples"
+        raise UserError(what, where=str(folder.root), remedy=f"areal-like report {folder.root} shows what it learns")
     found = read_samples(folder, choice)
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)

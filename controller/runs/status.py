@@ -13,13 +13,13 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
-from controller.report.finding import Finding
+from controller.report.finding import DEATHS, Finding
 from controller.run_folder.formatting import span
 from controller.run_folder.owner_host import status_exit
 from controller.run_folder.run_folder import RunFolder
@@ -93,9 +93,16 @@ def _print(console: Console, facts: Facts, as_json: bool, found: list[Finding] |
     if as_json:
         console.out(as_line(facts, found))
         return
-    console.print(page(facts, health(facts)))
+    for part in parts(facts, found):
+        console.print(part)
+
+
+def parts(facts: Facts, found: Sequence[Finding] | None) -> list[Group]:
+    """The status, and the findings where they are asked for: first where the run died, so that its cause is on top."""
+    shown = [page(facts, health(facts))]
     if found is not None:
-        console.print(findings(found))
+        shown.insert(0 if found[0].kind in DEATHS else 1, findings(found))
+    return shown
 
 
 def _diagnosed(folder: RunFolder) -> list[Finding]:

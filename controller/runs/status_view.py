@@ -19,8 +19,8 @@ from rich.text import Text
 
 from controller.report.finding import Finding
 from controller.run_folder.formatting import ago, megabytes, number, percent, printable, span
+from controller.run_folder.run_folder import is_resumable
 from controller.runs.facts import Facts, Rate
-from controller.telemetry.summary import SINCE_RESUME
 
 Verdict = Literal["ok", "warning", "bad", "unknown"]
 STYLE: Mapping[str, str] = {
@@ -80,7 +80,7 @@ def _facing(facts: Facts, health: Health) -> Iterator[tuple[str, RenderableType]
     yield "health", Text(printable(health.words), style=STYLE[health.verdict])
     if facts.where.kind == "crashed":
         yield "next", Text(f"areal-like resume {facts.folder.root}\nareal-like logs {facts.folder.root}")
-    elif facts.where.kind in ("stopped", "failed") and facts.where.state.get("command", "train") == "train":
+    elif facts.where.kind in ("stopped", "failed") and is_resumable(facts.where.state):
         yield "next", Text(f"areal-like resume {facts.folder.root}")
     if progress := _progress(facts):
         yield "progress", Flow(progress)
@@ -142,8 +142,11 @@ def _last_step(row: Mapping[str, Any]) -> list[str]:
 
 def _summary(summary: Mapping[str, Any]) -> list[str]:
     """The few numbers that say how it went."""
-    parts = []
-    since = f" {SINCE_RESUME}" if (summary.get("lives") or 1) > 1 else ""
+    parts, since = [], ""
+    if (summary.get("lives") or 1) > 1:
+        from controller.telemetry.summary import SINCE_RESUME  # brings the ledger's messages, which are for writers
+
+        since = f" {SINCE_RESUME}"
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if after is not None:
         start = f"{number(before)} -> " if before is not None else ""

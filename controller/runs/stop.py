@@ -25,7 +25,7 @@ from areal_like.process import is_same_process
 from controller.ledger.run_lock import lock_holder
 from controller.run_folder.formatting import printable, span
 from controller.run_folder.owner_host import Whereabouts, status_exit, whereabouts
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder, is_resumable
 from controller.runs.facts import read_facts
 
 DEFAULT_TIMEOUT_S = 180.0
@@ -108,7 +108,7 @@ def _wait(
         print(f"{folder.name}: ended, and was resumed meanwhile ({after.words})")
         return 0
     print(f"{folder.name}: {after.words}")
-    if after.kind != "finished" and after.state.get("command", "train") == "train":
+    if after.kind != "finished" and is_resumable(after.state):
         print(f"  continue with: areal-like resume {folder.root}")
     return status_exit(after.kind)
 

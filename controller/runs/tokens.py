@@ -31,6 +31,13 @@ class Span:
     text: str
     versions: str
     """Of the policy that sampled them: `3`, or `3-5`; empty for given tokens."""
+    source: str = ""
+    """Model and version that sampled them, where a workflow calls several: `judge 0`."""
+
+    @property
+    def shown(self) -> str:
+        """The text, after its source where that is known: `[judge 0] yes`."""
+        return f"[{self.source}] {self.text}" if self.source else self.text
 
     @property
     def is_sampled(self) -> bool:
@@ -93,7 +100,11 @@ class TokenText:
 
     def episode(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryText, ...]:
         """All trajectories of a sample by their turns; nothing for one answer to one prompt."""
-        if len(trajectories) == 1 and trajectories[0].loss_mask_T[int(np.argmax(trajectories[0].loss_mask_T)) :].all():
+        if (
+            len(trajectories) == 1
+            and not trajectories[0].sources
+            and trajectories[0].loss_mask_T[int(np.argmax(trajectories[0].loss_mask_T)) :].all()
+        ):
             return ()
         found = []
         for number, one in enumerate(trajectories):
@@ -106,12 +117,15 @@ class TokenText:
 
     def _spans(self, trajectory: Trajectory, start: int) -> Iterator[Span]:
         mask_T = trajectory.loss_mask_T
-        ends = np.flatnonzero(np.diff(mask_T[start:])) + 1 + start
-        for begin, end in pairwise([start, *ends.tolist(), len(mask_T)]):
+        cuts = {start, len(mask_T), *(np.flatnonzero(np.diff(mask_T[start:])) + 1 + start).tolist()}
+        cuts |= {place for one in trajectory.sources for place in (one.start, one.end) if place > start}
+        for begin, end in pairwise(sorted(cuts)):
+            source = next((one for one in trajectory.sources if one.start <= begin < one.end), None)
             is_sampled = bool(mask_T[begin]) if begin < end else False
             text = self._decoded(trajectory.tokens_T[begin:end], skip_special=is_sampled)
             first, last = (int(trajectory.versions_T[place]) for place in (begin, end - 1)) if is_sampled else (0, 0)
-            yield Span(text, (str(first) if first == last else f"{first}-{last}") if is_sampled else "")
+            versions = (str(first) if first == last else f"{first}-{last}") if is_sampled else ""
+            yield Span(text, versions, f"{source.model} {source.version}" if source is not None else "")
 
     def _pieces(self, tokens_R: np.ndarray, versions_R: np.ndarray, answer: str) -> list[tuple[int, str]]:
         # What the policy did not sample itself (version -1) belongs to the piece before it.

@@ -30,6 +30,8 @@ from controller.config.launchers import launcher_of
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.draws import Draws
+from controller.data.curriculum import RowOutcome
 from controller.data.forced_lengths import forced_lengths
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime.components import RunComponents
@@ -119,6 +121,17 @@ def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
     )  # fmt: skip
 
 
+def _draws(session: OpenSession, start: StartingPoint) -> Draws | None:
+    """What chooses rows, where the configuration asks for more than one after the other."""
+    config = session.config
+    if config.data.curriculum is None or session.is_evaluation:
+        return None
+    outcomes = (RowOutcome(*one) for one in session.ledger.row_outcomes(group_size=config.group_size))
+    return session.rows.curriculum(
+        config.data.curriculum, seed=config.data_seed, first=start.state.first_draw, outcomes=outcomes
+    )
+
+
 def compose(
     session: OpenSession, start: StartingPoint, hub: Hub, processes: ProcessStarter, new_address: Callable[[], str]
 ) -> RunComponents:
@@ -130,7 +143,7 @@ def compose(
         num_eval_rows=session.rows.num_final,
         num_periodic_rows=session.rows.num_periodic,
     )
-    coordinator = Coordinator.restore(settings, start.state)
+    coordinator = Coordinator.restore(settings, start.state, _draws(session, start))
     tracer = Tracer.of(folder.root, "controller", trace_settings(config))
     session.stack.callback(tracer.close)
     return RunComponents(

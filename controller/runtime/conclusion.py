@@ -22,7 +22,9 @@ from controller.run_folder.run_folder import RunFolder, Status
 from controller.runtime.open_session import OpenSession
 from controller.runtime.outcome import Outcome
 from controller.runtime.starting_point import StartingPoint
-from controller.telemetry.summary import fates, print_summary, write_summary
+from controller.telemetry.screen import Screen
+from controller.telemetry.summary import fates, write_summary
+from controller.telemetry.summary_page import next_steps, print_summary
 
 EXIT_STATUS: Mapping[str, int] = {"completed": 0, "exhausted": 0, "stopped": 0, "failed": 1}
 RUN_STATUS: Mapping[str, Status] = {
@@ -49,7 +51,11 @@ def count_run(session: OpenSession, coordinator: Coordinator, start: StartingPoi
     version = max(coordinator.version, start.version)
     counts = fates(coordinator.counts(), state.batches, group_size=session.config.group_size, version=version)
     labels = {"emulated": emulation.words} if emulation else {}
-    return {**counts, "lives": state.num_lives, "trainer_restarts": state.num_trainer_restarts, **labels}
+    goals = {"num_steps": session.config.num_steps, "staleness_bound": session.config.staleness.bound}
+    return {
+        **counts, **({} if session.is_evaluation else goals),
+        "lives": state.num_lives, "trainer_restarts": state.num_trainer_restarts, **labels,
+    }  # fmt: skip
 
 
 def conclude(session: OpenSession, result: SessionResult, wall_s: float) -> int:
@@ -57,7 +63,7 @@ def conclude(session: OpenSession, result: SessionResult, wall_s: float) -> int:
 
     Its processes have ended, and the ledger is closed.
     """
-    folder, console = session.folder, Console(soft_wrap=True, highlight=False, markup=False)
+    folder, console = session.folder, Screen()
     outcome = result.outcome
     if session.is_evaluation and outcome.status == "completed" and not session.telemetry.tally.accuracy:
         outcome = Outcome("failed", f"no answer was scored; see {folder.logs}")
@@ -85,6 +91,10 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
     print_summary(summary, folder.root, console)
     if session.config.metrics.report and not session.is_evaluation and not session.end.is_hurried:
         console.print(draw_report(folder.root))
+    if EXIT_STATUS[outcome.status] == 0 and outcome.error is None and not session.is_evaluation:
+        console.print()
+        for line in next_steps(summary, folder.root, folder.config):
+            console.print(line)
 
 
 def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None:

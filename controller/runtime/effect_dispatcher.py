@@ -33,6 +33,7 @@ from controller.coordinator.effects import (
     SendRewrite,
     SendSwap,
     SendVersion,
+    StoreFinished,
 )
 from controller.coordinator.notes import HANDLING
 from controller.ledger.ledger import LedgerEntry
@@ -41,6 +42,7 @@ from controller.runtime.inbound import InboundEvent, entry_of
 from controller.runtime.outbound import Outgoing
 from controller.runtime.outcome import Outcome
 from controller.runtime.trainer_progress import TrainerProgress
+from controller.telemetry.eval_answers import NUM_ANSWERS
 from controller.telemetry.step_reporter import StepReporter
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ class EffectDispatcher:
         steps: StepReporter,
         clock: Callable[[], float],
     ) -> None:
-        self._coordinator, self._ledger = components.coordinator, components.ledger
+        self._coordinator, self._ledger, self._rows = components.coordinator, components.ledger, components.rows
         self._supervisor, self._end, self._tracer = components.supervisor, components.end, components.tracer
         telemetry = components.telemetry
         self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
@@ -92,8 +94,10 @@ class EffectDispatcher:
                 self._ledger.apply(entries)
         self._is_unsettled = False
         for entry in entries:
-            self._tally.lengths.record(entry.effect)
-            if isinstance(effect := entry.effect, DropGroup):
+            self._tally.lengths.record(effect := entry.effect)
+            if isinstance(effect, StoreFinished) and effect.purpose == "eval":
+                self._keep_answer(effect, entry.response_text)
+            elif isinstance(effect, DropGroup):
                 self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
         for version, received in steps:
             self._steps.published(version, received.metrics)
@@ -118,7 +122,7 @@ class EffectDispatcher:
             case SendSwap():
                 self._out.send(effect.worker, m.SwapVersion(version=effect.version, lineage=effect.lineage))
             case SendRelease():
-                self._out.send(effect.worker, m.ReleaseMemory(number=effect.number))
+                self._out.release(effect)
             case EndWorker():
                 self._display.note(f"{effect.worker} is terminated: {effect.reason}", "warning")
                 self._supervisor.end(effect.worker, effect.reason)
@@ -163,10 +167,17 @@ class EffectDispatcher:
         )
         self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))
 
+    def _keep_answer(self, effect: StoreFinished, answer: str) -> None:
+        outcome = effect.outcome
+        if outcome.group_id < NUM_ANSWERS:
+            row = self._rows.eval(outcome.group_id)
+            self._tally.answers.record(outcome.first_version, outcome.group_id, row, answer, effect.value)
+
     def _eval_done(self, effect: EvalDone) -> None:
         self._out.forget_ended_evals()
         num_rows = len(effect.values)
         num_scored = self._tally.add_evaluation(effect.version, effect.values)
+        answers = self._tally.answers.finish(effect.version)
         if num_scored < num_rows:
             self._display.note(f"{num_rows - num_scored} of {num_rows} evaluated answers got no score", "warning")
         if not num_scored:
@@ -174,6 +185,6 @@ class EffectDispatcher:
         accuracy = self._tally.accuracy[effect.version]
         self._journal.measure(
             "eval", version=effect.version, accuracy=accuracy, num_scored=num_scored, num_rows=num_rows,
-            eval=effect.kind,
+            eval=effect.kind, answers=answers,
         )  # fmt: skip
         self._display.accuracy(effect.version, accuracy, num_scored)

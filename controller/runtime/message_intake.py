@@ -69,7 +69,8 @@ class MessageIntake:
                 self._roles[peer] = message.role
                 self._supervisor.reported(peer)
                 self._monitor.received(peer)
-                if message.role == "rollout":
+                # A Hello read after its sender was given up for good: leases to it would be lost without a notice.
+                if message.role == "rollout" and self._supervisor.watches(peer):
                     return InboundEvent(
                         WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity)
                     )

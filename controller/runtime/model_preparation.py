@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from controller.config.stall_limit import stall_limit_s
 from controller.data.table import Table, load_demonstrations
 from controller.launch.launcher import Launcher, tail_of
 from controller.launch.local import child_environment
+from controller.run_folder.formatting import number
 from controller.run_folder.run_folder import RunFolder
 from controller.telemetry.display import Display
+from controller.telemetry.progress import Progress
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring.process_specs import PREPARATION, PrepareSpec, pinned_facts, prepare_spec
 
@@ -179,7 +181,7 @@ async def _follow(launcher: Launcher, display: Display, status_path: Path, stall
         ended = next((end for end in launcher.reap() if end.name == "prepare"), None)
         rows = await asyncio.to_thread(read_jsonl, status_path)
         for row in rows[num_shown:]:
-            display.progress("  " + "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
+            display.progress(_progress(row))
         num_shown = len(rows)
         if ended is None:
             life.look(launcher.cpu_s_of("prepare"))
@@ -208,8 +210,18 @@ class _Life:
             raise DeadlineExceeded("the starting model", "process `prepare`, which made no progress", self._patience_s)
 
 
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _progress(row: Mapping[str, Any]) -> Progress:
+    """What a row of the preparation's status file says (trainer/prepare_progress.py writes them)."""
+    if "num_bytes" in row:
+        done, total = row["num_bytes"], row["total_bytes"]
+        return Progress("download", done, total, _left_s(row, done, total), is_bytes=True)
+    done, total = row["step"], row["num_steps"]
+    return Progress("warm start", done, total, _left_s(row, done, total), note=f"loss {number(row['loss'], 4)}")
+
+
+def _left_s(row: Mapping[str, Any], done: int, total: int | None) -> float | None:
+    """Seconds to the end at the pace so far."""
+    return row["seconds"] * (total - done) / done if total and done else None
 
 
 def _cache_folder(config: RunConfig, demonstrations: Table | None) -> Path:

@@ -17,6 +17,7 @@ from controller.doctor.topics.processor import usable_cores
 from controller.runtime.components import RunComponents
 from controller.runtime.supervisor import Loss
 from controller.telemetry.display import Snapshot
+from controller.telemetry.progress import EvaluationBars
 from controller.telemetry.pulse import interval_s
 from controller.telemetry.step_reporter import StepReporter
 
@@ -31,6 +32,8 @@ class Monitor:
         self._journal, self._status, self._sinks = telemetry.journal, telemetry.status, telemetry.sinks
         self._clock, self._started_s = clock, clock()
         self._next_pulse_s = self._started_s
+        self._evaluations = EvaluationBars()
+        self._is_resumed = telemetry.tally.is_resumed
         self._cores = usable_cores(Machine())
         self._lost: set[str] = set()
         self._reported: set[str] = set()
@@ -43,6 +46,7 @@ class Monitor:
             if info.heartbeat is not None:
                 self._tally.add_counters(name, info.incarnation, info.heartbeat.counters)
         waits, counts = self._coordinator.waits(), self._counts()
+        progress = [self._steps.progress(), *self._evaluations.progress(self._coordinator.evaluations(), now_s)]
         self._display.show(
             Snapshot(
                 version=self._coordinator.version,
@@ -50,6 +54,8 @@ class Monitor:
                 states=self._supervisor.states(),
                 counts=counts,
                 elapsed_s=now_s - self._started_s,
+                progress=progress,
+                is_resumed=self._is_resumed,
             )
         )
         self._look_at_sinks()

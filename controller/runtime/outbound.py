@@ -17,7 +17,7 @@ import msgspec
 from areal_like.trajectory import Segment
 from areal_like.transport.channel import Hub
 from areal_like.wire import messages as m
-from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendVersion
+from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendRelease, SendVersion
 from controller.coordinator.events import WorkerLost
 from controller.coordinator.snapshot import Counts
 from controller.ledger.ledger import Ledger
@@ -115,8 +115,7 @@ class Outgoing:
 
     def version(self, effect: SendVersion) -> None:
         """Announce a version to the process it is meant for; a successor is announced one when it has joined."""
-        info = self._hub.peers.get(effect.worker)
-        if info is not None and info.incarnation != effect.incarnation:
+        if self._is_replaced(effect):
             log.info("version %d is not announced to %s: it was started again", effect.version, effect.worker)
             return
         announcement = m.AnnounceVersion(
@@ -127,6 +126,18 @@ class Outgoing:
             is_held=effect.is_held,
         )
         self.send(effect.worker, announcement)
+
+    def release(self, effect: SendRelease) -> None:
+        """Ask for memory from the process it is meant for; a successor has none."""
+        if self._is_replaced(effect):
+            log.info("%s is not asked to release its memory: it was started again", effect.worker)
+            return
+        self.send(effect.worker, m.ReleaseMemory(number=effect.number))
+
+    def _is_replaced(self, effect: SendVersion | SendRelease) -> bool:
+        """Another process of this name is there than the one that the effect is meant for."""
+        info = self._hub.peers.get(effect.worker)
+        return info is not None and info.incarnation != effect.incarnation
 
     def send(self, peer: str, message: m.Message) -> None:
         """Send; a peer out of reach is removed: it says Hello again, and then both sides repeat what matters.
@@ -149,7 +160,7 @@ class Outgoing:
         is_eval, settings = order.purpose == "eval", self._settings
         if is_eval:
             self._eval_leases.add(order.lease_id)
-        row = self._rows.eval(order.group_id) if is_eval else self._rows.train(order.group_id)
+        row = self._rows.eval(order.group_id) if is_eval else self._rows.train(order.draw)
         prefix, checkpoint = Segment.empty(), None
         if order.prefix_tokens:
             prefix = self._ledger.prefix(order.group_id, order.sample_index)

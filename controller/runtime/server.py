@@ -80,8 +80,9 @@ class Server:
             stall_after_s=settings.stall_after_s, stop_grace_s=settings.stop_grace_s, now_s=clock()
         )
         steps = StepReporter(
-            telemetry.tally, telemetry.display, telemetry.journal, num_steps=settings.num_steps, clock=clock
-        )
+            telemetry.tally, telemetry.display, telemetry.journal,
+            num_steps=settings.num_steps, bound=components.coordinator.settings.max_staleness, clock=clock,
+        )  # fmt: skip
         out = Outgoing(
             components.hub, components.ledger, components.rows, settings.tasks,
             is_live=components.coordinator.is_live,

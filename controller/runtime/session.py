@@ -42,6 +42,7 @@ from controller.launch.choice import launcher_for
 from controller.launch.launcher import Launcher
 from controller.ledger.ledger import Ledger
 from controller.ledger.mirror import LedgerHome
+from controller.preflight.called_models import check_tokenizers
 from controller.preflight.reward_services import check_services
 from controller.run_folder.run_folder import DamagedState, RunFolder
 from controller.runtime import storage
@@ -165,6 +166,7 @@ class RunSession:
         prepared = await self._prepare(session, published_to)
         if prepared is None:
             return SessionResult(Outcome("stopped", "before the first step"))
+        check_tokenizers(self.config, prepared.model_dir)
         weight_dir = published_to or storage.open_weight_folder(session, prepared.model_dir)
         start = self._start(session)
         make_run_credentials(self.folder.keys)
@@ -200,7 +202,7 @@ class RunSession:
                 self.folder, ledger, start.state, session.telemetry.display,
                 is_resume=self.is_resume, accept_loss=self.accept_loss,
             )  # fmt: skip
-        restore_tally(session.telemetry.tally, ledger, start)
+        restore_tally(session.telemetry.tally, ledger, start, self.folder.metrics)
         return start
 
     async def _run_server(

@@ -49,8 +49,9 @@ def find_start(
     return StartingPoint(state, found.version, found.path)
 
 
-def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint) -> None:
+def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint, metrics: Path) -> None:
     """After a resume: what the surviving steps of earlier sessions consumed and scored is part of the run."""
+    tally.is_resumed = start.state.num_lives > 0
     for batch in start.state.batches:
         if batch.step <= start.version:
             tally.add_history([batch.step - 1 - group.first_version for group in batch.groups])
@@ -58,3 +59,4 @@ def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint) -> None:
     for version, values in ledger.evaluations().items():
         if version <= start.version:
             tally.add_evaluation(version, values)
+    tally.answers.restore(metrics, start.version)

@@ -40,7 +40,23 @@ DEFAULT_GPU, DEFAULT_GPUS, DEFAULT_SHARE = "h800", 8, 0.75
 
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Simulate what was asked for, print it, and return the exit status. Raises UserError."""
+    trials = simulated(arguments, describe=not arguments.json)
+    if arguments.json:
+        sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
+    else:
+        print_trials(trials, arguments)
+    if arguments.plot:
+        draw(trials, Path(arguments.plot))
+        if not arguments.json:
+            print(f"drawn: {arguments.plot}")
+    return 0
 
+
+def simulated(arguments: argparse.Namespace, *, describe: bool) -> list[plan.Trial]:
+    """Every plan that was asked for, simulated. Raises UserError.
+
+    describe: print first what is simulated.
+    """
     variants = [plan.parse_sweep(text) for text in arguments.sweep]
     if arguments.calibrate:
         _refuse_machines(arguments, variants)
@@ -61,24 +77,20 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     total = 1
     for _, choices in variants:
         total *= len(choices)
-    if not arguments.json:
+    if describe:
         _describe(setup)
 
     def tell(trial: plan.Trial) -> None:
         if total > 1 and console.is_terminal:
             console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s a step", end="\r")
 
-    trials = plan.sweep(tried, variants, tell)
-    if arguments.json:
-        sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
-    else:
-        _print(trials)
-        _print_overrides(trials, arguments)
-    if arguments.plot:
-        draw(trials, Path(arguments.plot))
-        if not arguments.json:
-            print(f"drawn: {arguments.plot}")
-    return 0
+    return plan.sweep(tried, variants, tell)
+
+
+def print_trials(trials: Sequence[plan.Trial], arguments: argparse.Namespace) -> None:
+    """The table, and the best plan as settings of the config."""
+    _print(trials)
+    _print_overrides(trials, arguments)
 
 
 def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -37,6 +37,8 @@ class Job:
     """Running answers move to idle workers. Not where a lease is a whole group."""
     min_gain_s: float
     updates_per_step: int
+    passes_per_batch: int = 1
+    """Over each batch; 1 where the costs are of a measured run, which hold its passes already."""
     prompt_tokens: int = 200
     reward_s: float = 0.0
     seed: int = 1

@@ -363,9 +363,8 @@ class World:
             lengths += self._lengths.pop(group.group_id)[0]
             staleness[step - 1 - group.first_version] += 1
         full = [self.job.prompt_tokens + length for length in lengths]
-        seconds = self.costs.train_s(
-            full, self._record.imbalance(full, self.costs.trainer_ranks), self.job.updates_per_step
-        )
+        imbalance = self._record.imbalance(full, self.costs.trainer_ranks)
+        seconds = self.costs.train_s(full * self.job.passes_per_batch, imbalance, self.job.updates_per_step)
         self._record.batch(lengths, staleness, wait_s=self._now_s - self._free_since_s, train_s=seconds)
         self._is_training = True
         self._at(self._now_s + seconds, self._publish, step)

@@ -1,54 +1,39 @@
-"""What a running job shows: a live table on a terminal, plain lines anywhere else.
+"""What a running job shows: a live table with bars on a terminal, plain lines anywhere else.
 
-Owns: words and layout. Refuses: collecting numbers (summary.py), deciding anything.
+Owns: what is shown when. Refuses: collecting numbers (summary.py), words and layout of steps (step_table.py) and of
+progress (progress.py), deciding anything.
+
+Plain lines carry no control characters, and no kind of them comes more often than PLAIN_EVERY_S (steps) or
+PROGRESS_EVERY_S (the rest); what is left out there is in metrics.jsonl. On a terminal the last table stays.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from areal_like.plain_text import one_line
+from controller.run_folder.formatting import span
+from controller.telemetry.progress import Progress, bars
+from controller.telemetry.screen import Screen
+from controller.telemetry.step_table import StepRow, step_table
 
 Level = Literal["info", "warning", "error"]
 _STYLE: Mapping[str, str] = {"info": "", "warning": "yellow", "error": "bold red"}
 
-
-@dataclass(frozen=True)
-class StepRow:
-    """One finished step, as shown."""
-
-    step: int
-    num_steps: int
-    reward: float
-    loss: float
-    grad_norm: float
-    staleness_mean: float
-    staleness_max: int
-    rollout_tokens_per_s: float
-    trainer_tokens_per_s: float
-    wait_share: float
-    """Share of the last interval that the trainer waited."""
-    is_replay: bool = False
-
-    def line(self) -> str:
-        """The step as one plain line."""
-        note = " (replayed)" if self.is_replay else ""
-        return (
-            f"step {self.step}/{self.num_steps}{note}  reward {self.reward:.3f}  loss {self.loss:+.4f}  "
-            f"grad {self.grad_norm:.3f}  staleness {self.staleness_mean:.2f} (max {self.staleness_max})  "
-            f"rollout {self.rollout_tokens_per_s:,.0f} tok/s  trainer {self.trainer_tokens_per_s:,.0f} tok/s  "
-            f"trainer waited {self.wait_share:.0%}"
-        )
+PLAIN_EVERY_S = 1.0
+PROGRESS_EVERY_S = 5.0
+MOST_ROWS = 12
+OTHER_LINES = 12
+"""Lines of a terminal that are left to what is not the table of steps."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +46,10 @@ class Snapshot:
     """What each process does, by name."""
     counts: Mapping[str, object]
     elapsed_s: float
+    progress: Sequence[Progress] = ()
+    """Of the steps, and of evaluations that go on."""
+    is_resumed: bool = False
+    """`elapsed_s` counts from the last resume."""
 
 
 @dataclass
@@ -68,18 +57,28 @@ class Display:
     """Shows a job. Use as a context manager; every method may be called at any rate."""
 
     kind: Literal["auto", "live", "plain"] = "auto"
-    console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
+    console: Console = field(default_factory=Screen)
+    clock: Callable[[], float] = time.monotonic
     _live: Live | None = None
-    _rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=12))
+    _is_over: bool = False
+    _rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
     _accuracy: list[tuple[int, float]] = field(default_factory=list)
     _snapshot: Snapshot | None = None
-    progress_text: str = ""
-    """What preparation said last; empty once steps come."""
+    _progress: Progress | None = None
+    _shown_s: dict[str, float] = field(default_factory=dict)
+    """When a plain line of each kind was last shown."""
+
+    @property
+    def progress_text(self) -> str:
+        """What preparation said last; empty once steps come."""
+        return self._progress.line() if self._progress is not None else ""
 
     def __enter__(self) -> Display:
         is_live = self.kind == "live" or (self.kind == "auto" and self.console.is_terminal)
         if is_live:
-            self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=True)
+            self._is_over = False
+            self.console.soft_wrap = False  # rich counts the lines that it replaces
+            self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
             self._live.start()
         return self
 
@@ -87,78 +86,80 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self._is_over = True
+            self._live.transient = not self._rows
             self._live.stop()
             self._live = None
+            self.console.soft_wrap = True
 
     def note(self, text: str, level: Level = "info") -> None:
         """An event in one line; it stays on screen above the live table."""
         self.console.print(Text(f"{time.strftime('%H:%M:%S')} {one_line(text)}", style=_STYLE[level]))
 
-    def progress(self, text: str) -> None:
-        """What preparation is doing; replaces the last such line on a terminal."""
-        if self._live is None and text != self.progress_text:
-            self.console.print(Text(text))
-        self.progress_text = text
+    def progress(self, progress: Progress) -> None:
+        """What preparation is doing; on a terminal it replaces what was said last."""
+        is_news = progress != self._progress
+        self._progress = progress
+        if self._live is None and is_news:
+            is_end = progress.total is not None and progress.done >= progress.total
+            self._print_at_most(PROGRESS_EVERY_S, progress.label, progress.line(), is_important=is_end)
 
     def step(self, row: StepRow) -> None:
         """A finished step."""
-        self.progress_text = ""
+        self._progress = None
+        is_first = not self._rows
         self._rows.append(row)
         if self._live is None:
-            self.console.print(Text(row.line()))
+            is_end = row.step >= row.num_steps
+            self._print_at_most(PLAIN_EVERY_S, "step", row.line(), is_important=is_first or is_end)
 
     def accuracy(self, version: int, value: float, num_rows: int) -> None:
         """A finished evaluation."""
         self._accuracy.append((version, value))
-        self.note(f"evaluation of version {version}: {value:.3f} on {num_rows} held-out prompts")
+        self.note(f"evaluation of version {version}: {value:.3f} on {num_rows:,} held-out prompts")
 
     def show(self, snapshot: Snapshot) -> None:
-        """The state of the run; drawn on a terminal only."""
+        """The state of the run. Without a terminal only evaluations are shown, which no other line speaks of."""
         self._snapshot = snapshot
+        if self._live is None:
+            for one in snapshot.progress[1:]:
+                if one.done and one.left_s is not None and one.left_s > PROGRESS_EVERY_S:
+                    self._print_at_most(PROGRESS_EVERY_S, one.label, one.line())
+
+    # ------------------------------------------------------------ plain
+
+    def _print_at_most(self, every_s: float, kind: str, line: str, *, is_important: bool = False) -> None:
+        now_s = self.clock()
+        if is_important or now_s - self._shown_s.get(kind, -every_s) >= every_s:
+            self._shown_s[kind] = now_s
+            self.console.print(Text(line))
+
+    # ------------------------------------------------------------ live
 
     def _render(self) -> Group:
-        parts: list[Table | Text] = []
-        if self.progress_text:
-            parts.append(Text(self.progress_text))
-        if self._rows:
-            parts.append(self._steps_table())
-        if self._snapshot is not None:
-            parts.extend(self._state_lines(self._snapshot))
+        size, parts = self.console.size, list[RenderableType]()
+        # Drawn by a thread of its own, while rows are added.
+        rows, snapshot, progress = tuple(self._rows), self._snapshot, self._progress
+        if rows:
+            num_shown = min(MOST_ROWS, max(3, size.height - OTHER_LINES))
+            parts.append(step_table(rows[-num_shown:], size.width))
+        if self._is_over:
+            return Group(*parts)
+        going_on = [*([progress] if progress is not None else []), *(snapshot.progress if snapshot else ())]
+        if going_on:
+            parts.append(bars(going_on, size.width))
+        if snapshot is not None:
+            parts.extend(self._state_lines(snapshot))
         return Group(*parts)
-
-    def _steps_table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for title in (
-            "step",
-            "reward",
-            "loss",
-            "grad",
-            "staleness",
-            "rollout tok/s",
-            "trainer tok/s",
-            "trainer waited",
-        ):
-            table.add_column(title, justify="right", no_wrap=True)
-        for row in tuple(self._rows):  # drawn by a thread of its own, while rows are added
-            table.add_row(
-                f"{row.step}/{row.num_steps}" + ("*" if row.is_replay else ""),
-                f"{row.reward:.3f}",
-                f"{row.loss:+.4f}",
-                f"{row.grad_norm:.3f}",
-                f"{row.staleness_mean:.2f} / {row.staleness_max}",
-                f"{row.rollout_tokens_per_s:,.0f}",
-                f"{row.trainer_tokens_per_s:,.0f}",
-                f"{row.wait_share:.0%}",
-            )
-        return table
 
     def _state_lines(self, snapshot: Snapshot) -> list[Text]:
         states = "  ".join(f"{name}: {state}" for name, state in sorted(snapshot.states.items()))
         counts = "  ".join(f"{key} {value}" for key, value in snapshot.counts.items())
         accuracy = "  ".join(f"v{version} {value:.3f}" for version, value in self._accuracy[-6:])
+        elapsed = span(snapshot.elapsed_s) + (" since the resume" if snapshot.is_resumed else "")
         lines = [
-            Text(f"version {snapshot.version}   {snapshot.elapsed_s:.0f} s   {counts}", style="bold"),
-            Text(states),
+            Text(f"version {snapshot.version}   {elapsed}   {counts}", style="bold"),
+            Text(one_line(states)),
             *(Text(one_line(wait), style="dim") for wait in snapshot.waits),
         ]
         return [*lines, Text(f"accuracy  {accuracy}")] if accuracy else lines

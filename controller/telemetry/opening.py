@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.validation.run import is_loopback
 from controller.run_folder.run_folder import RunFolder
@@ -16,7 +17,7 @@ from controller.telemetry.sink_kinds import KINDS
 from controller.telemetry.sinks import Sink, Sinks
 
 
-def open_sinks(config: RunConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
+def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
     """The run's sinks, listening and writable. Raises UserError; `note` receives where things can be found."""
     settings, remedies = config.metrics, {kind.name: kind.remedy for kind in KINDS}
     opened: list[Sink] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from controller.config.run_config import MetricsSettings
+from controller.config.run_config import SinkSettings
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def sinks_of(settings: MetricsSettings) -> list[SinkKind]:
+def sinks_of(settings: SinkSettings) -> list[SinkKind]:
     """The sinks that are switched on."""
     return [kind for kind in KINDS if getattr(settings, kind.name) not in (None, False)]

@@ -6,12 +6,13 @@ Owns: the step rows of metrics.jsonl. Refuses: totals of the run (summary.py), l
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from controller.telemetry.display import Display, StepRow
+from controller.telemetry.display import Display
 from controller.telemetry.journal import Journal
+from controller.telemetry.progress import Pace, Progress
+from controller.telemetry.step_table import StepRow
 from controller.telemetry.summary import Tally
 
 PACE_STEPS = 20
@@ -39,15 +40,15 @@ class StepReporter:
         journal: Journal,
         *,
         num_steps: int,
+        bound: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tally, self._display, self._journal = tally, display, journal
-        self._num_steps, self._clock = num_steps, clock
+        self._num_steps, self._bound, self._clock = num_steps, bound, clock
         self._shipments: dict[int, Shipment] = {}
         self._first_s: float | None = None
         self._last = (clock(), 0.0, 0.0, 0.0)
-        self._ends_s: deque[float] = deque(maxlen=PACE_STEPS + 1)
-        """When the first lease went out and the newest steps were done."""
+        self._pace = Pace(PACE_STEPS)
 
     def shipped(self, step: int, *, staleness: list[int], num_samples: int, num_tokens: int, is_replay: bool) -> None:
         """The batch of `step` left for the trainer."""
@@ -58,7 +59,7 @@ class StepReporter:
         """The first lease or, when a resumed run replays, the first batch goes out: throughput counts from here."""
         if self._first_s is None:
             self._first_s = self._clock()
-            self._ends_s.append(self._first_s)
+            self._pace.at(self._first_s, self._tally.steps)
             self._last = (self._first_s, *self._totals())
 
     def wall_s(self) -> float:
@@ -67,11 +68,11 @@ class StepReporter:
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the pace of the newest ones; None before this session has made one."""
-        if len(self._ends_s) < 2:
-            return None
-        pace_s = (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
-        left = max(0, self._num_steps - self._tally.steps)
-        return max(0.0, left * pace_s - (self._clock() - self._ends_s[-1]))
+        return self._pace.left_s(self._clock(), self._num_steps - self._tally.steps)
+
+    def progress(self) -> Progress:
+        """Of the whole run, with the time left at this session's pace."""
+        return Progress("steps", self._tally.steps, self._num_steps, self.eta_s())
 
     def _totals(self) -> tuple[float, float, float]:
         total = self._tally.total
@@ -87,7 +88,7 @@ class StepReporter:
         self._tally.add_step(shipment.num_samples, shipment.num_tokens, shipment.staleness)
         assert self._first_s is not None
         self._tally.train_wall_s = now_s - self._first_s
-        self._ends_s.append(now_s)
+        self._pace.at(now_s, self._tally.steps)
         then_s, tokens, wait_s, busy_s = self._last
         new_tokens, new_wait_s, new_busy_s = self._totals()
         self._last = (now_s, new_tokens, new_wait_s, new_busy_s)
@@ -105,6 +106,8 @@ class StepReporter:
             trainer_tokens_per_s=shipment.num_tokens / elapsed_s,
             wait_share=waited_s / (waited_s + worked_s) if waited_s + worked_s > 0 else 0.0,
             is_replay=shipment.is_replay,
+            bound=self._bound,
+            left_s=self.eta_s(),
         )
         self._display.step(row)
         self._journal.append(

@@ -1,9 +1,9 @@
-"""What a run did, in numbers: collected while it runs, written to summary.json and printed at its end.
+"""What a run did, in numbers: collected while it runs, and written to summary.json.
 
-Owns: the sums and the keys of the summary. Refuses: display while running, judging invariants (audit.py).
+Owns: the sums and the keys of the summary. Refuses: words (summary_page.py), judging invariants (audit.py).
 
 After a resume steps, staleness, accuracies, fates and lengths are the whole run's; times, rates and shares
-(OF_LAST_STRETCH) are those of the last session, and are labelled so where they are shown (`lives` says how many there
+(OF_LAST_STRETCH) are those of the last session. Wherever they are shown, it is said which (`lives` says how many there
 were, `trainer_restarts` how often the trainer alone began again). Shares are of a process's own time:
 trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
 """
@@ -17,12 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from controller.coordinator.snapshot import BatchRecord, Counts
 from controller.ledger.sample_lengths import SampleLengths
+from controller.telemetry.eval_answers import EvalAnswers
 
 OF_LAST_STRETCH = (
     "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
@@ -54,6 +51,10 @@ class Tally:
     """From the first lease to the last step."""
     counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """Newest counters of each process, by name and incarnation."""
+    is_resumed: bool = False
+    """An earlier session of the run has left records."""
+    answers: EvalAnswers = field(default_factory=EvalAnswers)
+    """To the first held-out prompts."""
     lengths: SampleLengths = field(default_factory=SampleLengths)
     """Of drawn and of trained samples."""
 
@@ -124,6 +125,7 @@ class Tally:
             **counts,
             **({"lengths": lengths} if (lengths := self.lengths.summary()) else {}),
             "accuracy_by_version": {str(version): self.accuracy[version] for version in versions},
+            **({"answers": answers} if (answers := self.answers.before_and_after()) else {}),
         }
 
 
@@ -155,44 +157,3 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     fresh = path.with_suffix(".tmp")
     fresh.write_text(json.dumps(summary, indent=1))
     fresh.replace(path)
-
-
-def _words(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, dict):
-        return "  ".join(f"{key}: {_words(item)}" for key, item in value.items()) or "-"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _row_words(key: str, value: Any) -> str:
-    """A value as shown; accuracies always with three decimals, as while the run went on."""
-    if key.startswith("accuracy") and isinstance(value, float):
-        return f"{value:.3f}"
-    if key == "accuracy_by_version":
-        return "  ".join(f"{version}: {accuracy:.3f}" for version, accuracy in value.items()) or "-"
-    if key == "lengths":
-        return _length_words(value)
-    return _words(value)
-
-
-def _length_words(lengths: Mapping[str, Any]) -> str:
-    """Tokens an answer: trained, drawn and, by cause, lost ones."""
-    parts = {"trained": lengths["trained"], "drawn": lengths["drawn"], **lengths["lost"]}
-    return "  ".join(
-        f"{name}: mean {found['mean']:g}, p50 {found['p50']}, p99 {found['p99']} ({found['samples']} samples)"
-        for name, found in parts.items()
-    )
-
-
-def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
-    """The summary as a table of two columns, then where things lie."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    is_resumed = (summary.get("lives") or 1) > 1
-    for key, value in summary.items():
-        note = f"  ({SINCE_RESUME})" if is_resumed and key in OF_LAST_STRETCH and value is not None else ""
-        table.add_row(key, Text(f"{_row_words(key, value)}{note}"))
-    console.print(table)
-    console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)

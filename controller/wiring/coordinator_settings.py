@@ -17,6 +17,7 @@ def coordinator_settings(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         num_steps=config.num_steps,
+        passes_per_batch=config.trainer.passes_per_batch,
         mode=config.mode,
         max_staleness=config.staleness.bound,
         on_stale=config.staleness.on_stale,

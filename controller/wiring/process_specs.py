@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
+from areal_like.settings import DType
 from areal_like.trace import DETAIL_SHARE
 from areal_like.transport.credentials import process_folder
 from controller.config.launchers import launcher_of
@@ -38,6 +39,8 @@ ENGINE_CHECK = "rollout.check_engine"
 OBJECTIVE_CHECK = "trainer.check_objectives"
 """`python -m` names of the processes that try to import the user's scorers, environment, workflow, engine, loss and
 advantages."""
+SERVER = "rollout.serve"
+"""`python -m` name of what `areal-like serve` becomes."""
 PROBE_ANSWERS, TRY_ANSWERS, PROBE_LOGPROBS = (
     "rollout.probe_answers",
     "services.reward.try_answers",
@@ -138,6 +141,7 @@ def process_spec(
         num_threads=threads_for(config, role),
         heartbeat_s=config.launch.heartbeat_s,
         silence_s=config.launch.silence_s,
+        controller_silence_s=config.launch.controller_silence_s,
         startup_timeout_s=config.launch.startup_timeout_s,
         mode=config.mode,
         is_colocated=config.is_colocated,
@@ -188,6 +192,8 @@ def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
     section = config.rollout.model_dump(mode="json")
     devices = config.rollout_devices  # a worker added in mid-run takes the device of one that was planned
     section["engine"]["device"] = devices[worker_number(name) % len(devices)]
+    for model in section["models"]:
+        model["path"] = model["path"] and str(Path(model["path"]).expanduser().resolve())
     return section
 
 
@@ -225,3 +231,17 @@ def pinned_facts(config: RunConfig) -> dict[str, object]:
         else None,
         "prompt": [config.rollout.prompt_template, config.rollout.add_bos] if config.warm_start else None,
     }
+
+
+def serve_spec(model: str, *, dtype: DType, out_dir: Path, publish_to: Path) -> PrepareSpec:
+    """What the preparation of a model that is to be served is started with: no run, no supervised steps."""
+    return PrepareSpec(
+        run_id=f"serve-{os.getpid()}",
+        parent_pid=os.getpid(),
+        seed=0,
+        model=ModelSettings(path=model, dtype=dtype),
+        out_dir=str(out_dir),
+        num_threads=num_cores(),
+        publish_to=str(publish_to),
+        publish_kind="disk",
+    )

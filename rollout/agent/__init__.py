@@ -1,1 +1,1 @@
-"""Agents: programs of the user's, in any language, that reach the policy by an OpenAI-compatible address."""
+"""Agents: programs of the user's, that reach the policy by an address with OpenAI's and Anthropic's APIs."""

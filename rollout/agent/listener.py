@@ -1,32 +1,87 @@
-"""The address of one agent: HTTP on the loopback interface, for one session and its key.
+"""Answers over HTTP: the address of one agent in training, and the routes of any policy that is served.
 
-Owns: routes, the key, limits of size, how retries are recognised. Refuses: what an answer is (session.py), its form
-(chat_completions.py).
+Owns: routes, the key, limits of size, which client still waits. Refuses: what an answer is (session.py, endpoint.py),
+its form (dialect.py and the files of the dialects).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from rollout.agent.chat_completions import BadRequest, answer_body, answer_events, read_request
-from rollout.agent.session import AgentSession
+from rollout.agent.anthropic_messages import AnthropicMessages
+from rollout.agent.chat_completions import ChatCompletions
+from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply
+from rollout.agent.responses import Responses
+from rollout.agent.session import AgentSession, RequestName
+from rollout.agent.store import Message
+from rollout.agent.streaming import OnPart, StreamedResponse
+from rollout.agent.token_requests import TokenRequests
 
 MAX_REQUEST_BYTES = 32 << 20
+OPENAI, ANTHROPIC = ChatCompletions(), AnthropicMessages()
+DIALECTS: tuple[Dialect, ...] = (OPENAI, Responses(), ANTHROPIC, TokenRequests())
+POLICY = "policy"
+"""Name of the model that an agent in training asks."""
+WRONG_KEY = "this is not the key of this agent: use {variable}"
+BUSY = 429
+"""Status of the one refusal that a client may send again as it is."""
+
+_QUIET = logging.getLogger(f"{__name__}.http")
+"""For the HTTP server, which writes a traceback for a request that is not HTTP; the client gets status 400. What goes
+wrong in a handler ends the sample, which says so."""
+_QUIET.setLevel(logging.CRITICAL + 1)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Answers(Protocol):
+    """What answers requests: `AgentSession`, `Endpoint`."""
+
+    secret: str
+    """The clients' key."""
+    counts: Counter[str]
+
+    def answering(
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
+    ) -> AbstractAsyncContextManager[Reply]:
+        """See `AgentSession.answering`. `on_part` is called as the answer grows, where that is possible."""
+        ...
+
+    def conversation(self, index: int) -> list[Message]:
+        """See `AgentSession.conversation`."""
+        ...
+
+    def num_tokens(self, request: AgentRequest) -> int:
+        """See `AgentSession.num_tokens`."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a prompt with its answer."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """A request could not be handled, by our fault."""
+        ...
 
 
 @asynccontextmanager
 async def listening(session: AgentSession) -> AsyncIterator[str]:
     """Serve a session until the block ends; its address, as `http://127.0.0.1:PORT`."""
-    runner = web.AppRunner(application(session), access_log=None, shutdown_timeout=1.0)
+    made = application(session)
+    _add_training(made, session)
+    runner = runner_of(made)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -38,14 +93,23 @@ async def listening(session: AgentSession) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def application(session: AgentSession) -> web.Application:
-    """The routes of a session."""
+def runner_of(made: web.Application) -> web.AppRunner:
+    """The application as a server that writes no log."""
+    return web.AppRunner(
+        made, access_log=None, logger=_QUIET, shutdown_timeout=1.0,
+        handler_cancellation=True,  # of a client that goes away, so that it is known which answers nobody waits for
+    )  # fmt: skip
+
+
+def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG_KEY) -> web.Application:
+    """The routes of all dialects. `model`: its name. `wrong_key`: the answer to a client with another key; `{variable}`
+    is where its SDK reads one."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         session.counts["agent_requests"] += 1
         try:
-            _check_key(request, session.secret)
+            _check_key(request, session.secret, wrong_key)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             refusal = BadRequest(f"a request has at most {MAX_REQUEST_BYTES >> 20} MiB", status=413, code="too_large")
@@ -53,58 +117,137 @@ def application(session: AgentSession) -> web.Application:
             refusal = BadRequest(f"{request.method} {request.path}: {error.reason}", status=error.status)
         except BadRequest as error:
             refusal = error
+        except (ConnectionError, asyncio.CancelledError) as error:  # the client has gone away: it may ask again
+            session.counts["agent_disconnects"] += 1
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return web.Response(status=499)  # nobody reads it
+        except Exception as error:
+            session.fail(error)
+            refusal = BadRequest("the request could not be handled", status=500, code="internal_error")
         session.counts["agent_refused"] += 1
-        return web.json_response(refusal.body, status=refusal.status)
+        # Clients retry some statuses by themselves, and nothing here gets better by it.
+        headers = {} if refusal.status == BUSY else {"x-should-retry": "false"}
+        return web.json_response(_dialect_of(request).error(refusal), status=refusal.status, headers=headers)
 
-    async def completions(request: web.Request) -> web.StreamResponse:
-        body = await _json(request)
-        asked = read_request(body)
-        key, is_repeated = _name_of(request, body)
-        reply = await session.reply(asked, key=key, is_repeated=is_repeated)
-        if not asked.is_streamed:
-            return web.json_response(answer_body(asked, reply))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        await response.write("".join(f"data: {event}\n\n" for event in answer_events(asked, reply)).encode())
-        await response.write_eof()
-        return response
+    def answers(dialect: Dialect) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            body, written = await _json(request)
+            asked = dialect.read(body, session.conversation)
+            asked = replace(asked, settings=asked.settings or body)
+            name = _name_of(request, written)
+            if asked.is_streamed:
+                return await _streamed(session, request, asked, name, dialect)
+            async with session.answering(asked, name) as reply:
+                response = web.json_response(dialect.answer(asked, reply), headers={"Cache-Control": "no-cache"})
+                await response.prepare(request)
+                await response.write_eof()
+            return response
+
+        return handler
 
     async def models(_: web.Request) -> web.StreamResponse:
-        one = {"id": "policy", "object": "model", "created": 0, "owned_by": "areal_like"}
-        return web.json_response({"object": "list", "data": [one]})
+        return web.json_response({"object": "list", "data": [_model(model, session.max_context)], "has_more": False})
+
+    async def one_model(request: web.Request) -> web.StreamResponse:
+        if (name := request.match_info["name"]) != model:
+            raise BadRequest(f"there is no model {name}; there is {model}", status=404, code="model_not_found")
+        return web.json_response(_model(model, session.max_context))
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        body, _ = await _json(request)
+        asked = ANTHROPIC.read(body, session.conversation)
+        return web.json_response({"input_tokens": session.num_tokens(asked)})
+
+    made = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[guard])
+    for dialect in DIALECTS:
+        made.router.add_post(dialect.path, answers(dialect))
+    made.router.add_post(f"{ANTHROPIC.path}/count_tokens", count)
+    made.router.add_get("/v1/models", models)
+    made.router.add_get("/v1/models/{name:.+}", one_model)
+    return made
+
+
+async def _streamed(
+    session: Answers, request: web.Request, asked: AgentRequest, name: RequestName, dialect: Dialect
+) -> web.StreamResponse:
+    """Answer by events. Raises what refuses the request before the first of them."""
+    sent = StreamedResponse(request, dialect.stream(asked))
+    try:
+        async with session.answering(asked, name, sent.part) as reply:
+            await sent.end(reply)
+    except (BadRequest, ConnectionError) as error:
+        if sent.response is None or not isinstance(error, BadRequest):
+            raise
+        session.counts["agent_refused"] += 1
+        await sent.fail(error)
+    assert sent.response is not None
+    return sent.response
+
+
+def _add_training(made: web.Application, session: AgentSession) -> None:
+    """The routes that an agent in training has besides."""
 
     async def reward(request: web.Request) -> web.StreamResponse:
-        session.report(await _json(request))
+        body, _ = await _json(request)
+        session.report(body)
+        return web.json_response({})
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body, _ = await _json(request)
+        session.hand_in(body)
         return web.json_response({})
 
     async def row(_: web.Request) -> web.StreamResponse:
         return web.json_response(session.row)
 
-    made = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[guard])
-    made.router.add_post("/v1/chat/completions", completions)
-    made.router.add_get("/v1/models", models)
     made.router.add_get("/rl/row", row)
     made.router.add_post("/rl/reward", reward)
-    return made
+    made.router.add_post("/rl/answer", answer)
 
 
-def _check_key(request: web.Request, secret: str) -> None:
-    given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(errors="replace"), secret.encode()):
-        raise BadRequest("this is not the key of this agent: use OPENAI_API_KEY", status=401, code="invalid_api_key")
+def _model(name: str, max_context: int) -> dict[str, Any]:
+    """As OpenAI's clients read a model, with vLLM's length, and in the last line as Anthropic's do besides."""
+    return {
+        "id": name, "object": "model", "created": 0, "owned_by": "areal_like", "max_model_len": max_context,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    }  # fmt: skip
 
 
-async def _json(request: web.Request) -> Any:
+def _dialect_of(request: web.Request) -> Dialect:
+    """Whose errors a client reads."""
+    is_anthropic = request.path.startswith(ANTHROPIC.path) or "anthropic-version" in request.headers
+    return ANTHROPIC if is_anthropic else OPENAI
+
+
+def _check_key(request: web.Request, secret: str, wrong_key: str) -> None:
+    _, _, bearer = request.headers.get("Authorization", "").partition(" ")  # the scheme may be written in any case
+    given = (request.headers.get("x-api-key", ""), bearer)
+    if not any(hmac.compare_digest(one.encode(errors="replace"), secret.encode()) for one in given):
+        variable = "ANTHROPIC_API_KEY" if _dialect_of(request) is ANTHROPIC else "OPENAI_API_KEY"
+        raise BadRequest(wrong_key.format(variable=variable), status=401, code="invalid_api_key")
+
+
+async def _json(request: web.Request) -> tuple[Mapping[str, Any], str]:
+    """The body, and what it says in a form that equal bodies share."""
     try:
-        return json.loads(await request.read())
+        sent = await request.read()
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the request cannot be read: {' '.join(str(error).split())}") from error
+    try:
+        body = json.loads(sent)
+        written = json.dumps(body, sort_keys=True)  # what can be read may be nested too deep to be written
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is not JSON: {error}") from error
+    if not isinstance(body, Mapping):
+        raise BadRequest("the request is not a JSON object")
+    return body, written
 
 
-def _name_of(request: web.Request, body: Any) -> tuple[str, bool]:
-    """What names a request, and whether it may have been sent before. OpenAI's and Anthropic's clients count their
-    retries; an equal request with a count of 0 is one more."""
-    if key := request.headers.get("Idempotency-Key"):
-        return f"key {key}", True
-    digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(errors="surrogatepass"), digest_size=16)
-    return digest.hexdigest(), request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+def _name_of(request: web.Request, written: str) -> RequestName:
+    """OpenAI's and Anthropic's clients count their retries; an equal request with a count of 0 is one more."""
+    return RequestName(
+        key=request.headers.get("Idempotency-Key", ""),
+        digest=hashlib.blake2b(f"{request.path} {written}".encode(errors="surrogatepass"), digest_size=16).digest(),
+        is_retry=request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+    )

@@ -7,71 +7,163 @@ Owns: `AgentSession` (a request to an answer, retries, counts, the reward an age
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
-from rollout.agent.chat_completions import BadRequest, ChatRequest, Reply
-from rollout.agent.store import Message, TokenStore
+from rollout.agent.dialect import AgentRequest, BadRequest, Reply
+from rollout.agent.store import TURN, Message, Prompt, Thinking, TokenStore, Turn
+from rollout.agent.streaming import OnPart
 from rollout.answers import read_answer
-from rollout.chat.calls import schemas_by_name
+from rollout.chat.calls import Read, Schemas, schemas_by_name
 from rollout.chat.formats import ChatFormat, ParsedAnswer
-from rollout.transcript import Answer
-from rollout.workflow import SampleTools
+from rollout.tokens import PromptTokens, PromptTooLong
+from rollout.transcript import Answer, Transcript
+
+MAX_REMEMBERED = 256
+"""Newest requests that a retry may name. Each keeps its answer."""
+MAX_COMPONENTS = 256
+"""Of a reward that an agent reports; all of them travel with the sample."""
+MAX_ANSWER_CHARS = 1_000_000
+"""Of a text that an agent hands in."""
+MAX_DEPTH = 100
+"""Of a call's arguments, which dialects and clients read again; Python's readers end at a thousand or less."""
+
+
+class AnswerTools(Protocol):
+    """What a session needs of `SampleTools`."""
+
+    @property
+    def tokens(self) -> PromptTokens: ...
+
+    async def generate(self, prompt: Transcript, *, max_new_tokens: int | None = None) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """What tells requests apart.
+
+    key: the client's idempotency key; empty: it gave none. digest: of all that is asked. is_retry: the client says
+    that it has sent it before.
+    """
+
+    key: str
+    digest: bytes
+    is_retry: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request, its answer under way or made, and the clients that wait for it."""
+
+    name: RequestName
+    answer: asyncio.Task[Reply]
+    num_waiting: int = 0
+    is_delivered: bool = False
 
 
 class AgentSession:
     """The requests of one agent. Used on one event loop.
 
     `chat`: how the model writes answers. `row`: of data, which the agent may ask for. `no_tools`: why requests with
-    tools are refused; empty: they are not.
+    tools are refused; empty: they are not. `thinking`, `gives_reasoning`: as of `TokenStore`. `num_before`: answers
+    that the client has from other sessions, so that ids of calls differ from theirs.
     """
 
     def __init__(
-        self, tools: SampleTools, chat: ChatFormat, *, row: Mapping[str, Any] | None = None, no_tools: str = ""
-    ) -> None:
-        self._tools, self._chat, self._no_tools = tools, chat, no_tools
+        self, tools: AnswerTools, chat: ChatFormat, *, row: Mapping[str, Any] | None = None, no_tools: str = "",
+        thinking: Thinking = "keep", gives_reasoning: bool = False, num_before: int = 0,
+    ) -> None:  # fmt: skip
+        self._tools, self._chat, self._no_tools, self._num_before = tools, chat, no_tools, num_before
         self.row = row or {}
         self.secret = secrets.token_urlsafe(24)
         """The agent's key; no other agent has it."""
-        self.store = TokenStore(tools.tokens, stop_marks=chat.stop_marks, has_text_arguments=chat.has_text_arguments)
+        self.store = TokenStore(
+            tools.tokens, stop_marks=chat.stop_marks, has_text_arguments=chat.has_text_arguments, thinking=thinking,
+            gives_reasoning=gives_reasoning,
+        )  # fmt: skip
         self.last_content = ""
         """Of the newest answer, without reasoning and calls: what scorers judge."""
         self.reward: tuple[float, dict[str, float]] | None = None
         """Value and components that the agent reported."""
+        self.handed_in: str | None = None
+        """The text that the agent wants judged instead; None: it has handed none in."""
         self.counts: Counter[str] = Counter()
         self.is_over = False
         """The agent has ended: nothing more is answered."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds what ended the sample while an answer was sampled: its lease, or the engine."""
         self._one_at_a_time = asyncio.Lock()
-        self._replies: dict[str, asyncio.Task[Reply]] = {}
+        self._asked: deque[_Asked] = deque(maxlen=MAX_REMEMBERED)
+        self._running: set[asyncio.Task[Reply]] = set()
+        self._said: list[tuple[Turn | None, list[Message]]] = []
+        """By index of a turn: the one it continues, and the messages since, which end with its answer."""
 
-    async def reply(self, request: ChatRequest, *, key: str, is_repeated: bool) -> Reply:
-        """Answer a request.
+    @asynccontextmanager
+    async def answering(
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
+    ) -> AsyncIterator[Reply]:
+        """The answer to a request; the block hands it to the client, and is left by an error where that fails.
 
         Args:
             request: what is asked.
-            key: names the request: the client's idempotency key, or a digest of it.
-            is_repeated: the client may have sent it before: then it gets the same answer. Otherwise an equal request
-                is a new one, as an agent asks that wants several answers.
+            name: a request with the idempotency key of an earlier one, and a retry of one, get the same answer. An
+                equal request without either is a new one, as an agent asks that wants several answers.
+            on_part: not called: what is sampled may be continued by another worker, and is one answer only then.
 
         Raises:
             BadRequest: the request cannot be answered; the agent may go on with another.
         """
         if self.is_over:
             raise BadRequest("the sample has ended", status=409, code="sample_ended")
-        known = self._replies.get(key) if is_repeated else None
-        if known is None:
-            known = self._replies[key] = asyncio.create_task(self._answer(request))
-            known.add_done_callback(_retrieve)
+        asked = self._known(name)
+        if asked is None:
+            asked = _Asked(name, asyncio.create_task(self._answer(request)))
+            self._asked.append(asked)
+            self._running.add(asked.answer)
+            asked.answer.add_done_callback(self._ended)
         else:
             self.counts["agent_retries"] += 1
-        return await asyncio.shield(known)  # a client that goes away does not cut the answer: it will ask again
+        asked.num_waiting += 1
+        try:
+            # A client that goes away does not cut the answer: it will ask again.
+            yield await asyncio.shield(asked.answer)
+            asked.is_delivered = True
+        finally:
+            asked.num_waiting -= 1
+
+    def conversation(self, index: int) -> list[Message]:
+        """All messages up to an answer and that answer, without the instructions of its request. Raises BadRequest."""
+        if not 0 <= index < len(self._said):
+            raise BadRequest(f"there is no answer {index} in this sample", status=404, code="not_found")
+        anchor, messages = self._said[index]
+        while anchor is not None:
+            anchor, before = self._said[anchor.index]
+            messages = [*before, *messages]
+        return list(messages)
+
+    def num_tokens(self, request: AgentRequest) -> int:
+        """Of the prompt that a request makes. Raises BadRequest."""
+        with _refusing():
+            return len(self._prompt(request).transcript)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a prompt with its answer."""
+        return self._tools.tokens.max_context
+
+    def fail(self, error: BaseException) -> None:
+        """End the sample by this error; the first one counts."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
 
     def report(self, body: Any) -> None:
         """Take the reward that an agent reports; the last one counts. Raises BadRequest."""
@@ -83,68 +175,112 @@ class AgentSession:
             raise BadRequest('reward must be a finite number, as in {"reward": 1.0}', param="reward")
         if not isinstance(components, Mapping) or not all(map(_is_number, components.values())):
             raise BadRequest("components must be an object of finite numbers", param="components")
+        if len(components) > MAX_COMPONENTS:
+            raise BadRequest(f"components may be at most {MAX_COMPONENTS}", param="components")
         self.reward = float(value), {str(name): float(part) for name, part in components.items()}  # type: ignore[arg-type]
+
+    def hand_in(self, body: Any) -> None:
+        """Take the text that scorers shall judge; the last one counts. Raises BadRequest."""
+        if self.is_over:
+            raise BadRequest("the sample has ended", status=409, code="sample_ended")
+        answer = body.get("answer") if isinstance(body, Mapping) else None
+        if not isinstance(answer, str) or len(answer) > MAX_ANSWER_CHARS:
+            what = f'answer must be a text of at most {MAX_ANSWER_CHARS} characters, as in {{"answer": "7"}}'
+            raise BadRequest(what, param="answer")
+        self.handed_in = answer
+
+    @property
+    def judged(self) -> str:
+        """What scorers judge: what was handed in, else the content of the newest answer."""
+        return self.last_content if self.handed_in is None else self.handed_in
 
     async def close(self) -> None:
         """End every answer under way."""
         self.is_over = True
-        running = [task for task in self._replies.values() if not task.done()]
+        running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if self.broken.done() and not self.broken.cancelled():
             self.broken.exception()  # marks it as seen: the workflow may have ended before
 
-    async def _answer(self, request: ChatRequest) -> Reply:
+    def _known(self, name: RequestName) -> _Asked | None:
+        """The request that this one repeats. Raises BadRequest for a key that named another request."""
+        if name.key:
+            known = next((one for one in self._asked if one.name.key == name.key), None)
+            if known is not None and known.name.digest != name.digest:
+                raise BadRequest("this idempotency key was used for another request", code="idempotency_key_reused")
+            return known
+        equal = [one for one in self._asked if one.name.digest == name.digest] if name.is_retry else []
+        # Of equal requests the client repeats the one that it has no answer to; the others have clients of their own.
+        given_up = [one for one in equal if not one.num_waiting and not one.is_delivered]
+        return next(iter([*given_up, *reversed(equal)]), None)
+
+    def _ended(self, answer: asyncio.Task[Reply]) -> None:
+        self._running.discard(answer)
+        if not answer.cancelled():
+            answer.exception()  # the client may have gone away: an error that nobody reads is no error of the worker
+
+    async def _answer(self, request: AgentRequest) -> Reply:
         async with self._one_at_a_time:  # a sample has one position in the engine
+            if self.is_over or self.broken.done():  # while it waited
+                raise BadRequest("the sample has been cut", status=503, code="sample_cut")
             try:
-                return await self._sample(request)
-            except UserError as error:
-                raise BadRequest(str(error), code="unusable_messages") from error
+                with _refusing():
+                    return await self._sample(request)
             except (BadRequest, asyncio.CancelledError):
                 raise
             except BaseException as error:
-                if not self.broken.done():
-                    self.broken.set_exception(error)
+                self.fail(error)
                 raise BadRequest("the sample has been cut", status=503, code="sample_cut") from error
 
-    async def _sample(self, request: ChatRequest) -> Reply:
+    async def _sample(self, request: AgentRequest) -> Reply:
         if request.tools and self._no_tools:
             raise BadRequest(self._no_tools, param="tools")
-        prompt = self.store.prompt(request.messages, request.tools)
+        prompt = self._prompt(request)
         before_T = prompt.transcript.tokens_T
-        prompt_ids = before_T.tolist()
-        if len(prompt_ids) >= self._tools.tokens.max_context:
-            raise BadRequest(
-                f"the messages have {len(prompt_ids)} tokens, and the context has {self._tools.tokens.max_context}",
-                param="messages",
-                code="context_length_exceeded",
-            )
+        room = self._tools.tokens.max_context
+        if len(before_T) >= room:
+            raise PromptTooLong(f"the messages have {len(before_T)} tokens, and the context has {room}")
         answer = await self._tools.generate(prompt.transcript, max_new_tokens=request.max_tokens)
+        if not len(answer.segment):
+            raise PromptTooLong(f"the messages have {len(before_T)} tokens, and the context is full")
         schemas = schemas_by_name(request.tools)
-        parsed = read_answer(self._tools.tokens, self._chat, before_T, answer, schemas)
-        message = self._message(parsed)
+        chat = self._chat if request.reads_calls else replace(self._chat, read=_as_text)
+        parsed = read_answer(self._tools.tokens, chat, before_T, answer, schemas)
+        message = self._message(parsed, schemas)
         turn = self.store.record(prompt, answer, message, stop=self._stop(answer), closing=self._chat.closing(parsed))
+        new = request.messages[max(prompt.covered, request.num_instructions) :]
+        self._said.append((prompt.anchor, [*new, {**message, TURN: turn.index}]))
         self.last_content = parsed.content
         cut = answer.ended_by in ("length", "context")
+        num_texts = len(answer.segment) if request.wants_logprobs else 0
         return Reply(
             index=turn.index,
             created=int(time.time()),
             message=message,
             finish_reason="length" if cut else "tool_calls" if message.get("tool_calls") else "stop",
-            prompt_ids=prompt_ids,
-            token_ids=answer.segment.tokens_R.tolist(),
-            token_texts=[self._text(answer, place) for place in range(len(answer.segment))],
-            logprobs=answer.segment.logprobs_R.tolist(),
+            num_prompt=len(before_T),
+            prompt_ids=before_T.tolist() if request.wants_token_ids else [],
+            tokens_R=answer.segment.tokens_R,
+            logprobs_R=answer.segment.logprobs_R,
+            token_texts=[self._text(answer, place) for place in range(num_texts)],
         )
 
-    def _message(self, parsed: ParsedAnswer) -> Message:
-        """The answer for the client. Calls that cannot be read stay text, for the agent to see."""
+    def _prompt(self, request: AgentRequest) -> Prompt:
+        if request.token_ids is not None:
+            return self.store.prompt_of_tokens(request.token_ids)
+        return self.store.prompt(request.messages, request.tools)
+
+    def _message(self, parsed: ParsedAnswer, schemas: Schemas) -> Message:
+        """The answer for the client. Calls that cannot be read, and those of tools that were not offered, stay text,
+        for the agent to see: few programs expect one."""
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             message["reasoning_content"] = parsed.reasoning
-        good = [call for call in parsed.calls if not call.fault]
-        bad = [call for call in parsed.calls if call.fault]
+        calls = [_checked(call, schemas) for call in parsed.calls]
+        good = [call for call in calls if not call.fault]
+        bad = [call for call in calls if call.fault]
         self.counts["agent_tool_calls"] += len(good)
         self.counts["agent_malformed_calls"] += len(bad)
         if bad:
@@ -156,7 +292,7 @@ class AgentSession:
 
     def _call(self, call: ToolCall, place: int) -> dict[str, Any]:
         # Nine characters, which is what Mistral's templates insist on; unique in the session.
-        name = f"c{len(self.store.turns) % 10**6:06d}{place % 100:02d}"
+        name = f"c{(self._num_before + len(self.store.turns)) % 10**6:06d}{place % 100:02d}"
         return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def _stop(self, answer: Answer) -> str:
@@ -166,11 +302,44 @@ class AgentSession:
         return self._tools.tokens.decode(answer.segment.tokens_R[[place]], with_special_tokens=True)
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse a request whose messages cannot be used."""
+    try:
+        yield
+    except PromptTooLong as error:
+        raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
+    except UserError as error:
+        raise BadRequest(str(error), code="unusable_messages") from error
+
+
+def _checked(call: ToolCall, schemas: Schemas) -> ToolCall:
+    """The call, with what is wrong with it for an agent that offered these tools."""
+    if call.fault:
+        return call
+    if _depth(json.loads(call.arguments)) > MAX_DEPTH:
+        return replace(call, fault="the arguments are nested too deep")
+    if call.name in schemas:
+        return call
+    written = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
+    known = ", ".join(schemas)
+    return replace(call, arguments=written, fault=f"there is no tool {call.name}; there are: {known}")
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects are nested; bounded by what a reader of calls reads."""
+    depth, level = 0, [value]
+    while level:
+        lists = [one for one in level if isinstance(one, (list, dict))]
+        level = [part for one in lists for part in (one.values() if isinstance(one, dict) else one)]
+        depth += bool(lists)
+    return depth
+
+
+def _as_text(text: str, _: Schemas) -> Read:
+    return Read(text.strip())
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
-def _retrieve(task: asyncio.Task[Reply]) -> None:
-    """The client may have gone away: an error that nobody reads is no error of the worker."""
-    if not task.cancelled():
-        task.exception()
+    """Whether a float holds it; JSON has integers that none does."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +25,13 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 Message = dict[str, Any]
-"""Role, content as text, and where they apply `tool_calls` with arguments as text, `tool_call_id` and
-`reasoning_content`."""
+"""Role, content as text, and where they apply `tool_calls` with arguments as text, `tool_call_id`, `reasoning_content`
+and `TURN`."""
+Thinking = Literal["keep", "template"]
+"""What becomes of the reasoning of earlier answers: it stays in the context, or is left out where the chat template
+leaves it out."""
+TURN = "turn"
+"""Key of a message: the index of the turn that a client says it is, by an id that it was given."""
 
 
 @dataclass(slots=True)
@@ -34,7 +40,8 @@ class Turn:
 
     index: from 0, in order of time. chain: digest of the tools and all messages up to the answer. call_ids: of its tool
     calls, as they were given to the client. transcript: all its tokens. stop: text of the token that ended it; empty
-    where it was cut. closing: text that then ends it for the template. is_continued: another turn has its tokens.
+    where it was cut. closing: text that then ends it for the template. reasoning: of the answer. anchor: the turn whose
+    tokens it continues. is_continued: another turn has its tokens.
     """
 
     index: int
@@ -44,6 +51,8 @@ class Turn:
     finish_reason: FinishReason
     stop: str
     closing: str
+    reasoning: str
+    anchor: Turn | None
     is_continued: bool = False
 
 
@@ -51,29 +60,40 @@ class Turn:
 class Prompt:
     """What a request asks the policy to continue.
 
-    transcript: the tokens. anchor: the turn they continue; None: a conversation of its own. chain: digest of the
-    request's messages.
+    transcript: the tokens. anchor: the turn they continue; None: a conversation of its own. covered: messages up to the
+    anchor, and with it. chain: digest of the request's messages. begins_again: why they continue no turn although there
+    is one, as `num_rendered_again` and `num_without_reasoning` count it; empty otherwise.
     """
 
     transcript: Transcript
     anchor: Turn | None
+    covered: int
     chain: bytes
+    begins_again: Literal["", "no_end", "no_reasoning"] = ""
 
 
 class TokenStore:
     """The turns of one agent.
 
     `stop_marks`: texts of the tokens with which the chat template may end an answer. `has_text_arguments`: the template
-    wants the arguments of past calls as JSON text, not as an object.
+    wants the arguments of past calls as JSON text, not as an object. `thinking`: see `Thinking`. `gives_reasoning`: the
+    template is given the reasoning in messages, where nothing that was sampled is continued.
     """
 
-    def __init__(self, tokens: PromptTokens, *, stop_marks: Sequence[str], has_text_arguments: bool = False) -> None:
+    def __init__(
+        self, tokens: PromptTokens, *, stop_marks: Sequence[str], has_text_arguments: bool = False,
+        thinking: Thinking = "keep", gives_reasoning: bool = False,
+    ) -> None:  # fmt: skip
+        self._thinking, self._gives_reasoning = thinking, gives_reasoning
         self._tokens, self._stop_marks, self._has_text_arguments = tokens, tuple(stop_marks), has_text_arguments
         self._by_chain: dict[bytes, list[Turn]] = {}
         self.turns: list[Turn] = []
         self.num_rendered_again = 0
-        """Requests that continue an answer which the template's text does not show, so that they began from their
-        text."""
+        """Answers to requests that continue an answer whose end the template's text does not show, so that they began
+        from their text."""
+        self.num_without_reasoning = 0
+        """Answers to requests that began from their text because the template leaves out earlier reasoning
+        (`thinking`)."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """The tokens that a request continues.
@@ -86,26 +106,54 @@ class TokenStore:
             UserError: the chat template refuses the messages, or the tokenizer a text.
         """
         chains = _chains(messages, tools)
+        tools = self._tokens.plain(tools)
         anchor, covered = self._deepest(messages, chains)
+        if anchor is not None and self._thinking == "template":
+            reasoned = self._with_reasoning(messages, chains)
+            if self._is_left_out(anchor, messages, reasoned, tools):
+                return self._begun(reasoned, tools, chains[-1], "no_reasoning")
         if anchor is not None and covered < len(messages):
             given = self._after(anchor, messages, covered, tools)
             if given is not None:
                 known = anchor.transcript
                 transcript = known.forked() if anchor.is_continued else known.copied()
                 transcript.given(given)
-                return Prompt(transcript, anchor, chains[-1])
-            self.num_rendered_again += 1
-        first = self._tokens.prompt({"messages": self._for_template(messages)}, tools)
-        return Prompt(Transcript(first, encode=self._tokens.encode), None, chains[-1])
+                return Prompt(transcript, anchor, covered, chains[-1])
+        why: Literal["", "no_end"] = "" if anchor is None else "no_end"
+        return self._begun(self._for_template(messages), tools, chains[-1], why)
+
+    def prompt_of_tokens(self, token_ids: Sequence[int]) -> Prompt:
+        """The prompt of a client that renders conversations itself: it continues the longest earlier turn whose tokens
+        it begins with. Raises UserError for ids that the tokenizer does not have."""
+        num_known = self._tokens.num_ids
+        if (wrong := next((one for one in token_ids if not 0 <= one < num_known), None)) is not None:
+            raise UserError(f"there is no token {wrong}: the tokenizer has {num_known}")
+        ids_P = np.asarray(token_ids, np.int32)
+        chain = _digest(b"tokens", ids_P.tobytes())
+        anchor, known_T = None, ids_P[:0]
+        for turn in self.turns:
+            tokens_T = turn.transcript.tokens_T
+            is_longer = len(known_T) <= len(tokens_T) <= len(ids_P)  # of equal ones the newest
+            if is_longer and np.array_equal(ids_P[: len(tokens_T)], tokens_T):
+                anchor, known_T = turn, tokens_T
+        if anchor is None:
+            return Prompt(Transcript(ids_P, encode=self._tokens.encode), None, 0, chain)
+        known = anchor.transcript
+        transcript = known.forked() if anchor.is_continued else known.copied()
+        transcript.given(ids_P[len(known_T) :])
+        return Prompt(transcript, anchor, 0, chain)
 
     def record(self, prompt: Prompt, answer: Answer, reply: Message, *, stop: str, closing: str) -> Turn:
         """Take an answer of at least one token in, before the next `prompt`. `stop` and `closing` as of `Turn`."""
         prompt.transcript.sampled(answer)
         if prompt.anchor is not None:
             prompt.anchor.is_continued = True
+        self.num_rendered_again += prompt.begins_again == "no_end"
+        self.num_without_reasoning += prompt.begins_again == "no_reasoning"
         turn = Turn(
             index=len(self.turns), chain=_digest(prompt.chain, message_key(reply)), call_ids=_call_ids(reply),
             transcript=prompt.transcript, finish_reason=answer.finish_reason, stop=stop, closing=closing,
+            reasoning=str(reply.get("reasoning_content") or ""), anchor=prompt.anchor,
         )  # fmt: skip
         self.turns.append(turn)
         self._by_chain.setdefault(turn.chain, []).append(turn)
@@ -119,13 +167,55 @@ class TokenStore:
         leaves = [turn for turn in self.turns if not turn.is_continued]
         return [turn.transcript.close(turn.finish_reason) for turn in reversed(leaves)]
 
+    def _begun(
+        self, written: Sequence[Message], tools: Sequence[Mapping[str, Any]], chain: bytes,
+        why: Literal["", "no_end", "no_reasoning"],
+    ) -> Prompt:  # fmt: skip
+        first = self._tokens.prompt({"messages": written}, tools)
+        return Prompt(Transcript(first, encode=self._tokens.encode), None, 0, chain, why)
+
+    def _with_reasoning(self, messages: Sequence[Message], chains: Sequence[bytes]) -> list[Message]:
+        """As for the template, with the reasoning that was sampled; whether a client sends it back does not count."""
+        written = self._for_template(messages)
+        for message, given, chain in zip(written, messages, chains, strict=True):
+            if (turn := self._turn_of(given, chain)) is not None and turn.reasoning:
+                message["reasoning_content"] = self._tokens.plain(turn.reasoning)
+        return written
+
+    def _is_left_out(
+        self, anchor: Turn, messages: Sequence[Message], reasoned: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether the anchor's tokens hold reasoning that the template does not write for these messages."""
+        turn: Turn | None
+        held, turn = Counter[str](), anchor
+        while turn is not None:
+            if turn.reasoning:
+                held[self._tokens.plain(turn.reasoning)] += 1
+            turn = turn.anchor
+        if not held:
+            return False
+        try:
+            with_it = self._tokens.chat_text(reasoned, tools)
+            without = self._tokens.chat_text(self._for_template(messages), tools)
+        except UserError:
+            return False
+        return any(with_it.count(one) - without.count(one) < number for one, number in held.items())
+
     def _deepest(self, messages: Sequence[Message], chains: Sequence[bytes]) -> tuple[Turn | None, int]:
         """The deepest turn that the messages continue, and how many of them it covers."""
         for place in reversed(range(len(messages))):
-            if messages[place]["role"] == "assistant" and (found := self._by_chain.get(chains[place])):
-                named = [turn for turn in found if turn.call_ids == _call_ids(messages[place])]
-                return (named or found)[-1], place + 1
+            if (turn := self._turn_of(messages[place], chains[place])) is not None:
+                return turn, place + 1
         return None, 0
+
+    def _turn_of(self, message: Message, chain: bytes) -> Turn | None:
+        """The turn that a message with this chain is; of equal ones that which its ids name, else the newest."""
+        found = self._by_chain.get(chain) if message["role"] == "assistant" else None
+        if not found:
+            return None
+        numbered = [turn for turn in found if turn.index == message.get(TURN)]
+        named = [turn for turn in found if turn.call_ids == _call_ids(message)]
+        return (numbered or named or found)[-1]
 
     def _after(
         self, anchor: Turn, messages: Sequence[Message], covered: int, tools: Sequence[Mapping[str, Any]]
@@ -141,12 +231,14 @@ class TokenStore:
         return given if anchor.stop else np.concatenate([self._tokens.encode(anchor.closing), given])
 
     def _for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """As chat templates want them. Reasoning is left out: templates drop it at different places, and where an
-        answer is continued its tokens hold it anyway."""
-        return [self._one_for_template(message) for message in messages]
+        """As chat templates want them, without marks that could begin or end a turn: what an agent writes may be a web
+        page or the policy's own words, and neither may speak as somebody else. Reasoning is left out: templates drop it
+        at different places, and where an answer is continued its tokens hold it anyway."""
+        return [self._tokens.plain(self._one_for_template(message)) for message in messages]
 
     def _one_for_template(self, message: Message) -> Message:
-        made = {key: value for key, value in message.items() if key != "reasoning_content"}
+        left_out = (TURN,) if self._gives_reasoning else (TURN, "reasoning_content")
+        made = {key: value for key, value in message.items() if key not in left_out}
         if made.get("tool_calls") and not self._has_text_arguments:
             made["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
@@ -192,15 +284,19 @@ def _call_ids(message: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _canonical(arguments: str) -> str:
-    """Clients write JSON again in their own way."""
+    """Clients write JSON again in their own way: other white space and order, 1.0 as 1, nothing for no arguments."""
+    if not arguments.strip():
+        return "{}"
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
+    except (ValueError, RecursionError):  # the policy writes them: they may be nested as deep as it likes
         return arguments
 
 
 def _as_object(arguments: str) -> Any:
+    if not arguments.strip():
+        return {}
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

@@ -3,9 +3,9 @@
 Owns: starting and ending the program, its environment, what of it becomes the verdict. Refuses: HTTP (listener.py),
 answers (session.py), which tokens a request continues (store.py).
 
-The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, which the SDKs of OpenAI read by themselves, and the row of
-data. All its answers are trained on, in as many trajectories as its conversations have branches, under one verdict. It
-is ended with everything it started when the sample ends, whatever ends it.
+The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, which the SDKs of OpenAI read by themselves, the same for
+Anthropic's, and the row of data. All its answers are trained on, in as many trajectories as its conversations have
+branches, under one verdict. It is ended with everything it started when the sample ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -21,15 +20,16 @@ from typing import Any, Literal
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.guard import guarded
-from areal_like.guarded_process import end_guarded_child
 from areal_like.process import describe_status
 from areal_like.trajectory import Trajectory
 from areal_like.verdict import MAX_REASON_CHARS, Verdict, VerdictKind
 from areal_like.wire.messages import SampleTask
 from rollout.agent.listener import listening
+from rollout.agent.programs import Preloaded, Program, Programs, Started, command_of
 from rollout.agent.session import AgentSession
-from rollout.chat.formats import ChatFormat, find_format
+from rollout.agent.store import Thinking
+from rollout.answers import chat_of
+from rollout.chat.formats import find_format
 from rollout.transcript import Transcript
 from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
 
@@ -50,17 +50,22 @@ class AgentWorkflow:
     is_resumable = False
 
     def __init__(
-        self, *, command: Sequence[str], reward: RewardSource = "scorer", timeout_s: float = 600.0,
-        format: str | None = None,
+        self, *, command: Sequence[str], preload: Sequence[str] = (), reward: RewardSource = "scorer",
+        timeout_s: float = 600.0, format: str | None = None, thinking: Thinking = "keep",
     ) -> None:  # fmt: skip
         """
         Args:
-            command: the program and its arguments.
-            reward: `scorer`: the scorers of the run judge the content of the last answer. `agent`: the program
-                reports it by `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
+            command: the program and its arguments; `python` is the interpreter of the run.
+            preload: with a program in Python: modules to import once, in a process that every program is forked from.
+                They must not start threads, nor open connections, when they are imported. Linux only.
+            reward: `scorer`: the scorers of the run judge the content of the last answer, or the text that the program
+                hands in by `POST $AREAL_LIKE_ANSWER_URL`, `{"answer": "7"}`. `agent`: the program reports the reward
+                by `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
             timeout_s: time of one program; a longer one gives its sample no reward.
             format: how the model writes tool calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's
                 chat template shows it.
+            thinking: `keep`: the reasoning of earlier answers stays in the context. `template`: where the chat template
+                leaves it out, the conversation begins again from its text, as a trajectory of its own.
 
         Raises:
             UserError: there is no such program or format, or a setting is out of range.
@@ -69,19 +74,24 @@ class AgentWorkflow:
             raise UserError(
                 "command must be a list of words", where=OPTIONS_KEY, remedy="write command: [python, agent.py]"
             )
-        if shutil.which(command[0]) is None:
-            raise UserError(f"there is no program {command[0]!r}", where=f"{OPTIONS_KEY}.command")
+        words = command_of(command)
+        if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
+            raise UserError("preload must be a list of modules", where=OPTIONS_KEY, remedy="write preload: [openai]")
         if reward not in ("scorer", "agent"):
             raise UserError(f"reward is {reward!r}", where=OPTIONS_KEY, remedy="write scorer or agent")
+        if thinking not in ("keep", "template"):
+            raise UserError(f"thinking is {thinking!r}", where=OPTIONS_KEY, remedy="write keep or template")
         if not timeout_s > 0:
             raise UserError("timeout_s must be greater than 0", where=OPTIONS_KEY)
         if format is not None:
             find_format(None, name=format, where=f"{OPTIONS_KEY}.format")
-        self._command, self._reward, self._timeout_s, self._format = list(command), reward, timeout_s, format
+        self._programs: Programs = Preloaded(words, preload) if preload else Started(words)
+        self._reward, self._timeout_s, self._format = reward, timeout_s, format
+        self._thinking: Thinking = thinking
 
     async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
-        chat, no_tools = self._chat(tools)
-        session = AgentSession(tools, chat, row=task.row, no_tools=no_tools)
+        chat, no_tools = chat_of(tools.tokens, name=self._format, where=f"{OPTIONS_KEY}.format")
+        session = AgentSession(tools, chat, row=task.row, no_tools=no_tools, thinking=self._thinking)
         async with listening(session) as address, self._program(session, address) as program:
             failure = await self._ended(session, program)
         trajectories = session.store.trajectories() or [await _one_token(tools)]
@@ -89,47 +99,29 @@ class AgentWorkflow:
         text = "\n".join(tools.tokens.decode(one.tokens_T[one.loss_mask_T]) for one in trajectories)
         return Sample(trajectory=trajectories[0], others=tuple(trajectories[1:]), verdict=verdict, response_text=text)
 
-    def _chat(self, tools: SampleTools) -> tuple[ChatFormat, str]:
-        """How the model writes answers, and why it cannot call tools; empty where it can. Raises UserError where the
-        tokenizer has no chat template."""
-        template = tools.tokens.chat_template
-        if not template:
-            raise UserError(
-                "the workflow agent needs a chat template, and the tokenizer has none",
-                where="model.tokenizer",
-                remedy="choose another tokenizer",
-            )
-        try:
-            return find_format(template, name=self._format, where=f"{OPTIONS_KEY}.format"), ""
-        except UserError as error:
-            ends = tuple(
-                tools.tokens.decode([stop], with_special_tokens=True)  # type: ignore[arg-type]
-                for stop in tools.tokens.stop_ids
-            )
-            return ChatFormat(name="text", read=lambda text, _: (text.strip(), ()), stop_marks=ends), str(error)
-
     @asynccontextmanager
-    async def _program(self, session: AgentSession, address: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _program(self, session: AgentSession, address: str) -> AsyncIterator[Program]:
         """Start the program; it is gone, with all it started, when the block ends."""
         environment = {
             **os.environ,
+            **{name: _with_loopback(os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")},
             "OPENAI_BASE_URL": f"{address}/v1",
             "OPENAI_API_KEY": session.secret,
+            "ANTHROPIC_BASE_URL": address,
+            "ANTHROPIC_API_KEY": session.secret,
             "AREAL_LIKE_REWARD_URL": f"{address}/rl/reward",
+            "AREAL_LIKE_ANSWER_URL": f"{address}/rl/answer",
             "AREAL_LIKE_ROW_URL": f"{address}/rl/row",
         }
         if len(row := json.dumps(session.row)) <= MAX_ROW_CHARS:
             environment["AREAL_LIKE_ROW"] = row
-        program = await asyncio.create_subprocess_exec(
-            *guarded(self._command), env=environment, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+        program = await self._programs.start(environment)
         try:
             yield program
         finally:
-            await asyncio.shield(end_guarded_child(program))
+            await asyncio.shield(program.end())
 
-    async def _ended(self, session: AgentSession, program: asyncio.subprocess.Process) -> Failure | None:
+    async def _ended(self, session: AgentSession, program: Program) -> Failure | None:
         """Wait for the program; why its sample has no reward, None: it may have one. Raises what cut the sample."""
         output = asyncio.create_task(_last_output(program))
         try:
@@ -154,10 +146,11 @@ class AgentWorkflow:
         counts = {
             "turns": float(len(session.store.turns)),
             "agent_rendered_again": float(session.store.num_rendered_again),
+            "agent_without_reasoning": float(session.store.num_without_reasoning),
             **{name: float(count) for name, count in session.counts.items()},
         }
         if failure is None and not session.store.turns:
-            failure = "invalid", "the program never asked for an answer (OPENAI_BASE_URL)"
+            failure = "invalid", "the program never asked for an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)"
         if failure is None and self._reward == "agent" and session.reward is None:
             failure = "invalid", "the program reported no reward (AREAL_LIKE_REWARD_URL)"
         if failure is not None:
@@ -169,8 +162,13 @@ class AgentWorkflow:
             assert session.reward is not None
             value, parts = session.reward
             return Verdict(kind="scored", value=value, components={**counts, **parts}, scorer=FAILED_IN)
-        verdict = await tools.score(session.last_content, trajectories[0])
+        verdict = await tools.score(session.judged, trajectories[0])
         return msgspec.structs.replace(verdict, components={**counts, **verdict.components})
+
+
+def _with_loopback(no_proxy: str) -> str:
+    """Hosts that are reached without the machine's proxy, and the policy among them."""
+    return ",".join([*filter(None, no_proxy.split(",")), "127.0.0.1"])
 
 
 async def _one_token(tools: SampleTools) -> Trajectory:
@@ -181,10 +179,9 @@ async def _one_token(tools: SampleTools) -> Trajectory:
     return transcript.close()
 
 
-async def _last_output(program: asyncio.subprocess.Process) -> str:
+async def _last_output(program: Program) -> str:
     """What the program printed last, when it has closed its output, as it does by ending."""
-    assert program.stdout is not None
     kept = b""
-    while read := await program.stdout.read(1 << 16):
+    while read := await program.output.read(1 << 16):
         kept = (kept + read)[-MAX_OUTPUT_BYTES:]
     return kept.decode(errors="replace")

@@ -15,16 +15,31 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal_like.tool_call import ToolCall
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schema of the arguments, by name of the tool."""
-Read = tuple[str, tuple[ToolCall, ...]]
-"""What is no call, and the calls."""
+
+
+class Read(NamedTuple):
+    """What a reader found in a text.
+
+    content: what is no call. calls: in order. spans: where those without a fault stand in the text, [begin, end) in
+    characters; what is written there is an argument, whatever mark it looks like.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+
+
 Reader = Callable[[str, Schemas], Read]
 
+_PYTHON_TAG = "<|python_tag|>"
+_LLAMA_CALL = re.compile(r'\s*\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
+"""How a call begins that no mark stands before; an answer in JSON may well have a `type` of another value."""
 _UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
 """What json and ast raise for texts; SyntaxError apart."""
 _MAX_SHOWN = 120
@@ -54,43 +69,51 @@ def read_deepseek(text: str, _: Schemas) -> Read:
     Or with `function` in place of the name, and the name and a fenced block of JSON behind it. Two more marks stand
     around all calls.
     """
-    content, calls = _scan(text, "<｜tool▁call▁begin｜>", lambda at: _deepseek_call(text, at))
-    for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>") if calls else ():
+    found = _scan(text, "<｜tool▁call▁begin｜>", lambda at: _deepseek_call(text, at))
+    content = found.content
+    for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>") if found.calls else ():
         content = content.replace(mark, "")
-    return content.strip(), calls
+    return found._replace(content=content.strip())
 
 
 def read_llama_json(text: str, _: Schemas) -> Read:
-    """`{"name": ..., "parameters": {...}}` as the whole answer, several apart by `;`, or after `<|python_tag|>`."""
-    is_bare = re.match(r'\s*\{\s*"name"\s*:', text) is not None
-    before, tag, after = ("", "", text) if is_bare else text.partition("<|python_tag|>")
-    if not tag and not is_bare:
-        return text.strip(), ()
-    body = after.strip()
-    calls, at = [], 0
-    while at < len(body):
-        value, end = _decoded(body, at)
+    """`{"name": ..., "parameters": {...}}` as the whole answer, several apart by `;`, or after `<|python_tag|>`.
+
+    Also `{"type": "function", "name": ...}`, and the object that a declaration has: `{"type": "function", "function":
+    {"name": ..., "parameters": ...}}`.
+    """
+    at = 0
+    if not _LLAMA_CALL.match(text):
+        at = text.find(_PYTHON_TAG)
+        if at < 0:
+            return Read(text.strip())
+    before, calls, spans = text[:at].strip(), [], []
+    at = _skip(text, at + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, at) else at)
+    while at < len(text):
+        value, end = _decoded(text, at)
         if end is None:
-            calls.append(ToolCall("", body[at:], f"the call is not JSON ({value})"))
+            calls.append(ToolCall("", text[at:].strip(), f"the call is not JSON ({value})"))
             break
-        calls.append(_call_of(value, body[at:end]))
-        at = _skip(body, end, also=";")
-    return before.strip(), tuple(calls)
+        calls.append(_call_of(_unwrapped(value), text[at:end]))
+        if not calls[-1].fault:
+            spans.append((at, end))
+        at = _skip(text, end, also=";")
+    return Read(before, tuple(calls), tuple(spans))
 
 
 def read_pythonic(text: str, _: Schemas) -> Read:
     """`[NAME(KEY=VALUE, ...), ...]` as the whole answer, values being Python literals."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
     if not re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(", body):
-        return text.strip(), ()
+        return Read(text.strip())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in the model's strings
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, *_UNREADABLE) as error:
-        return "", (ToolCall("", body, f"the calls are not a Python list of calls ({_words(error)})"),)
+        return Read("", (ToolCall("", body, f"the calls are not a Python list of calls ({_words(error)})"),))
     nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-    return "", tuple(_pythonic_call(node, body) for node in nodes)
+    return Read("", tuple(_pythonic_call(node, body) for node in nodes), ((0, len(text)),))
 
 
 # ------------------------------------------------------------ parts
@@ -98,13 +121,21 @@ def read_pythonic(text: str, _: Schemas) -> Read:
 
 def _scan(text: str, mark: str, read: Callable[[int], tuple[list[ToolCall], int]]) -> Read:
     """Everything between calls, and the calls; `read` is given the place behind a mark and says where it ends."""
-    at, kept, calls = 0, [], []
+    at, kept, calls, spans = 0, [], [], []
     while (start := text.find(mark, at)) >= 0:
         kept.append(text[at:start].strip())
         found, at = read(start + len(mark))
         calls += found
+        if not any(call.fault for call in found):
+            spans.append((start, at))
     kept.append(text[at:].strip())
-    return "\n".join(part for part in kept if part), tuple(calls)
+    return Read("\n".join(part for part in kept if part), tuple(calls), tuple(spans))
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function in an object that names its type, as declarations do."""
+    is_wrapped = isinstance(value, dict) and value.get("type") == "function" and "name" not in value
+    return value.get("function") if is_wrapped else value
 
 
 def _json_call(text: str, at: int, opens: str, closes: str) -> tuple[list[ToolCall], int]:

@@ -10,7 +10,7 @@ sampled is never written again from what was parsed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,9 @@ class ChatFormat:
     name: how a configuration names it. read: its notation of calls. stop_marks: special tokens that end an answer, the
     first one of which closes an answer that was cut. reasoning_marks: around its reasoning. signs: texts of which a
     chat template of the family contains all; empty: it must be named. foreign_signs: texts of which it contains none.
-    has_text_arguments: the chat template wants the arguments of past calls as JSON text, not as an object.
-    num_past_calls: fewest and most calls of a message with which it writes the end of that message.
+    call_marks: no call begins without one of them, but one whose text is the whole answer and begins with one of
+    call_openings. has_text_arguments: the chat template wants the arguments of past calls as JSON text, not as an
+    object. num_past_calls: fewest and most calls of a message with which it writes the end of that message.
     """
 
     name: str
@@ -59,6 +60,8 @@ class ChatFormat:
     signs: tuple[str, ...] = ()
     foreign_signs: tuple[str, ...] = ()
     reasoning_marks: tuple[str, str] = ("<think>", "</think>")
+    call_marks: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = ()
     has_text_arguments: bool = False
     num_past_calls: tuple[int, int] = (1, 64)
 
@@ -71,22 +74,61 @@ class ChatFormat:
             is_reasoning_open: the prompt ends with the mark that opens the reasoning (`opens_reasoning`).
 
         Returns:
-            Its parts. A call inside the reasoning is none.
+            Its parts. All that stands before the end of the last reasoning is reasoning, whatever it begins with; a
+            reasoning that is not closed goes on to the end of the answer. A call inside it is none. Marks in the
+            arguments of a call that can be read are text.
 
         Example:
             >>> FORMATS["hermes"].parse('<think>Add.</think><tool_call>{"name": "add"}</tool_call><|im_end|>').calls
             (ToolCall(name='add', arguments='{}', fault=''),)
         """
         opens, closes = self.reasoning_marks
-        body = self._without_stop(text)
-        begins = body.lstrip().startswith(opens)
-        if not begins and not is_reasoning_open:
-            return ParsedAnswer("", *self.read(body, schemas or {}))
-        body = body.lstrip()[len(opens) :] if begins else body
-        reasoning, closed, rest = body.partition(closes)
-        if not closed:
-            return ParsedAnswer(reasoning.strip(), "", is_reasoning_open=True)
-        return ParsedAnswer(reasoning.strip(), *self.read(rest, schemas or {}))
+        rest, thoughts = self._without_stop(text), []
+        begins = rest.lstrip().startswith(opens)
+        if begins or is_reasoning_open:
+            first, closed, rest = rest.lstrip().removeprefix(opens).partition(closes)
+            thoughts = [first]
+            if not closed:
+                return ParsedAnswer(first.strip(), "", is_reasoning_open=True)
+        found = self.read(rest, schemas or {})
+        while (at := _last_outside(rest, closes, found.spans)) >= 0:
+            thoughts.append(rest[:at])
+            rest = rest[at + len(closes) :]
+            found = self.read(rest, schemas or {})
+        is_open = _last_outside(rest, opens, found.spans) >= 0
+        if is_open:
+            thoughts.append(rest)
+        cleaned = (thought.replace(opens, "").replace(closes, "").strip() for thought in thoughts)
+        reasoning = "\n".join(thought for thought in cleaned if thought)
+        if is_open:
+            return ParsedAnswer(reasoning, "", is_reasoning_open=True)
+        return ParsedAnswer(reasoning, found.content, found.calls)
+
+    def parse_begun(self, text: str, *, is_reasoning_open: bool, reads_calls: bool) -> tuple[str, str]:
+        """Reasoning and content of an answer that goes on: beginnings of what `parse` says of the whole of it.
+
+        An answer that closes its reasoning a second time is the exception: what was content is reasoning then.
+
+        Args:
+            text: the answer so far. An end of it that may be the beginning of a mark, or of a character, is left out.
+            is_reasoning_open: as of `parse`.
+            reads_calls: the answer may call tools.
+
+        Example:
+            >>> FORMATS["hermes"].parse_begun("Let me see. <tool", is_reasoning_open=False, reads_calls=True)
+            ('', 'Let me see.')
+        """
+        opens, closes = self.reasoning_marks
+        calls = self.call_marks if reads_calls else ()
+        reasoning, rest = "", text.rstrip("\ufffd")
+        if is_reasoning_open or rest.lstrip().startswith(opens):
+            reasoning, closed, rest = rest.lstrip().removeprefix(opens).partition(closes)
+            if not closed:
+                return _settled(reasoning, (closes, *self.stop_marks)).replace(opens, "").strip(), ""
+        if reads_calls and rest.lstrip().startswith(self.call_openings or ("\0",)):
+            return reasoning.replace(opens, "").strip(), ""
+        content = _settled(rest, (opens, closes, *calls, *self.stop_marks))
+        return reasoning.replace(opens, "").strip(), content.strip()
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether a prompt, decoded with its special tokens, ends inside the reasoning of the answer that follows."""
@@ -121,6 +163,27 @@ class ChatFormat:
         return text
 
 
+def _settled(text: str, marks: Iterable[str]) -> str:
+    """The text before the first mark, and before an end that may become one."""
+    for mark in marks:
+        text = text.partition(mark)[0]
+        for size in range(min(len(mark) - 1, len(text)), 0, -1):
+            if mark.startswith(text[-size:]):
+                text = text[:-size]
+                break
+    return text
+
+
+def _last_outside(text: str, mark: str, spans: Sequence[tuple[int, int]]) -> int:
+    """Where the last of these marks begins that is in none of the spans; -1: there is none."""
+    at = text.rfind(mark)
+    for begin, end in reversed(spans):
+        if at >= end or at < 0:
+            break
+        at = at if at < begin else text.rfind(mark, 0, begin)
+    return at
+
+
 def call_id(index: int) -> str:
     """Name of the call at a place of its message; nine characters, which is what Mistral's templates insist on."""
     return f"call{index:05d}"
@@ -128,41 +191,46 @@ def call_id(index: int) -> str:
 
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
 _DEEPSEEK_STOPS = ("<｜end▁of▁sentence｜>",)
+_DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 
 FORMATS: dict[str, ChatFormat] = {
     one.name: one
     for one in (
         # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
         ChatFormat(
-            name="qwen_xml", read=read_qwen_xml, stop_marks=_CHATML_STOPS, signs=("<tool_call>", "<function=")
+            name="qwen_xml", read=read_qwen_xml, stop_marks=_CHATML_STOPS, signs=("<tool_call>", "<function="),
+            call_marks=("<tool_call>",),
         ),
         # Hermes 2 and later, Qwen2.5, Qwen3
         ChatFormat(
             name="hermes", read=read_hermes, stop_marks=_CHATML_STOPS, signs=("<tool_call>", "arguments"),
-            foreign_signs=("<function=", "<arg_key>", "<|tool_call>"),
+            foreign_signs=("<function=", "<arg_key>", "<|tool_call>"), call_marks=("<tool_call>",),
         ),
         # Llama 3.1 to 3.3
         ChatFormat(
             name="llama3_json", read=read_llama_json, stop_marks=("<|eot_id|>", "<|eom_id|>"),
-            signs=("<|eot_id|>", "ipython", '"parameters": '), num_past_calls=(1, 1),
+            signs=("<|eot_id|>", "ipython", '"parameters": '), num_past_calls=(1, 1), call_marks=("<|python_tag|>",),
+            call_openings=("{",),
         ),
         # Llama models that were trained to write Python calls; no template shows it
         ChatFormat(
-            name="llama_pythonic", read=read_pythonic, stop_marks=("<|eot_id|>", "<|eot|>", "<|eom_id|>", "<|eom|>")
+            name="llama_pythonic", read=read_pythonic, stop_marks=("<|eot_id|>", "<|eot|>", "<|eom_id|>", "<|eom|>"),
+            call_openings=("[", "<|python_start|>"),
         ),
         ChatFormat(
             name="mistral", read=read_mistral, stop_marks=("</s>",), signs=("[TOOL_CALLS]",),
-            reasoning_marks=("[THINK]", "[/THINK]"),
+            reasoning_marks=("[THINK]", "[/THINK]"), call_marks=("[TOOL_CALLS]",),
         ),
         # DeepSeek V3 and R1: arguments in a fenced block. Their template ends a message after its second call only.
         ChatFormat(
             name="deepseek_v3", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS,
             signs=("<｜tool▁call▁begin｜>", "```json"), has_text_arguments=True, num_past_calls=(2, 64),
+            call_marks=_DEEPSEEK_CALLS,
         ),
         # DeepSeek V3.1: arguments behind the name
         ChatFormat(
             name="deepseek_v31", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS, signs=("<｜tool▁call▁begin｜>",),
-            foreign_signs=("```json",), has_text_arguments=True,
+            foreign_signs=("```json",), has_text_arguments=True, call_marks=_DEEPSEEK_CALLS,
         ),
     )
 }  # fmt: skip

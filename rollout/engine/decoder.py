@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 
 from rollout.engine.kv_cache import KVCache
 from rollout.engine.loading import FusedWeights, LayerWeights
+from rollout.engine.scoring import gathered
 from rollout.engine.shape import ModelShape
 
 PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
@@ -69,6 +70,11 @@ class Decoder(Protocol):
 
     def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
         """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V]."""
+        ...
+
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+        """Log-probs [T - start], float32, of tokens (int64) from position `start` (at least 1) on, each after all
+        before it. No row is touched."""
         ...
 
     def cost(self, lengths_B: np.ndarray) -> int:
@@ -151,13 +157,17 @@ def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 class LeanDecoder:
-    """Llama-like decoder with fused weights and a slotted key/value cache."""
+    """Llama-like decoder with fused weights and a slotted key/value cache.
+
+    has_spare: False for one set of weights, which may be staged while no answer runs.
+    """
 
     can_share = True
 
     def __init__(
-        self, config: PreTrainedConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, config: PreTrainedConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device,
+        *, has_spare: bool = True,
+    ) -> None:  # fmt: skip
         self.shape = shape = ModelShape.of(config)
         self.vocab_size = shape.vocab_size
         self.device = device
@@ -169,12 +179,13 @@ class LeanDecoder:
         self._head_norm: Norm = _length_norm(shape.norm_eps, shape.head_size) if is_cpu_fp32 else self._norm
         self.cache = KVCache(shape, num_slots, max_context, dtype, device)
         self._rotary = rotary_table(config, max_context, dtype, device)
-        self._weights, self._spare = (FusedWeights(shape, dtype, device, norm_scale=is_cpu_fp32) for _ in range(2))
+        sets = [FusedWeights(shape, dtype, device, norm_scale=is_cpu_fp32) for _ in range(1 + has_spare)]
+        self._weights, self._spare = sets[0], sets[-1]
         self._num_rotated = (shape.num_heads + shape.num_key_heads) * shape.head_size
 
     @property
     def num_bytes(self) -> int:
-        return self.cache.num_bytes + self._weights.num_bytes + self._spare.num_bytes
+        return self.cache.num_bytes + sum(one.num_bytes for one in {self._weights, self._spare})
 
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._spare.load(tensors, version)
@@ -219,6 +230,22 @@ class LeanDecoder:
             attended = self.cache.attend(index, plan, heads[:, :, :group])
             x = self._finish_layer(x, attended, layer)
         return self._norm(x, weights.norm) @ weights.head
+
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+        shape, weights, group, num = self.shape, self._weights, self.shape.num_queries_per_key, len(tokens_T)
+        tokens = self._on_device(tokens_T)
+        cos, sin = self._rotary[:num].split(1, 1)
+        x = weights.embedding.index_select(0, tokens)
+        repeats = group if x.is_cuda and x.dtype == torch.float32 else 1  # as in a prefill pass
+        for layer in weights.layers:
+            heads, value = self._project(x, layer, cos, sin)
+            query = heads[:, :, :group].reshape(num, shape.num_heads, shape.head_size)
+            keys, values = (part.repeat_interleave(repeats, 1) for part in (heads[:, :, group], value))
+            query, keys, values = (part.transpose(0, 1)[None] for part in (query, keys, values))
+            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > repeats)
+            x = self._finish_layer(x, attended[0].transpose(0, 1).reshape(num, -1), layer)
+        x = self._norm(x, weights.norm)
+        return gathered(lambda part: x[part] @ weights.head, tokens, start, temperature)
 
     def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
         used = [index for index, context in enumerate(contexts) if len(context) > starts[index]]

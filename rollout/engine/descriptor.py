@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import DType
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.setting_problem import Recovery, SettingProblem
+from areal_like.settings import DType
 from areal_like.trace import Tracer
 from rollout.config import EngineSettings
 from rollout.engine.port import Interruption

@@ -80,11 +80,12 @@ class EmbeddedEngine:
         num_threads: int,
         tracer: Tracer | None = None,
         starts_empty: bool = False,
+        has_spare: bool = True,
     ) -> None:
         """`dtype` is the model's; `settings.dtype` overrules it. Weights come with the first `load_version`, and with
-        `starts_empty` all other memory too.
+        `starts_empty` all other memory too. has_spare: False for one set of weights, loaded before the first answer.
         """
-        self._starts_empty = starts_empty
+        self._starts_empty, self._has_spare = starts_empty, has_spare
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype = DTYPES[settings.dtype or dtype]
         self._num_threads = num_threads
@@ -131,6 +132,7 @@ class EmbeddedEngine:
         self._core = await asyncio.to_thread(
             make_core, self._model_dir, self._settings, self._dtype,
             num_threads=self._num_threads, tracer=self._tracer, has_memory=not self._starts_empty,
+            has_spare=self._has_spare,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()

@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 
 from areal_like.errors import UserError
 from rollout.engine.loading import Place, fill
+from rollout.engine.scoring import gathered
 
 
 class _Copy:
@@ -38,7 +39,10 @@ class GenericDecoder:
 
     can_share = False
 
-    def __init__(self, config: PreTrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device,
+        *, has_spare: bool = True,
+    ) -> None:  # fmt: skip
         try:
             with no_init_weights():
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -48,13 +52,14 @@ class GenericDecoder:
         model = model.to(device).eval().requires_grad_(False)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = device
-        self._active, self._spare = _Copy(model), _Copy(copy.deepcopy(model))
+        self._active = _Copy(model)
+        self._spare = _Copy(copy.deepcopy(model)) if has_spare else self._active
         self._caches: list[Any] = [None] * num_slots
 
     @property
     def num_bytes(self) -> int:
         """Of both copies of the model; caches come and go with their rows."""
-        return sum(tensor.nbytes for one in (self._active, self._spare) for tensor in one.model.state_dict().values())
+        return sum(tensor.nbytes for one in {self._active, self._spare} for tensor in one.model.state_dict().values())
 
     @property
     def max_moved_tokens(self) -> int:
@@ -81,6 +86,11 @@ class GenericDecoder:
         result = self._active.model(input_ids=ids, past_key_values=self._caches[row], use_cache=True)
         self._caches[row] = result.past_key_values
         return result.logits[:, -1]
+
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+        tokens = torch.from_numpy(tokens_T).to(self.device)
+        logits_TV = self._active.model(input_ids=tokens[None], use_cache=False).logits[0]
+        return gathered(lambda part: logits_TV[part], tokens, start, temperature)
 
     def cost(self, lengths_B: np.ndarray) -> int:
         return 0  # row by row: the same in any order

@@ -30,8 +30,10 @@ def make_core(
     num_threads: int,
     tracer: Tracer | None,
     has_memory: bool = True,
+    has_spare: bool = True,
 ) -> GenerationCore:
     """Allocate both sets of weights and the cache, or leave that to the first version where `has_memory` is False.
+    has_spare: False for one set of weights.
 
     Raises UserError: no such device or model, a context the model's positions do not cover exactly, no room.
     """
@@ -50,8 +52,8 @@ def make_core(
     def make_decoder() -> Decoder:
         with torch.inference_mode():
             if reason:
-                return GenericDecoder(config, settings.num_slots, dtype, device)
-            return LeanDecoder(config, settings.num_slots, max_context, dtype, device)
+                return GenericDecoder(config, settings.num_slots, dtype, device, has_spare=has_spare)
+            return LeanDecoder(config, settings.num_slots, max_context, dtype, device, has_spare=has_spare)
 
     try:
         return GenerationCore(

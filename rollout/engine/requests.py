@@ -5,6 +5,8 @@ Owns: those checks. Refuses: waiting, generating.
 
 from __future__ import annotations
 
+import numpy as np
+
 from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
@@ -21,15 +23,20 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int) 
             remedy="raise rollout.engine.max_context or drop the row",
         )
     for tokens in (request.prompt_P, request.prefix.tokens_R):
-        outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-        if len(outside):
-            raise UserError(
-                f"token {outside[0]} is not in a vocabulary of {vocab_size}",
-                remedy="model and tokenizer do not belong together",
-            )
+        check_tokens(tokens, vocab_size)
     sampling = request.sampling
     if sampling.temperature < 0 or sampling.top_p <= 0 or sampling.top_k < 0:
         raise UserError(f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}")
+
+
+def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
+    """Raises UserError where a token is outside the vocabulary."""
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise UserError(
+            f"token {outside[0]} is not in a vocabulary of {vocab_size}",
+            remedy="model and tokenizer do not belong together",
+        )
 
 
 def ended_already(request: GenerationRequest) -> GenerationOutcome | None:

@@ -88,8 +88,13 @@ class VersionLoader:
         doing: WorkerActivity,
         tracer: Tracer,
         receiver: Receiver | None = None,
+        on_swapped: Callable[[Path, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`receiver` None: versions are announced by the paths of their full manifests only."""
+        """`receiver` None: versions are announced by the paths of their full manifests only. on_swapped: called with
+        the manifest of a version from files once it is in use, and waited for before that is reported: until then the
+        files stay.
+        """
+        self._on_swapped = on_swapped
         self._engine, self._gate, self._interruption = engine, gate, interruption
         self._report, self._park_all = report, park_all
         self._doing, self._tracer = doing, tracer
@@ -214,7 +219,7 @@ class VersionLoader:
             return
         self._doing.loading(True)
         try:
-            await self._swap(target, partial(self._engine.load_version, manifest_path), arrived_s)
+            await self._swap(target, partial(self._engine.load_version, manifest_path), arrived_s, manifest_path)
         finally:
             self._doing.loading(False)
 
@@ -305,7 +310,9 @@ class VersionLoader:
         self._report(VersionStaged(version=target.version, lineage=target.lineage))
         return None
 
-    async def _swap(self, target: AnnounceVersion, load: Load, arrived_s: float) -> None:
+    async def _swap(
+        self, target: AnnounceVersion, load: Load, arrived_s: float, manifest_path: Path | None = None
+    ) -> None:
         """Raises TransferBroken: nothing was said, another way may do."""
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
@@ -334,6 +341,8 @@ class VersionLoader:
         self._trace(target, started_s, report.stage_s, report.pause_s)
         stage_s = arrived_s + report.stage_s
         log.info("version %d loaded (staged %.3f s, paused %.3f s)", target.version, stage_s, report.pause_s)
+        if manifest_path is not None and self._on_swapped is not None:
+            await self._on_swapped(manifest_path, target.version)
         self._report(
             VersionLoaded(version=target.version, lineage=target.lineage, stage_s=stage_s, pause_s=report.pause_s)
         )

@@ -13,6 +13,10 @@ from areal_like.settings import Settings
 BUILT_IN_ENVIRONMENTS = {
     "guess_number": "areal_like.tasks.guess_number:GuessNumber",
     "tools": "services.environment.tools:ToolEnvironment",
+    "openenv": "services.environment.adapters.openenv:OpenEnvEnvironment",
+    "textarena": "services.environment.adapters.textarena:TextArenaEnvironment",
+    "gymnasium": "services.environment.adapters.gymnasium:GymnasiumEnvironment",
+    "reasoning_gym": "services.reward.scorers.reasoning_gym_attempts:ReasoningGymEnvironment",
 }
 """Those that come with this program, by `kind`."""
 
@@ -26,7 +30,8 @@ class EnvironmentSettings(Settings):
     """Which environment episodes happen in, and its processes."""
 
     kind: str
-    """`guess_number`, `tools` (functions that a policy calls), or `module:Class` of your own."""
+    """`guess_number`, `tools` (functions that a policy calls), `openenv`, `textarena`, `gymnasium`, `reasoning_gym`
+    (tasks of these packages), or `module:Class` of your own."""
     options: dict[str, Any] = Field({})
     """Keyword arguments of its constructor."""
     num_processes: int = Field(2, gt=0, le=limits.THREADS)
@@ -36,6 +41,13 @@ class EnvironmentSettings(Settings):
     `timed_out`, and other episodes of the process are replayed in another one."""
     retries: int = Field(1, ge=0, le=limits.STEPS)
     """Replays of an episode that hung or killed its process, before that becomes its verdict."""
+    close_timeout_s: float = Field(2.0, gt=0, le=limits.SECONDS)
+    """Longest `close`; one that takes longer is interrupted. After three such in a process it calls `close` no more."""
+    max_hangs: int = Field(4, ge=0, le=limits.STEPS)
+    """Hangs of the episodes of one row, none of which ended well in between, after which the row is quarantined: its
+    further episodes get the verdict `timed_out` at once. 0: never."""
+    quarantine_s: float = Field(600.0, gt=0, le=limits.SECONDS)
+    """How long a row is quarantined; after it, one more hang renews the quarantine."""
     max_episodes: int = Field(8192, gt=0, le=limits.GROUPS)
     """Episodes held at once. One more, and the one that has waited longest for its next action leaves its process; it
     is replayed when it goes on."""

@@ -9,7 +9,8 @@ environment that answers differently gives the verdict `invalid`.
 
 Fault: an episode in whose code a process hung or died is replayed `retries` times, then it has failed. Others of that
 process are replayed without end, as each loss of a process uses up an attempt of the one at fault; where nobody is,
-MAX_LOSSES bounds it.
+MAX_LOSSES bounds it. Where the episodes of one row hang repeatedly, no more of it are begun (quarantine.py); those that
+have had an answer go on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from services.environment.config import EnvironmentSettings
 from services.environment.host_process import HostProcess
 from services.environment.job import Act, Answered, Begin, Close, Failed
 from services.environment.pool import HostPool
+from services.environment.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +75,11 @@ class EnvironmentDesk:
         reply: Reply,
         neighbours: Callable[[], frozenset[int]] = frozenset,
         pool: HostPool | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._settings, self._reply = settings, reply
         self.pool = pool or HostPool(settings, self.on_message, self.on_lost, self.on_ready, neighbours)
+        self._quarantine = quarantine or Quarantine(settings)
         self._episodes: OrderedDict[Key, Episode] = OrderedDict()
         """Least recently asked first."""
         self._by_number: dict[int, Episode] = {}
@@ -124,6 +128,10 @@ class EnvironmentDesk:
             if fault := _fault_of(request, request.history):
                 self._refuse(key, request.turn, "invalid", fault)
                 return
+            if request.turn == 0 and (fault := self._quarantine.reason(request.history.row)):
+                self._counters["refused_quarantined"] += 1
+                self._refuse(key, request.turn, "timed_out", fault)
+                return
             if not self._make_room():
                 self._refuse(key, request.turn, "full")
                 return
@@ -148,6 +156,9 @@ class EnvironmentDesk:
     def close_episodes(self, peer: str, episode_ids: tuple[str, ...]) -> None:
         """Their client is done with them."""
         for episode_id in episode_ids:
+            episode = self._episodes.get((peer, episode_id))
+            if episode is not None and episode.digests and episode.pending is None and not episode.has_failed:
+                self._quarantine.ended_well(episode.row)
             self._forget((peer, episode_id))
 
     def welcome(self, peer: str, incarnation: str) -> None:
@@ -232,9 +243,9 @@ class EnvironmentDesk:
 
     def on_lost(self, host: HostProcess, reason: str) -> None:
         """A process is gone."""
-        for number in host.episodes:
+        for number in list(host.episodes):
             episode = self._by_number.get(number)
-            if episode is None:
+            if episode is None or episode.has_failed:
                 continue
             was_calling = episode.is_calling
             episode.host, episode.cursor, episode.is_calling = None, 0, False
@@ -275,17 +286,35 @@ class EnvironmentDesk:
             episode_id=episode.key[1], turn=turn, status="answered", step=step, attempts=attempts
         )
         self._counters["answered"] += 1
+        if step.is_done:
+            self._quarantine.ended_well(episode.row)
         self._send(episode.key, episode.last)
 
     def _faulted(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str, *,
                  may_retry: bool) -> None:  # fmt: skip
         episode.cursor = 0
         episode.num_faults += 1
+        if kind == "timed_out":
+            self._note_hang(episode)
+        if episode.has_failed:
+            return
+        may_retry = may_retry and not self._quarantine.reason(episode.row)
         if may_retry and episode.num_faults <= self._settings.retries:
             self._counters["retries"] += 1
             self._advance(episode)
         else:
             self._fail(episode, kind, reason)
+
+    def _note_hang(self, episode: Episode) -> None:
+        """With the row's quarantine, its episodes that had no answer yet fail: each would hang in turn."""
+        if not self._quarantine.hung(episode.row):
+            return
+        self._counters["quarantined"] += 1
+        reason = self._quarantine.reason(episode.row)
+        log.warning("a row of the environment is quarantined: %s", reason)
+        for other in list(self._episodes.values()):
+            if other.row == episode.row and not other.digests and other.pending is not None:
+                self._fail(other, "timed_out", reason)
 
     def _fail(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str) -> None:
         """Its verdict, also for whatever it is asked later. The process forgets it."""

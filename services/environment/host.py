@@ -31,6 +31,7 @@ from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, settle_heap
 from areal_like.verdict import MAX_REASON_CHARS
 from services.environment.config import EnvironmentSettings
+from services.environment.interruption import CallTimedOut, interrupted
 from services.environment.job import (
     Act,
     Answered,
@@ -47,6 +48,9 @@ from services.environment.loading import check_environment, find_environment
 from services.environment.marker import NOBODY, Marker
 from services.processes.framing import PREFIX, frame
 from services.processes.process_tree import become_subreaper
+
+MAX_HUNG_CLOSES = 3
+"""A process in which so many were interrupted calls no `close` any more: each holds all its episodes up."""
 
 
 class Usage:
@@ -117,6 +121,7 @@ class Host:
         self._held: dict[int, Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._heaviest: Held | None = None
+        self._num_hung_closes = 0
 
     def take(self, message: Begin | Act | Close) -> None:
         """Do what is asked; an `async` method goes on in a task of its own."""
@@ -239,20 +244,32 @@ class Host:
         if held is None:
             return
         with self._running(held):
-            try:
-                close = getattr(held.environment, "close", None)
-                returned = close() if callable(close) else None
-                is_awaitable = inspect.isawaitable(returned)
-            except BaseException as error:  # as above; the episode is over
-                _shown(error)
-                return
-        if is_awaitable:
-            self._go_on(self._closed(held, returned))
+            awaitable = self._close(held)
+        if awaitable is not None:
+            self._go_on(self._closed(held, awaitable))
+
+    def _close(self, held: Held) -> Awaitable[Any] | None:
+        """What its `close` returned, where that has to be awaited. The episode is over, so what it raises costs nobody.
+        One that hangs is interrupted, as the other episodes of the process wait for it."""
+        if self._num_hung_closes >= MAX_HUNG_CLOSES:
+            return None
+        try:
+            close = getattr(held.environment, "close", None)
+            returned = interrupted(close, self._settings.close_timeout_s) if callable(close) else None
+            return returned if inspect.isawaitable(returned) else None
+        except CallTimedOut:
+            self._num_hung_closes += 1
+            rest = "; it is called no more in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
+            with contextlib.suppress(BaseException):  # the user may have closed or replaced it
+                print(f"close ran past {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
+        except BaseException as error:  # as in `_outcome`
+            _shown(error)
+        return None
 
     async def _closed(self, held: Held, awaitable: Any) -> None:
         coroutine = _Marked(self._awaited(held, "close", awaitable), lambda: self._running(held))
         inner = asyncio.get_running_loop().create_task(coroutine)
-        await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
+        await asyncio.wait({inner}, timeout=self._settings.close_timeout_s)
         inner.cancel()
 
     def _note_heaviest(self, held: Held) -> None:

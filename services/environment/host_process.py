@@ -99,8 +99,9 @@ class HostProcess(ChildProcess):
             if not self.waiting:
                 self.moved_s = time.monotonic()
             self.waiting.add(message.episode)
-        with contextlib.suppress(OSError):
-            self._writer.write(frame(message))
+        if not self._writer.is_closing():  # each write to a broken stream would be a line in the log
+            with contextlib.suppress(OSError):
+                self._writer.write(frame(message))
 
     async def run(self, on_message: Callable[[Answered | Failed], None]) -> str:
         """Pass on what it says until it is gone; returns why it is."""

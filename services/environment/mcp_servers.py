@@ -5,12 +5,17 @@ deadlines of calls (tools.py), checking arguments (the server does), running ser
 
 Connections belong to tasks of their own, which no episode's end or deadline cancels. A server that is started by its
 command ends with the process that started it. The package `mcp` is optional.
+
+The address of a server may hold a key, in its user, path or query: no text that leaves this module shows more of it
+than scheme and host, and what the package logs is treated alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
+import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +26,7 @@ from areal_like.tools import Tool
 
 MAX_PAGES = 100
 """Of the list of a server's tools."""
+_URL = re.compile(r"""([a-z][a-z0-9+.-]*://)(?:[^\s/?#'"<>]*@)?([^\s/?#'"<>]*)[^\s'"<>]*""", re.IGNORECASE)
 _FORM = "{command: [python, server.py], env: {NAME: value}} or {url: http://127.0.0.1:8000/mcp}"
 
 
@@ -50,6 +56,9 @@ class McpServer:
         self._name, self._spec = name, spec
         self._holder: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] | None = None
+        self._client: Any = None
+        """Of the connection that is in use; None while there is none."""
+        _hide_addresses_in_log()
 
     async def tools(self) -> list[Tool]:
         """What the server offers, as listed when it was connected to. Raises McpFailed."""
@@ -58,6 +67,7 @@ class McpServer:
     async def _connected(self) -> tuple[Any, list[Tool]]:
         """Client and tools. A caller that waits may be cancelled; the connection goes on."""
         if self._holder is None or self._holder.done():
+            self._client = None
             self._ready = asyncio.get_running_loop().create_future()
             self._holder = asyncio.create_task(self._hold(self._ready), name=f"MCP server {self._name}")
         assert self._ready is not None
@@ -72,7 +82,9 @@ class McpServer:
             target = mcp.StdioServerParameters(command=command, args=arguments, env=self._spec.get("env"))
         try:
             async with mcp.Client(target) as client:
-                ready.set_result((client, await self._listed(client)))
+                tools = await self._listed(client)
+                self._client = client
+                ready.set_result((client, tools))
                 await asyncio.Event().wait()
         except Exception as error:  # whatever a server, or the way to it, does
             if not ready.done():
@@ -101,20 +113,21 @@ class McpServer:
             result = await client.call_tool(name, dict(arguments))
         except errors.MCPError as error:
             if error.code == importlib.import_module("mcp.types").CONNECTION_CLOSED:
-                self._lose()
-            raise McpFailed(str(error)) from error
+                self._lose(client)
+            raise McpFailed(without_addresses(str(error))) from None  # a traceback would show the address
         except Exception as error:  # as above; the next call connects again
-            self._lose()
-            raise McpFailed(f"MCP server {self._name} was lost ({_innermost(error)})") from error
+            self._lose(client)
+            raise McpFailed(f"MCP server {self._name} was lost ({_innermost(error)})") from None
         parts = [getattr(one, "text", f"[{one.type}]") for one in result.content]
         if result.is_error:
             raise McpFailed("\n".join(parts))
         return "\n".join(parts)
 
-    def _lose(self) -> None:
-        if self._holder is not None:
+    def _lose(self, client: Any) -> None:
+        """Give up the connection of this client; a newer one that has replaced it stays."""
+        if self._holder is not None and self._client is client:
             self._holder.cancel()
-            self._holder = None
+            self._holder = self._client = None
 
 
 def _is_command(spec: Any) -> bool:
@@ -128,4 +141,24 @@ def _is_command(spec: Any) -> bool:
 def _innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+def without_addresses(text: str) -> str:
+    """The text with each URL cut to scheme and host."""
+    return _URL.sub(r"\1\2/...", text)
+
+
+class _WithoutAddresses(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_addresses(super().format(record))
+
+
+def _hide_addresses_in_log() -> None:
+    """Of the package `mcp`, which logs failed requests with their address and a traceback."""
+    package = logging.getLogger("mcp")
+    if not any(isinstance(one.formatter, _WithoutAddresses) for one in package.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(_WithoutAddresses())
+        package.addHandler(handler)
+        package.propagate = False

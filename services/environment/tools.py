@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import signal
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
 from areal_like.tools import Tool, WrongArguments, by_name, load_tools
 from services.environment.config import CALL_TIMEOUT_S, MAX_RESULT_CHARS, MAX_TOOL_CALLS
+from services.environment.interruption import CallTimedOut, interrupted
 from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
@@ -36,10 +37,6 @@ FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
 """Kinds of failed calls, each counted as `tool_KIND`."""
 BUILT_IN_TOOLS = {"python": "services.reward.python_tool:python_tool"}
 """What makes the tools that come with this program, by name."""
-
-
-class _CallTimedOut(BaseException):
-    """Raised inside a tool by the signal; no `except Exception` of a tool's may stop it."""
 
 
 class ToolEnvironment:
@@ -69,11 +66,13 @@ class ToolEnvironment:
         if isinstance(tools, str) or not (tools or mcp):
             what = f"tools is {tools!r}" if mcp else f"tools is {tools!r}, and there is no MCP server"
             raise UserError(what, where=WHERE, remedy='name at least one, as in tools: ["my_tools:search"]')
-        if not call_timeout_s > 0 or min(max_calls, max_result_chars) < 1:
-            raise UserError("call_timeout_s, max_calls and max_result_chars must be positive", where=WHERE)
-        self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
+        if not isinstance(tools, list | tuple) or not all(isinstance(one, str) for one in tools):
+            raise UserError(f"tools is {tools!r}", where=WHERE, remedy='a list of names, as in ["my_tools:search"]')
         if mcp is not None and not isinstance(mcp, Mapping):
-            raise UserError(f"mcp is {mcp!r}", where=WHERE, remedy="servers by name, as in mcp: {archive: {url: ...}}")
+            kind = type(mcp).__name__  # a value may hold a key
+            raise UserError(f"mcp is of type {kind}", where=WHERE, remedy="servers by name: {archive: {url: ...}}")
+        _check_bounds(call_timeout_s, {"max_calls": max_calls, "max_result_chars": max_result_chars})
+        self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
         self._tools = dict(_loaded(tuple(tools)))
         self._servers = _servers(msgspec.json.encode(mcp or {}))
         self._counts: Counter[str] = Counter()
@@ -113,14 +112,14 @@ class ToolEnvironment:
         if left_s <= 0:
             return self._late()
         try:
-            returned = _interrupted(lambda: tool.run(json.loads(call.arguments)), left_s)
+            returned = interrupted(lambda: tool.run(json.loads(call.arguments)), left_s)
             if inspect.isawaitable(returned):
                 async with asyncio.timeout(left_s):
                     returned = await returned
             return returned if isinstance(returned, str) else msgspec.json.encode(returned, enc_hook=str).decode()
         except WrongArguments as error:
             return self._failed("wrong_arguments", f"the arguments of {call.name} are wrong: {error}")
-        except (TimeoutError, _CallTimedOut):
+        except (TimeoutError, CallTimedOut):
             return self._late()
         except Exception as error:  # the user's code; the policy is shown what it raised
             return self._failed("raised", f"{call.name} failed ({type(error).__name__}: {error})")
@@ -140,6 +139,16 @@ class ToolEnvironment:
         return result[: self._max_result_chars] + CUT_MARK.format(num=num_over)
 
 
+def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
+    """Raises UserError for one that is not positive, or of another type."""
+    is_number = isinstance(call_timeout_s, int | float) and not isinstance(call_timeout_s, bool)
+    if not is_number or not 0 < call_timeout_s < math.inf:
+        raise UserError(f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="a number of seconds above 0")
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="a whole number of at least 1")
+
+
 @lru_cache(maxsize=4)
 def _loaded(names: tuple[str, ...]) -> Mapping[str, Tool]:
     """Once for all episodes of a process."""
@@ -151,26 +160,3 @@ def _servers(specs: bytes) -> tuple[McpServer, ...]:
     """Once for all episodes of a process."""
     named = msgspec.json.decode(specs)
     return tuple(McpServer(name, spec, f"{WHERE}.mcp.{name}") for name, spec in named.items())
-
-
-def _interrupted(call: Callable[[], Any], limit_s: float) -> Any:
-    """The value of a call; raises _CallTimedOut in it, again and again, once the time is over.
-
-    Signals reach the main thread alone, which is where an environment's methods run.
-    """
-    is_armed = True
-
-    def ring(*_: object) -> None:
-        if is_armed:
-            raise _CallTimedOut
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, limit_s, 0.1)
-        returned = call()
-        is_armed = False
-        return returned
-    finally:
-        is_armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

@@ -10,7 +10,6 @@ only what is still connected to the tree is found (psutil).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -87,6 +86,8 @@ def kill_tree_now(root: int) -> set[int]:
 
 async def kill_tree(root: int, deadline_s: float = 2.0) -> set[int]:
     """As `kill_tree_now`, then waits until all of them run no more. Returns those that still do (normally none)."""
+    import asyncio  # of a scoring process's imports it was the only one that brought it
+
     members = kill_tree_now(root)
     give_up_s = time.monotonic() + deadline_s
     while (members := living(members)) and time.monotonic() < give_up_s:  # noqa: ASYNC110  (nobody tells us)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from areal_like.errors import OperationError, UserError, first_line
+from areal_like.scored_text import scored_text
 from services.reward.classifier_folder import WHERE, check_folder
 from services.reward.model_wire import Item, Scores
 from services.reward.scorer_options import RewardModelOptions
@@ -40,6 +41,10 @@ class Classifier:
         if missing := sorted(info["missing_keys"]):
             what = f"{options.path} lacks weights ({', '.join(missing[:3])}): they would be randomly initialised"
             raise UserError(what, where=WHERE, remedy="a folder with the trained classifier, its head included")
+        num_rows = model.config.get_text_config().vocab_size
+        if len(self._tokenizer) > num_rows:
+            what = f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, the model only {num_rows}"
+            raise UserError(what, where=WHERE, remedy="use the tokenizer that belongs to the model")
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         if self._tokenizer.pad_token_id is None:
@@ -70,14 +75,16 @@ class Classifier:
 
     def _encode(self, item: Item) -> tuple[list[int], list[int], int] | Scores:
         """Token ids, positions scores are read at, tokens left out; or why there is nothing to score."""
-        text, adds_special = item.text, True
-        if item.messages is not None and getattr(self._tokenizer, "chat_template", None):
-            try:
-                text = self._tokenizer.apply_chat_template(item.messages, tokenize=False)
-            except Exception as error:  # fault boundary: a model's template may raise anything
-                return Scores(values=[], problem=f"the chat template refuses the row ({first_line(error)})")
-            adds_special = False  # the template wrote them
-        made = self._tokenizer(text, add_special_tokens=adds_special, return_offsets_mapping=self._head.is_per_token)
+        try:
+            text, adds_special = scored_text(self._tokenizer, item.text, item.messages)
+        except Exception as error:  # fault boundary: a model's template may raise anything
+            return Scores(values=[], problem=f"the chat template refuses the row ({first_line(error)})")
+        try:
+            made = self._tokenizer(
+                text, add_special_tokens=adds_special, return_offsets_mapping=self._head.is_per_token
+            )
+        except Exception as error:  # fault boundary: tokenizers raise bare Exception for a character without a token
+            return Scores(values=[], problem=f"the tokenizer cannot express the text ({first_line(error)})")
         ids, places = made["input_ids"], []
         if not ids:
             return Scores(values=[], problem="there is no token to score")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from areal_like.scored_text import check_tokenizer
 
 SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
 WHERE = "reward scorer reward_model"
@@ -48,6 +49,7 @@ def check_folder(path: str, label: int | str | None) -> Head:
         )
     if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
         raise UserError(f"{path} has no weights (*.safetensors)", where=WHERE)
+    check_tokenizer(folder)
     classes = _classes(config)
     return Head(name.endswith(TOKEN), len(classes), _index_of(label, classes))
 

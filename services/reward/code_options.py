@@ -36,11 +36,13 @@ class CodeOptions(Settings):
     python: str | None = None
     """Interpreter for the programs, with its installed packages; None: this one, with the standard library alone."""
     time_limit_s: float = Field(4.0, gt=0, le=600)
-    """Seconds for all asserts of a program together, or for each input."""
+    """Own seconds for all asserts of a program together, or for each input: processor seconds of all its processes, and
+    seconds in which they only wait. Time in which it stands ready for a processor does not count."""
     time_factor: float = Field(1.0, gt=0, le=limits.SECONDS)
     """Times a row's own `time_limit_s`: some are meant for faster languages."""
     total_limit_s: float = Field(8.0, gt=0, le=limits.SECONDS)
-    """Seconds on the wall for all tests of a program; must stay below the service's timeout_s."""
+    """Own seconds for all tests of a program together. Must stay below the service's timeout_s, which is what bounds
+    the wall clock: leave some room for times when the machine is busy."""
     memory_limit_mb: int = Field(1024, ge=16, le=limits.MEGABYTES)
     """Memory of a program and all its processes."""
     max_memory_limit_mb: int = Field(2048, ge=16, le=limits.MEGABYTES)

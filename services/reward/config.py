@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from areal_like import limits
 from areal_like.settings import Settings
-from areal_like.transport.credentials import service_keys_folder
 from services.environment.config import EnvironmentSettings
 from services.environment.loading import name_fault
 from services.reward.code_options import CodeOptions
@@ -85,8 +84,8 @@ class RewardSettings(Settings):
     """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
     num_workers: int = Field(1, gt=0, le=limits.THREADS)
     """Scoring processes."""
-    timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
-    """Past this a scoring process is killed and replaced, and the verdict is `timed_out`."""
+    timeout_s: float = Field(30.0, gt=0, le=limits.SECONDS)
+    """Seconds on the wall; past this a scoring process is killed and replaced, and the verdict is `timed_out`."""
     retries: int = Field(1, ge=0, le=limits.STEPS)
     """Further attempts after `timed_out` or `crashed`."""
     on_failure: OnFailure = "drop_sample"
@@ -119,6 +118,8 @@ class RewardSettings(Settings):
     @property
     def keys_dir(self) -> Path:
         """`curve_dir` with `~` resolved, or where services of this user keep theirs."""
+        from areal_like.transport.credentials import service_keys_folder  # no scoring process needs a transport
+
         return Path(self.curve_dir).expanduser() if self.curve_dir else service_keys_folder()
 
     @property

@@ -37,7 +37,7 @@ WATCH_S = 0.1
 LOOK_AGAIN_S = 5.0
 MEMORY_EVERY = 3
 """Memory is looked at every so many rounds of the watch."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 SLOW_START_S = 5.0
 """A wait longer than this is explained."""
 MAX_FAILED_STARTS = 8

@@ -20,8 +20,7 @@ from services.reward.sandbox.limits import Limits
 WEAKEST_LAYER = "landlock"
 """Weaker ones would let a program read files of the machine, and say them to the policy."""
 LIMITS = Limits(time_s=3.0, memory_bytes=512 << 20, max_output_bytes=64 << 10)
-TOTAL_LIMIT_S = 4.0
-"""On the wall; below the usual `call_timeout_s`, so that the policy is shown which limit it was."""
+"""The time is below the usual `call_timeout_s`, so that the policy is shown which limit it was."""
 
 
 class _SandboxFailed(OperationError):
@@ -46,7 +45,7 @@ def python(code: str) -> str:
     Args:
         code: the whole program; print what you want to see.
     """
-    task = Task(program=code, problem=Printout(), limits=LIMITS.as_dict(), total_limit_s=TOTAL_LIMIT_S)
+    task = Task(program=code, problem=Printout(), limits=LIMITS.as_dict(), total_limit_s=LIMITS.time_s)
     judges = _judges()
     try:
         outcome = judges.judge(task)

@@ -36,9 +36,12 @@ from services.reward.pool import Pool
 from services.reward.score_output import Totals, VerdictFile, verdict_line
 from services.reward.score_rows import Row, num_lines, only_gold, rows_of
 
-DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_TIMEOUT_S = 30.0
+"""As of the service (`reward.timeout_s`)."""
 PROGRAM_TIME_S = 60.0
 """All tests of a program together, where nothing else is said: rows bring limits of their own."""
+BUSY_FACTOR = 3.0
+"""Of `total_limit_s`, which is own time of a program: how long it may take on the wall, where the user does not say."""
 MAX_WAITING_PER_WORKER = 64
 """Verdicts that may wait for an earlier row's; each is a line of the output, the rows themselves are not kept."""
 MAX_ATTEMPTS = 2
@@ -110,7 +113,7 @@ def settings_of(order: Order) -> RewardSettings:
         if total_s > 0:
             options.setdefault("total_limit_s", total_s)
         is_number = isinstance(options.get("total_limit_s"), int | float)
-        timeout_s = options["total_limit_s"] + room_s if timeout_s is None and is_number else timeout_s
+        timeout_s = BUSY_FACTOR * options["total_limit_s"] + room_s if timeout_s is None and is_number else timeout_s
     fields: dict[str, Any] = {
         "scorers": [{"kind": order.kind, "options": options}],
         "num_workers": order.num_workers,

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from areal_like.errors import UserError
 from areal_like.settings import Settings
@@ -63,6 +62,8 @@ def unreachable(options: Settings) -> UserError | None:
         url, key = options.base_url, "base_url"
     else:
         return None
+    from urllib.request import getproxies, proxy_bypass  # brings ssl, which scoring processes do without
+
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if getproxies().get(parts.scheme) and not proxy_bypass(host) and host not in ("localhost", "127.0.0.1", "::1"):

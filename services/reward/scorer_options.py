@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from areal_like import limits, templates
-from areal_like.config import DType
-from areal_like.settings import Settings
+from areal_like import limits
+from areal_like.settings import DType, Settings
 
 
 def _checked_url(url: str) -> str:
@@ -224,6 +223,8 @@ TEMPLATE_NAMES = frozenset({"prompt", "response", "answer", "row"})
 
 def fault_of_template(text: str, must_name: str = "response") -> str:
     """Why this Jinja template cannot be used, in words that follow its name; empty where it can."""
+    from areal_like import templates  # most scoring processes need no Jinja
+
     if fault := templates.fault_of(text):
         return fault
     names = templates.names_in(text)

@@ -21,7 +21,7 @@ SHARES = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 def percentiles(values: Collection[float]) -> dict[str, float]:
     """Nearest-rank percentiles by the names of SHARES; 0.0 without values."""
     ordered = sorted(values) or [0.0]
-    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in SHARES.items()}
+    return {name: ordered[int(share * len(ordered))] for name, share in SHARES.items()}
 
 
 class Tally:

@@ -107,3 +107,60 @@ def test_a_context_beyond_the_limit_is_refused_with_its_reason() -> None:
     assert ContextLimit(32).cap(33, where="here") == 32
     with pytest.raises(UserError, match="max_position_embeddings"):
         ContextLimit(32).check(33, where="here")
+
+
+DYNAMIC = {"rope_type": "dynamic"}
+ORIGINAL = {"original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 0}, None),
+        ({"max_position_embeddings": 1}, ContextLimit(1)),
+        ({"max_position_embeddings": 128.0}, None),
+        ({"max_position_embeddings": None, "n_positions": 7}, ContextLimit(7)),
+        ({"max_position_embeddings": 128, "n_positions": 7}, ContextLimit(128)),
+        ({"max_position_embeddings": 128, "text_config": None}, ContextLimit(128)),
+        ({"max_position_embeddings": 128, "text_config": {"max_position_embeddings": 64}}, ContextLimit(64)),
+        ({"rope_scaling": DYNAMIC}, None),
+        ({"rope_scaling": {**LONGROPE, **ORIGINAL}}, ContextLimit(32, "longrope")),
+        ({"max_position_embeddings": 16, "rope_scaling": {**LONGROPE, **ORIGINAL}}, ContextLimit(16, "longrope")),
+        ({"max_position_embeddings": 128, "rope_scaling": {**DYNAMIC, **ORIGINAL}}, ContextLimit(128, "dynamic")),
+        ({"max_position_embeddings": 128, "rope_scaling": [DYNAMIC]}, ContextLimit(128)),
+        ({"max_position_embeddings": 128, "rope_scaling": {"rope_type": 3}}, ContextLimit(128)),
+        ({"max_position_embeddings": 128, "rope_scaling": {"type": "su"}, **ORIGINAL}, ContextLimit(128)),
+        ({"max_position_embeddings": 128, "rope_scaling": {"type": "yarn", **FACTORS}, **ORIGINAL},
+         ContextLimit(32, "longrope")),
+        ({"max_position_embeddings": 128, "rope_parameters": {"a": {**LONGROPE, **ORIGINAL}, "b": DYNAMIC}},
+         ContextLimit(32, "longrope")),
+        ({"max_position_embeddings": 8, "rope_parameters": {}, "rope_scaling": DYNAMIC}, ContextLimit(8, "dynamic")),
+    ],
+)  # fmt: skip
+def test_limit_is_the_smallest_that_a_config_names(config: dict[str, Any], expected: ContextLimit | None) -> None:
+    assert context_limit(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (ContextLimit(32), "33 is more than the model's max_position_embeddings (32) -> at most 32"),
+        (
+            ContextLimit(32, "dynamic"),
+            "33 is more than 32 positions, beyond which the model's dynamic frequencies depend on the longest sequence "
+            "of a pass, so log-probs would be wrong -> at most 32",
+        ),
+        (
+            ContextLimit(32, "longrope"),
+            "33 is more than 32 positions, beyond which the model's longrope frequencies depend on the longest "
+            "sequence of a pass, so log-probs would be wrong -> at most 32, or set short_factor to long_factor in its "
+            "config.json (one for all lengths)",
+        ),
+    ],
+)
+def test_excess_is_said_with_the_reason_and_the_remedy(limit: ContextLimit, words: str) -> None:
+    assert limit.excess(32) == ""
+    assert limit.cap(32, where="here") == 32
+    with pytest.raises(UserError) as refused:
+        limit.check(33, where="here")
+    assert str(refused.value) == f"here: {words}"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import areal_like
-from areal_like.guard import guarded
+from areal_like import guarded_process
+from areal_like.guard import END, guarded
 from areal_like.guarded_process import end_guarded, run_guarded
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper and parent-death signals")
@@ -74,6 +77,43 @@ def test_run_returns_status_and_text() -> None:
     code = "import sys; print(sys.stdin.read() + 'out'); print('err', file=sys.stderr); sys.exit(3)"
     done = run_guarded([sys.executable, "-c", code], timeout_s=60.0)
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+
+
+class Child:
+    """A process of asyncio's that ends when it is killed, or at once by the signal."""
+
+    def __init__(self, *, returncode: int | None = None, is_stuck: bool = False) -> None:
+        self.returncode, self.calls, self.is_stuck = returncode, list[object](), is_stuck
+
+    def send_signal(self, number: int) -> None:
+        self.calls.append(number)
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.is_stuck = False
+
+    async def wait(self) -> None:
+        self.calls.append("wait")
+        if self.is_stuck:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("facts", "calls"),
+    [
+        ({}, [END, "wait"]),
+        ({"returncode": 0}, []),
+        ({"is_stuck": True}, [END, "wait", "kill", "wait"]),
+    ],
+)
+def test_child_of_a_loop_is_ended_by_its_guard_and_killed_where_that_takes_too_long(
+    facts: dict[str, Any], calls: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_process, "SWEEP_S", 0.0)
+    monkeypatch.setattr(guarded_process, "MARGIN_S", 0.01)
+    child = Child(**facts)
+    asyncio.run(guarded_process.end_guarded_child(child))  # type: ignore[arg-type]
+    assert child.calls == calls
 
 
 def calls_of(tree: ast.AST, name: str) -> Iterator[ast.Call]:

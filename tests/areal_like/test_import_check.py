@@ -28,7 +28,7 @@ def cli(folder: Path, *arguments: str, launch: tuple[str, ...] = ("-P", "-c", CO
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HOME), str(folder)])}
     command = [sys.executable, *launch, *arguments]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -62,14 +62,23 @@ SCORER = "def score(row, response, **info):\n    return 1.0\n"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Path, package: str) -> None:
-    theirs = write(tmp_path, package, SCORER)
-    status, said = cli(tmp_path, "validate", "quickstart", f"reward.scorers=[{{kind: '{package}:score'}}]")
+def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    theirs = write(tmp_path, "trainer", SCORER)
+    status, said = cli(tmp_path, "validate", "quickstart", "reward.scorers=[{kind: 'trainer:score'}]")
     assert status == 2
     assert f"found before {theirs}" in said
-    assert f"rename it, for instance to my_{package}.py" in said
+    assert "rename it, for instance to my_trainer.py" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_scorer_under_any_of_our_names_is_refused(
+    tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(USER_PATH, str(tmp_path))
+    theirs = write(tmp_path, package, SCORER)
+    with pytest.raises(UserError, match=f"found before {theirs}.*rename it, for instance to my_{package}.py"):
+        find_function(f"{package}:score", {})
 
 
 @pytest.mark.processes
@@ -120,7 +129,7 @@ def test_foreign_module_that_is_imported_already_is_named(tmp_path: Path, safe_p
         "except UserError as error: print(error.where)\n"
     )
     command = [sys.executable, *(["-P"] if safe_path else []), "-c", code]
-    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["mine", str(tmp_path / "trainer.py")]
 
 
@@ -130,6 +139,6 @@ def test_python_dash_m_really_would_run_the_users_file(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("print('mine')\n")
     environment = os.environ | {"PYTHONPATH": str(HOME)}
     done = subprocess.run(
-        [sys.executable, "-m", "trainer"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "trainer"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "mine\n"

@@ -18,7 +18,7 @@ from areal_like.process import first_cause, is_same_process, limit_threads
 pytestmark = pytest.mark.processes
 
 HOME = Path(__file__).resolve().parents[2]
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 CHILD = """
 import asyncio, sys, threading, time

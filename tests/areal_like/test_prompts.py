@@ -182,3 +182,12 @@ def test_a_template_that_raises_is_the_rows_mistake() -> None:
 
     with pytest.raises(UserError, match=r"refused the messages \(no system role\)"):
         encoder(Strict()).encode({"prompt": "hi"})
+
+
+@pytest.mark.parametrize(("chat_template", "template"), [(None, None), (None, "{prompt}"), ("{{ 1 / 0 }}", "{prompt}")])
+def test_text_between_turns_has_no_tokens_of_its_own_where_prompts_have_no_chat_template(
+    chat_template: str | None, template: str | None
+) -> None:
+    tokenizer = Digits()
+    tokenizer.chat_template = chat_template
+    assert encoder(tokenizer, template=template).between_turns("1", "2") is None

@@ -7,7 +7,7 @@ import math
 import pydantic
 import pytest
 
-from areal_like.settings import Settings
+from areal_like.settings import Settings, field_docstrings
 
 
 class Some(Settings):
@@ -30,10 +30,36 @@ def test_unknown_keys_and_numbers_that_are_not_finite_are_refused() -> None:
             Some(rate=number)
 
 
-def test_defaults_are_checked_too_and_a_field_is_described_by_the_text_below_it() -> None:
+def test_defaults_are_checked_too() -> None:
     class Wrong(Settings):
         rate: float = "fast"  # type: ignore[assignment]
 
     with pytest.raises(pydantic.ValidationError):
         Wrong()
-    assert Some.model_fields["rate"].description == "Of something."
+
+
+def test_a_field_is_described_by_the_text_below_it_and_by_that_of_its_parents() -> None:
+    class More(Some):
+        count: int = 1
+        """How
+        many."""
+        plain: int = 2
+
+    assert field_docstrings(Some) == {"rate": "Of something."}
+    assert field_docstrings(More) == {"rate": "Of something.", "count": "How many."}
+
+
+def test_a_field_of_a_class_without_source_has_no_description() -> None:
+    made = pydantic.create_model("made", __base__=Settings, rate=(float, 1.0))
+    assert field_docstrings(made) == {}
+
+
+def test_making_a_settings_class_reads_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("getsource", "getsourcelines", "findsource"):
+        monkeypatch.setattr(f"inspect.{name}", lambda *_: pytest.fail("read the source"))
+
+    class Quick(Settings):
+        rate: float = 1.0
+        """Of something."""
+
+    assert Quick().rate == 1.0

@@ -16,7 +16,7 @@ from areal_like import store_owner
 from areal_like.process import process_identity
 from areal_like.store_owner import OWNER_FILE, Owner, claim, dead_stores, sweep_dead
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 def store(root: Path, name: str, **changes: object) -> Path:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from areal_like.trajectory import Segment, Trajectory, as_experts
+from areal_like.trajectory import Segment, Trajectory, as_experts, check_apart, repeated_answers
 
 
 def _segment(logprobs=(-1.0, -0.5, 0.0), versions=(3, 3, 4), tokens=(7, 8, 9)) -> Segment:
@@ -187,3 +187,49 @@ def test_turns_end_one_after_the_other_at_the_last_sampled_token(ends, rewards, 
     plain = Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop")
     with pytest.raises(ValueError, match=words):
         msgspec.structs.replace(plain, **fields)
+
+
+def _answers(ids: list[int] | None, ends: list[int] | None = None) -> Trajectory:
+    plain = Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop")
+    if ids is None:
+        return plain
+    ends = ends or [*range(1, len(ids)), 3]
+    return msgspec.structs.replace(
+        plain, answer_ends_A=np.array(ends, np.int32), answer_ids_A=np.array(ids, np.int32)
+    )  # fmt: skip
+
+
+def test_each_answer_of_a_sample_is_trained_on_in_one_trajectory():
+    check_apart([_answers(None)])
+    check_apart([_answers([0, 1]), _answers([2])])
+    with pytest.raises(ValueError, match="does not say which answers it has"):
+        check_apart([_answers([0]), _answers(None)])
+    with pytest.raises(ValueError, match="answer 1 of the sample is trained on twice"):
+        check_apart([_answers([0, 1]), _answers([1, 2])])
+
+
+def test_answers_that_are_trained_on_more_than_once_are_found_in_order():
+    assert repeated_answers([]) == repeated_answers([_answers(None)]) == []
+    assert repeated_answers([_answers([0, 1]), _answers(None)]) == []
+    assert repeated_answers([_answers([0, 2, 5]), _answers([5]), _answers([2]), _answers([2])]) == [2, 5]
+
+
+def test_turns_are_counted_by_answers_or_else_by_runs_of_sampled_tokens():
+    assert _answers([4, 7]).num_turns == 2
+    mask = [True, True, False, True, False, False, True]
+    arrays = {
+        "tokens_T": np.zeros(7, np.int32), "loss_mask_T": np.array(mask), "logprobs_T": np.zeros(7, np.float32),
+        "versions_T": np.where(mask, 0, -1).astype(np.int32),
+    }  # fmt: skip
+    made = Trajectory(**arrays, finish_reason="stop")
+    assert (made.num_turns, made.num_sampled, len(made)) == (3, 4, 7)
+
+
+def test_head_and_tail_of_a_segment_are_the_whole():
+    whole = _segment()
+    for place in range(4):
+        head, tail = whole.head(place), whole.tail(place)
+        assert (len(head), len(tail)) == (place, 3 - place)
+        joined = head.joined(tail)
+        for name in ("tokens_R", "logprobs_R", "versions_R"):
+            assert getattr(joined, name).tolist() == getattr(whole, name).tolist()

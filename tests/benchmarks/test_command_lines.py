@@ -33,7 +33,7 @@ LISTS = [
     ("async_vs_sync", "--seeds"), ("interruption", "--seeds"), ("interruption", "--shares"), ("staleness", "--seeds"),
     ("staleness", "--bounds"), ("staleness", "--tune"), ("divergence", "--seeds"), ("peer_trl", "--seeds"),
     ("peer_trl", "--rates"), ("quickstart", "--seeds"), ("quickstart", "--control-seeds"), ("delta", "--lrs"),
-    ("controller", "--workers"), ("engine", "--slots"), ("weight_transfer", "--sizes"),
+    ("controller", "--workers"), ("engine", "--slots"), ("weight_transfer", "--sizes"), ("preference", "--seeds"),
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ def test_both_sides_generate_all_answers_and_one_moves_rows(monkeypatch: pytest.
         tie_word_embeddings=False,
     )  # fmt: skip
     case = Case(slots=16, lengths="thinking")
-    row = measure(config, case, rounds=2)
-    assert row["tokens"] == sum(answer.request.sampling.max_new_tokens for answer in answers(case))
+    row = measure(config, case, rounds=1, fewest=64)
+    assert row["tokens"] == sum(answer.request.sampling.max_new_tokens for answer in answers(case, 64))
     assert row["moved_rows"] > case.slots
     assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
     assert "| 16 | thinking |" in markdown("row_order", {"rows": [row], "command": "x"})
@@ -27,7 +27,7 @@ def test_both_sides_generate_all_answers_and_one_moves_rows(monkeypatch: pytest.
 
 @pytest.mark.parametrize("lengths", ["task", "thinking"])
 def test_answers_of_a_group_have_one_prompt_and_fit_the_context(lengths: str) -> None:
-    made = answers(Case(slots=16, lengths=lengths))
+    made = answers(Case(slots=16, lengths=lengths), FEWEST)
     assert len(made) == FEWEST
     for first in range(0, FEWEST, 8):
         prompts = {answer.request.prompt_P.tobytes() for answer in made[first : first + 8]}

@@ -49,8 +49,10 @@ def test_every_built_in_kind_has_a_row(table: dict[str, object]) -> None:
 def test_examples_are_valid(block: str) -> None:
     sections = yaml.safe_load(block)["trainer"]
     dumped = {
-        f"trainer.{section}.{key}": yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[0]
+        f"trainer.{section}.{key}".rstrip("."): yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[
+            0
+        ]
         for section, keys in sections.items()
-        for key, value in keys.items()
+        for key, value in (keys.items() if isinstance(keys, dict) else [("", keys)])
     }
     load_config("quickstart", [f"{key}={value}" for key, value in dumped.items()])

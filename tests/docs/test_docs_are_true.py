@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from areal_like.settings import Settings
 from benchmarks.tables import TABLES
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.schema import field_at
 
@@ -21,7 +23,8 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "decisions" and path.name != "reference.md")
 SOURCES = ("areal_like", "controller", "rollout", "services", "trainer")
 FILE_SUFFIXES = (".jsonl", ".sqlite", ".log", ".py", ".json", ".md", ".yaml", ".html", ".png")
-SECTIONS = [name for name in RunConfig.model_fields if field_at(RunConfig, (name,)) is not None]
+ROOTS: tuple[type[Settings], ...] = (RunConfig, OfflineConfig)
+SECTIONS = {name for root in ROOTS for name in root.model_fields}
 SMALLEST_FRAGMENT = 8
 """Shorter pieces of a message say nothing."""
 
@@ -47,11 +50,12 @@ def blocks(page: Path, kind: str) -> Iterator[str]:
         yield re.sub(rf"^{match[1]}", "", match[2], flags=re.MULTILINE)
 
 
-def is_key(path: str) -> bool:
+def is_key(path: str, roots: tuple[type[Settings], ...] = (RunConfig,)) -> bool:
     """Whether a dotted path names a key of a config; below a free mapping anything goes."""
     parts = tuple("0" if part.isdigit() else part for part in path.split("."))
     return any(
-        field_at(RunConfig, parts[:end]) is not None and (end == len(parts) or is_free(parts[:end]))
+        field_at(root, parts[:end]) is not None and (end == len(parts) or is_free(parts[:end]))
+        for root in roots
         for end in range(1, len(parts) + 1)
     )
 
@@ -72,7 +76,8 @@ def test_every_key_named_in_the_text_exists(page: Path) -> None:
     }
     if page.name == "coming-from.md":
         named -= {"data.train_batch_size"}  # of verl, in a formula of our column
-    assert not [name for name in sorted(named) if not is_key(name)]
+    roots = ROOTS if page.name == "offline.md" else (RunConfig,)
+    assert not [name for name in sorted(named) if not is_key(name, roots)]
 
 
 def leaves(value: object, path: str = "") -> Iterator[str]:

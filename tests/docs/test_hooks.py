@@ -136,3 +136,25 @@ def test_every_decision_is_listed_by_number(root: Path) -> None:
     config = SimpleNamespace(docs_dir=str(root / "docs"))
     text = hook("decisions_list").on_page_markdown("<!-- decisions -->", config=config)
     assert text.splitlines() == ["- [0001 First](0001-a.md)", "- [0002: second](0002-b.md)"]
+
+
+def test_the_index_for_language_models_has_every_page_of_the_navigation(tmp_path: Path) -> None:
+    made = hook("llms_text")
+    page = tmp_path / "data.md"
+    page.write_text("# Data\n\n```yaml\na: 1\n```\n\n`data.train` reads [rows](rows.md) of **yours**. More follows.\n")
+    empty = tmp_path / "empty.md"
+    empty.write_text("# Empty\n")
+
+    def leaf(title: str, path: Path, url: str) -> SimpleNamespace:
+        return SimpleNamespace(is_section=False, title=title, url=url, file=SimpleNamespace(abs_src_path=str(path)))
+
+    inner = SimpleNamespace(is_section=True, title="API", children=[leaf("Empty", empty, "api/empty/")])
+    section = SimpleNamespace(is_section=True, title="Guides", children=[leaf("Data", page, "data/"), inner])
+    config = SimpleNamespace(site_name="site", site_description="what it is", site_dir=str(tmp_path))
+    made.on_nav(SimpleNamespace(items=[section]), config=config, files=None)
+    made.on_post_build(config=config)
+    assert (tmp_path / "llms.txt").read_text() == (
+        "# site\n\n> what it is\n\n## Guides\n\n"
+        "- [Data](data/): data.train reads rows of yours.\n"
+        "- [Empty](api/empty/)\n"
+    )

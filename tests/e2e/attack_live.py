@@ -37,6 +37,7 @@ import psutil  # noqa: E402
 from attack import GROWTH_BYTES, STRANGERS, key_without_token  # noqa: E402
 
 from areal_like.guard import tied  # noqa: E402
+from areal_like.process import is_alive  # noqa: E402
 from areal_like.transport.credentials import service_keys_folder  # noqa: E402
 
 RECOVERY_S = 5.0
@@ -64,7 +65,7 @@ class Target:
 
     @property
     def is_alive(self) -> bool:
-        return all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in self.processes)
+        return all(is_alive(one) for one in self.processes)
 
     @property
     def rss_bytes(self) -> int:

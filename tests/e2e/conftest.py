@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -16,22 +17,30 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_jobs import JobServer
 
-from areal_like.process import command_words
+from areal_like.process import command_words, is_alive
 from controller.launch.forked import SHARED
 from controller.launch.local import child_environment
 from controller.wiring.process_specs import PRELOAD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
+COMMANDS = [
+    "controller.cli.main", "controller.cli.jobs", "controller.preflight.preflight", "controller.runs.commands",
+    "controller.cli.resources_page", "controller.cli.resolved_page", "controller.cli.machine",
+]  # fmt: skip
+"""What the commands import."""
 START_TIMEOUT_S = 900.0
 """Deadline for anything a run does; generous, because it only bounds a hang."""
 
 SHORT = [
-    "num_steps=6", "groups_per_step=12", "group_size=4", "eval.every_steps=0", "data.eval.limit=64",
+    "num_steps=6", "groups_per_step=12", "group_size=4", "eval.every_steps=0", "data.eval.limit=16",
     "metrics.report=false", "warm_start.sft.threads=1", "data.train.limit=2000",
 ]  # fmt: skip
 """A run of the quickstart's model that takes seconds. The warm start takes one core: another stream has the other."""
+SHORT_STEP, SHORT_EVAL = 12 * 4, 16
+"""Samples of a step of SHORT, and those that are evaluated before the first."""
 
 LEARNING = [
     "data.train.limit=2000", "data.train.options.max_terms=6", "data.eval.options.max_terms=6",
@@ -57,15 +66,32 @@ def descendants_of(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
+@functools.cache
+def _commands() -> JobServer | None:
+    """What the commands of this stream of tests are forked from: importing takes more than half of what a refused one
+    costs. None off Linux."""
+    return JobServer(COMMANDS, REPOSITORY) if sys.platform == "linux" else None
+
+
 class Run:
-    """One `areal-like` command as a process."""
+    """One `areal-like` command as a process, forked from one that has imported what it needs.
+
+    Where a test has asked for `own_forkserver`, it is an interpreter of its own, as a user's is.
+    """
 
     def __init__(self, arguments: list[str], cwd: Path, runs_dir: Path) -> None:
         environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1", COLUMNS="160")
         self.runs_dir = runs_dir
-        self.log_path = cwd / f"command-{time.monotonic_ns()}.log"
+        # Not in `cwd`, which may be the checkout.
+        self.log_path = runs_dir / f"command-{time.monotonic_ns()}.log"
+        self.process = self._start(arguments, cwd, environment)
+
+    def _start(self, arguments: list[str], cwd: Path, environment: dict[str, str]) -> Any:
+        self.log_path.touch()  # may be read before a forked process has opened it
+        if SHARED in environment and (server := _commands()) is not None:
+            return server.start("controller", arguments, self.log_path, folder=cwd, environment=environment)
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-P", "-m", "controller", *arguments],
                 cwd=cwd,
                 env=environment,
@@ -147,7 +173,7 @@ class Run:
     def survivors(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
         """Those of `processes` that still live after `timeout_s`."""
         _, alive = psutil.wait_procs(processes, timeout=timeout_s)
-        return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in alive if is_alive(process)]
 
     def destroy(self) -> None:
         for process in self.family():
@@ -155,7 +181,7 @@ class Run:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(10)
+        self.process.wait(300.0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -181,14 +207,23 @@ def shared_forkserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SHARED, str(path))
         yield
+    if _commands.cache_info().currsize and (commands := _commands()) is not None:
+        commands.close()
     server.kill()
-    server.wait(10)
+    server.wait(300.0)
 
 
 @pytest.fixture
-def own_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of this test have a fork server of their own, as a user's have."""
+def own_forkserver(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Runs of this test have a fork server of their own, as a user's have, until it calls this."""
+    shared = os.environ.get(SHARED)
     monkeypatch.delenv(SHARED, raising=False)
+
+    def share() -> None:
+        if shared:
+            monkeypatch.setenv(SHARED, shared)
+
+    return share
 
 
 @pytest.fixture(scope="session")
@@ -221,6 +256,53 @@ def areal(runs_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     for run in started:
         if run.process.poll() is None:
             run.destroy()
+
+
+GATE = """
+import os, time
+
+num_calls = 0
+
+
+def score(row, response, **info):
+    global num_calls
+    num_calls += 1
+    while num_calls > {after} and os.path.exists({closed!r}):
+        time.sleep(0.02)
+    return 0.0
+"""
+
+
+class Gate:
+    """Holds a run in mid-way until it is opened, so that what a test does there cannot come too late: not even a test
+    that gets no processor for a minute.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the current one of the run's command."""
+        self._folder, self._closed = folder, folder / "gate.closed"
+
+    def after(self, num_samples: int) -> list[str]:
+        """Overrides by which a run scores no more samples than that, evaluated ones among them."""
+        self._closed.touch()
+        (self._folder / "gate.py").write_text(GATE.format(after=num_samples, closed=str(self._closed)))
+        scorers = "[{kind: running_sum}, {kind: 'gate:score', weight: 0, cache: false}]"
+        return [f"reward.scorers={scorers}", "reward.timeout_s=1800", "rollout.score_timeout_s=3600"]
+
+    def after_step(self, step: int, mode: str = "async") -> list[str]:
+        """The same for a run of SHORT, which makes at least that step and at most the three that follow; in mode sync,
+        none that follows.
+        """
+        ahead = 0 if mode == "sync" else 3  # groups of later steps may be scored first, within the bound of 2
+        return self.after(SHORT_EVAL + SHORT_STEP * (step + ahead))
+
+    def open(self) -> None:
+        self._closed.unlink()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -257,9 +339,10 @@ def quickstart() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium of this machine."""
+    """Headless Chromium of this machine; the build without a window needs two thirds of the other's processor time."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
     if chromium is None:
         pytest.skip("no chromium on this machine")
     with sync_api.sync_playwright() as playwright:

@@ -20,7 +20,7 @@ import psutil
 from areal_like.transport.ports import quiet_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
-START_S = 120.0
+START_S = 400.0
 """Deadline of `ray start`; generous, because it only bounds a hang."""
 STORE_BYTES = 80 << 20
 QUICK_TO_NOTICE = {
@@ -29,6 +29,16 @@ QUICK_TO_NOTICE = {
     "RAY_health_check_failure_threshold": "5",
 }
 """A dead node is noticed in seconds."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_open_telemetry": "0",
+    "RAY_task_events_report_interval_ms": "0",  # 0: none are kept
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",
+}
+"""What Ray's own processes do for dashboards and for tasks to come is left out: it took a quarter of these tests."""
 
 
 class RayNode:
@@ -57,8 +67,8 @@ class RayNode:
                 one.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(family, timeout=10)
-        self.process.wait(10)
+        psutil.wait_procs(family, timeout=300)
+        self.process.wait(300.0)
 
 
 class RayNodes:
@@ -75,9 +85,9 @@ class RayNodes:
         self.environment = {
             **os.environ,
             **QUICK_TO_NOTICE,
+            **QUIET,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # Ray's default is 15: other tests would take nearly all processor time
             "OMP_NUM_THREADS": "1",
         }
@@ -87,13 +97,16 @@ class RayNodes:
         """What a command is preceded by there."""
         return ["ip", "netns", "exec", namespace] if namespace else []
 
-    def head(self, *, num_cpus: int, resources: Mapping[str, float], namespace: str = "") -> RayNode:
+    def head(
+        self, *, num_cpus: int, resources: Mapping[str, float], namespace: str = "", takes_jobs: bool = True
+    ) -> RayNode:
+        """`takes_jobs`: has the dashboard, which `ray job` asks."""
         port, dashboard_port = quiet_port(), quiet_port()
         host = self._namespaces.get(namespace, "")
         node = self._start(
             [
-                "--head", f"--port={port}", f"--ray-client-server-port={quiet_port()}",
-                f"--temp-dir={self.folder / 'ray'}",
+                "--head", f"--port={port}", f"--ray-client-server-port={quiet_port()}", "--no-monitor",
+                f"--temp-dir={self.folder / 'ray'}", f"--include-dashboard={takes_jobs}",
                 f"--dashboard-port={dashboard_port}", f"--dashboard-host={host or '127.0.0.1'}",
             ],
             num_cpus, resources, namespace,
@@ -116,6 +129,7 @@ class RayNodes:
                 [
                     *self.within(namespace), RAY, "start", "--block", *words, f"--num-cpus={num_cpus}", "--num-gpus=0",
                     "--min-worker-port=0", "--max-worker-port=0",
+                    "--include-log-monitor=false",
                     f"--resources={json.dumps(resources)}", f"--object-store-memory={STORE_BYTES}",
                     f"--dashboard-agent-listen-port={quiet_port()}", f"--metrics-export-port={quiet_port()}",
                     *([f"--node-ip-address={host}"] if host else []),

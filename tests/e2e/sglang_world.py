@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.process_group import GroupCall
+from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, map_payload
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
+from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest
+from rollout.engine.sglang.client import SGLangClient
 from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
+from trainer.weights.group_root import GroupRoot
 
 VOCAB, CONTEXT, SLOTS = 48, 160, 16
 CONFIG: dict[str, Any] = {
@@ -28,6 +35,10 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 TOLERANCE_NATS, APART_NATS = 1e-4, 0.1
 PATIENCE_S = 1200.0
+BUCKET_BYTES = 4096
+"""Of weights that a process group brings."""
+FORKED = {"PYTHONPATH": str(Path(__file__).parent / "forked_server")}
+"""Variables of a server that starts in half the processor time; what differs: forked_server/sitecustomize.py."""
 SLOW_S = 0.02
 """Added to every forward pass of the server, so that answers outlast what the tests do to it."""
 
@@ -70,6 +81,12 @@ class World:
             payload[name] = TensorBytes("float32", tuple(flat.shape), data)
         return self.stores["disk" if version % 2 else "shm"].publish(version, "l0", payload)
 
+    def published(self, version: int) -> tuple[WeightManifest, memoryview]:
+        """Manifest and payload of a version in shared memory or on disk."""
+        path = self.manifests[version]
+        manifest = msgspec.json.decode(path.read_bytes(), type=WeightManifest)
+        return manifest, map_payload(path.with_name(manifest.payload), manifest.num_bytes)
+
     def make(self, settings: EngineSettings | None = None, **more: Any) -> SGLangEngine:
         return SGLangEngine(
             self.model_dir,
@@ -82,7 +99,9 @@ class World:
         )
 
     def settings(self, **more: Any) -> EngineSettings:
-        sglang = {"control_timeout_s": 15.0, "stall_timeout_s": 60.0, "checksums": True, **more}
+        sglang = {
+            "control_timeout_s": 300.0, "stall_timeout_s": 300.0, "checksums": True, "environment": FORKED, **more,
+        }  # fmt: skip
         return EngineSettings(
             kind="sglang",
             num_slots=SLOTS,
@@ -103,6 +122,17 @@ class World:
         yield self
         self.runner.run(self.engine.close())
         self.runner.close()
+
+    @asynccontextmanager
+    async def embedded(self) -> AsyncIterator[EmbeddedEngine]:
+        """Our own engine, which has loaded no version yet."""
+        settings = EngineSettings(num_slots=64, max_context=CONTEXT)
+        engine = EmbeddedEngine(self.model_dir, settings, dtype="float32", num_threads=1)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
     def run(self, body: Callable[[], Awaitable[Any]]) -> Any:
         async def bounded() -> Any:
@@ -151,6 +181,11 @@ class World:
         expected = np.array([said[version][at] for at, version in enumerate(segment.versions_R.tolist())])
         return float(np.abs(expected - segment.logprobs_R).max())
 
+    def assert_exact(self, request: GenerationRequest, segment: Segment, versions: set[int]) -> None:
+        """The tokens are stamped with just these versions, and their log-probs are those of the versions."""
+        assert set(segment.versions_R.tolist()) == versions
+        assert self.error_nats(request, segment) <= TOLERANCE_NATS
+
     def is_far(self, request: GenerationRequest, segment: Segment) -> bool:
         """It spans versions, and they are further apart than the tolerance could hide."""
         versions = np.unique(segment.versions_R).tolist()
@@ -184,7 +219,40 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def all_grow(world: World, count: int) -> None:
+    """Every running answer has got more than `count` further tokens."""
+    seen = {number: len(segment) for number, segment in world.engine.progress().items()}
+    await until(lambda: all(len(one) > seen[number] + count for number, one in world.engine.progress().items()))
+
+
+def group_call(root: GroupRoot, manifest: WeightManifest, *, is_new: bool) -> GroupCall:
+    """What asks a server to take a version from `root`."""
+    return GroupCall(
+        version=manifest.version, lineage="l0", group=root.name, is_new=is_new, host=root.host, port=root.port,
+        rank=1, size=root.size, backend="gloo", bucket_bytes=BUCKET_BYTES, deadline_s=120.0,
+        manifest=msgspec.json.encode(manifest),
+    )  # fmt: skip
+
+
 def assert_whole(request: GenerationRequest, outcome: GenerationOutcome, length: int = 60) -> None:
     assert outcome.end_reason == "length"
     assert len(outcome.segment) == length
     assert (np.diff(outcome.segment.versions_R) >= 0).all()
+
+
+OPEN_ROUTES = ("/health", "/ready", "/metrics")
+"""SGLang wants no key for these."""
+
+
+async def routes_for_strangers(client: SGLangClient) -> dict[str, list[int]]:
+    """What a caller without the key is answered, by path of a route that should want one, for each of its methods."""
+    async with client._session.get(f"{client.url}/openapi.json") as response:
+        assert response.status == 200
+        paths = (await response.json())["paths"]
+    found: dict[str, list[int]] = {path: [] for path in paths if not path.startswith(OPEN_ROUTES)}
+    async with aiohttp.ClientSession() as stranger:
+        for path, statuses in found.items():
+            for method in paths[path]:
+                async with stranger.request(method, client.url + path.replace("{", "").replace("}", "")) as response:
+                    statuses.append(response.status)
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("own_forkserver")]
+pytestmark = pytest.mark.e2e
 
 
 def spans(run_dir: Path, process: str, since_s: float, *names: str) -> list[tuple[int, int, str]]:
@@ -35,15 +35,20 @@ def holdings(run_dir: Path, process: str, since_s: float, first: str) -> list[tu
     return found if begin is None else [*found, (begin, math.inf)]
 
 
-def test_after_a_resume_that_replays_engine_and_trainer_never_hold_the_devices_together(areal, quickstart, short):
+def test_after_a_resume_that_replays_engine_and_trainer_never_hold_the_devices_together(
+    areal, quickstart, short, gate, own_forkserver
+):
     run = areal(
-        "train", quickstart, *short, "mode=sync", "placement=colocated", "num_steps=8", "eval.at_start=false",
+        "train", quickstart, *short, *gate.after_step(4, mode="sync"), "mode=sync", "placement=colocated",
+        "num_steps=8", "eval.at_start=false",
         "metrics.report=false", "trainer.checkpoint.every_steps=0", "warm_start=null",
     )  # fmt: skip
     run.wait_for_step(4)
     family = run.family()
     os.kill(run.process.pid, signal.SIGKILL)
     assert not run.survivors(family, timeout_s=15)
+    gate.open()
+    own_forkserver()
     resumed_s = time.time()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output

@@ -1,7 +1,7 @@
 """Real runs that go wrong in the four ways of the book, each with the right cause in the first finding.
 
-The pace of three of them is set by what is wrong, and the fourth is judged by its rewards, so none depends on how fast
-the machine is.
+Two run on emulated GPUs, which take their time asleep, the third waits for its deadlines, and the fourth is judged by
+its rewards: none depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from controller.run_folder.run_folder import RunFolder
 
 pytestmark = pytest.mark.e2e
 
+EMULATED = [
+    "emulated", "groups_per_step=8", "group_size=4", "num_steps=12", "emulation.mean_tokens=2000",
+    "metrics.report=false",
+]  # fmt: skip
 SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64", "metrics.report=false"]
 REWARDS = """
     import random, time
@@ -39,21 +43,20 @@ def diagnosed(run) -> list[Finding]:
     return found
 
 
-def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal, quickstart):
-    few = ["rollout.engine.num_slots=1", "rollout.queue_samples=16"]
-    first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=8", "name=few"))[0]
+def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal):
+    few = ["rollout.num_workers=1", "rollout.engine.num_slots=2", "rollout.queue_samples=16", "name=few"]
+    first = diagnosed(areal("train", *EMULATED, "emulation.speedup=40", *few))[0]
     assert "too few rollout workers or slots" in first.title
     assert "The trainer waited" in first.title
-    assert "rollout.engine.num_slots from 1 to" in first.advice
+    assert "rollout.engine.num_slots from 2 to" in first.advice
     assert first.predicted.startswith("Steps a second, by estimate: +")
 
 
-def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal, quickstart):
-    # One answer at a time, and all of them twice: a slow trainer.
-    many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160", "trainer.mini_batches=4"]
-    first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
+def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal):
+    many = ["rollout.num_workers=4", "emulation.trainer_gpus=1", "emulation.train_mfu=0.02", "name=many"]
+    first = diagnosed(areal("train", *EMULATED, "emulation.speedup=20", *many))[0]
     assert "the trainer is the bottleneck, there are more rollout workers than it needs" in first.title
-    assert "held back by the staleness bound (2)" in first.title
+    assert "held back by the staleness bound (4)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice
 
 

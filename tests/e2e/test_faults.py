@@ -24,40 +24,44 @@ def assert_whole(run, steps):
     assert summary["samples_consumed"] == steps * 12 * 4
 
 
-def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finishes(areal, quickstart, short):
-    run = areal("train", quickstart, *short, *LONGER)
-    for step, module in ((3, "rollout"), (7, "services.reward")):
-        run.wait_for_step(step)
+def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finishes(areal, quickstart, short, gate):
+    run = areal("train", quickstart, *short, *LONGER, *gate.after_step(3))
+    run.wait_for_step(3)
+    for module in ("rollout", "services.reward"):
         kill(run.pid_of(module))
+    gate.open()
     assert run.wait() == 0, run.output
     assert run.output.count("restarting it") == 2
     assert_whole(run, 14)
 
 
-@pytest.mark.usefixtures("own_forkserver")
-def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short):
-    run = areal("train", quickstart, *short, *LONGER)
+def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short, gate, own_forkserver):
+    run = areal("train", quickstart, *short, *LONGER, *gate.after_step(6))
     run.wait_for_step(6)
     family = run.family()
     assert len(family) >= 4
     kill(run.process.pid)
+    gate.open()
     assert not run.survivors(family, timeout_s=15)
+    own_forkserver()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
     assert_whole(resumed, 14)
 
 
-def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, short):
+def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, short, gate):
     """`exactly-once`: recorded batches after the checkpoint are trained again, in order, from its exact state."""
-    run = areal("train", quickstart, *short, *LONGER, "mode=sync", "trainer.mini_batches=2")
+    held = gate.after_step(7, mode="sync")
+    run = areal("train", quickstart, *short, *LONGER, *held, "mode=sync", "trainer.mini_batches=2")
     run.wait_for_step(7)
     kill(run.process.pid)
     run.process.wait()
+    gate.open()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
     rows = resumed.metrics("step")
     replayed = [row for row in rows if row["is_replay"]]
-    assert len(replayed) >= 3
+    assert [row["step"] for row in replayed] == [5, 6, 7]
     for again in replayed:
         first = next(row for row in rows if row["step"] == again["step"])
         assert not first["is_replay"]
@@ -66,11 +70,14 @@ def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, shor
     assert_whole(resumed, 14)
 
 
-def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short):
+def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short, gate):
     """Weights by `stream`: the workers lose the server of their versions, and find the next one."""
-    run = areal("train", quickstart, *short, *LONGER, "trainer.weights.kind=stream")
+    more = ["trainer.weights.kind=stream", "trainer.checkpoint.every_steps=5"]  # 6 to 9 steps are made before the kill
+    run = areal("train", quickstart, *short, *LONGER, *more, *gate.after_step(6))
     run.wait_for_step(6)
+    run.wait_until(lambda: (run.folder / "checkpoints" / "step_000005").is_dir(), "a checkpoint")
     kill(run.pid_of("trainer"))
+    gate.open()
     assert run.wait() == 0, run.output
     assert "the trainer starts again from version " in run.output
     assert "quarantined" not in run.output
@@ -83,8 +90,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
         ((reason, base),) = rows.fetchall()
         replayed = [step for (step,) in db.execute("SELECT step FROM batches WHERE is_replay ORDER BY seq")]
     assert reason == "trainer: ended with signal SIGKILL"
-    assert base >= 4
-    assert base % 4 == 0
+    assert base == 5
     assert replayed == list(range(base + 1, base + 1 + len(replayed)))
     assert replayed
     assert "SIGKILL" in areal_report(run)
@@ -97,11 +103,14 @@ def areal_report(run):
     return write_report(RunFolder(run.folder)).read_text()
 
 
-def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_finishes(areal, quickstart, short):
-    run = areal("train", quickstart, *short, *LONGER, "trainer.max_restarts=0")
+def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_finishes(
+    areal, quickstart, short, gate
+):
+    run = areal("train", quickstart, *short, *LONGER, *gate.after_step(6), "trainer.max_restarts=0")
     run.wait_for_step(6)
     family = run.family()
     kill(run.pid_of("trainer"))
+    gate.open()
     assert run.wait() == 1
     assert "trainer" in run.output.splitlines()[-1]
     assert not run.survivors(family, timeout_s=15)
@@ -110,10 +119,11 @@ def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_
     assert_whole(resumed, 14)
 
 
-def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short):
-    run = areal("train", quickstart, *short, *LONGER, "launch.silence_s=4")
+def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short, gate):
+    run = areal("train", quickstart, *short, *LONGER, *gate.after_step(3), "launch.silence_s=4")
     run.wait_for_step(3)
     os.kill(run.pid_of("rollout"), signal.SIGSTOP)
+    gate.open()
     assert run.wait() == 0, run.output
     assert "silent" in run.output
     assert_whole(run, 14)
@@ -125,7 +135,7 @@ def test_ctrl_c_finishes_the_step_saves_and_exits_zero(areal, quickstart, short)
     run.wait_for_step(2)
     family = run.family()
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(90) == 0, run.output
+    assert run.wait() == 0, run.output
     assert not run.survivors(family, timeout_s=10)
     steps = run.summary["steps"]
     assert 2 <= steps < 200
@@ -133,19 +143,17 @@ def test_ctrl_c_finishes_the_step_saves_and_exits_zero(areal, quickstart, short)
     assert run.summary["audit"] == "clean"
 
 
-@pytest.mark.usefixtures("own_forkserver")
 def test_two_signals_stop_at_once(areal, quickstart, short):
     run = areal("train", quickstart, *short, "num_steps=200")
     run.wait_for_step(2)
     family = run.family()
     os.kill(run.process.pid, signal.SIGINT)
     os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait(30) != 0
+    assert run.wait() != 0
     assert "Traceback" not in run.output
     assert not run.survivors(family, timeout_s=10)
 
 
-@pytest.mark.usefixtures("own_forkserver")
 def test_failing_process_ends_the_run_with_its_own_error(areal, quickstart, short, tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     run = areal("train", quickstart, *short, "reward.scorers=[{kind: 'broken:score'}]")

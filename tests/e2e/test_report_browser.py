@@ -58,8 +58,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     empty = report_run(
         runs, "empty", num_steps=0, has_pulses=False, has_traces=False, has_ledger=False, status="failed"
     )
-    found = {folder.name[:7]: write_report(folder) for folder in (whole, resumed, hostile, empty)}
-    compare([whole, resumed, hostile, empty], runs / "compared")
+    with pytest.MonkeyPatch.context() as patch:  # pictures take half of the time, and no test here looks at them
+        patch.setattr("controller.report.page.run_sheet", lambda *data: None)
+        patch.setattr("controller.report.page.save", lambda *picture: None)
+        patch.setattr("controller.report.compare._sheet", lambda *data: None)
+        patch.setattr("controller.report.picture.save", lambda *picture: None)
+        found = {folder.name[:7]: write_report(folder) for folder in (whole, resumed, hostile, empty)}
+        compare([whole, resumed, hostile, empty], runs / "compared")
     return {"hostile" if name.startswith("a<b>") else name: path for name, path in found.items()} | {
         "compare": runs / "compared" / "compare.html"
     }
@@ -103,17 +108,19 @@ class Reader:
         self.page.context.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def read(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
-    """read(page, viewport, scheme) opens one."""
-    opened: list[Reader] = []
+    """read(page, viewport, scheme) opens one, or goes on with the one that is open: opening is what costs."""
+    opened: dict[tuple[str, int, str], Reader] = {}
 
     def opens(name: str, viewport: dict[str, int] = DESK, scheme: str = "light") -> Reader:
-        opened.append(Reader(browser, pages[name], viewport, scheme))
-        return opened[-1]
+        key = (name, viewport["width"], scheme)
+        if key not in opened:
+            opened[key] = Reader(browser, pages[name], viewport, scheme)
+        return opened[key]
 
     yield opens
-    for reader in opened:
+    for reader in opened.values():
         reader.close()
 
 
@@ -150,8 +157,8 @@ def test_every_link_leads_to_its_place_below_the_header(read: Any, name: str) ->
     assert reader.faults == []
 
 
-def test_all_charts_are_drawn_and_redrawn_in_the_other_theme(read: Any) -> None:
-    reader = read("whole", DESK, "light")
+def test_all_charts_are_drawn_and_redrawn_in_the_other_theme(browser: Any, pages: dict[str, Path]) -> None:
+    reader = Reader(browser, pages["whole"], DESK, "light")  # of its own: the page keeps the theme
     num_charts = reader.page.locator("[data-chart], [data-timeline]").count()
     assert num_charts >= 24
     assert reader.page.locator(".plot.js-plotly-plot").count() == num_charts
@@ -163,6 +170,7 @@ def test_all_charts_are_drawn_and_redrawn_in_the_other_theme(read: Any) -> None:
     reader.page.reload()
     reader.drawn("dark")
     assert reader.faults == []
+    reader.close()
 
 
 def test_a_legend_entry_switches_its_curve_off_and_on(read: Any) -> None:

@@ -21,7 +21,7 @@ def test_a_run_with_two_services_goes_on_when_one_is_gone_for_good(areal, quicks
     run.wait_for_step(2)
     shown = subprocess.run(
         [sys.executable, "-P", "-m", "services.reward", "status", str(run.folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=True,
     ).stdout  # fmt: skip
     assert shown.count("scorers    running_sum@") == 2
     os.kill(run.pid_of("services.reward", "reward-0"), signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_run_scores_at_services_that_stand_alone_and_leaves_them_running(areal
     finally:
         for service in services:
             service.terminate()
-            service.wait(30)
+            service.wait(300.0)
 
 
 def serve(config: Path, out: Path) -> subprocess.Popen[bytes]:

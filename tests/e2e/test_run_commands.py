@@ -67,8 +67,8 @@ def test_run_is_watched_and_stopped_from_other_processes(areal, quickstart, shor
         assert "stopped" in text
         assert run.wait() == 0, run.output
         assert not run.survivors(family, timeout_s=15)
-        assert follower.wait(30) == 0
-        assert watcher.wait(30) == 0
+        assert follower.wait() == 0
+        assert watcher.wait() == 0
     finally:
         for process in (follower, watcher):
             if process.poll() is None:
@@ -133,8 +133,9 @@ def _look_at_the_end(run: Any, type_in: Callable[..., tuple[int, str]]) -> None:
     assert str(run.folder) not in type_in("ps", "--json")[1]
 
 
-@pytest.mark.usefixtures("own_forkserver")
-def test_stop_now_resume_and_a_killed_controller_are_reported_as_they_are(areal, quickstart, short, type_in):
+def test_stop_now_resume_and_a_killed_controller_are_reported_as_they_are(
+    areal, quickstart, short, type_in, own_forkserver
+):
     run = areal("train", quickstart, *short, *LONG, "name=hurried")
     run.wait_for_step(1)
     os.kill(run.process.pid, signal.SIGSTOP)
@@ -146,6 +147,7 @@ def test_stop_now_resume_and_a_killed_controller_are_reported_as_they_are(areal,
     assert code == 0, text
     assert "at once" in text
     assert run.wait() in (0, 1), "0 where the step was finished before the second signal came"
+    own_forkserver()
     resumed = areal("resume", str(run.folder))
     resumed.wait_until(
         lambda: type_in("status", "hurried", "--json")[0] == 0 and bool(resumed.family()[1:]), "processes"

@@ -1,24 +1,29 @@
-"""The engine adapter against the real, unmodified SGLang server, with a tiny Qwen3 on a CPU.
+"""The engine adapter against the real SGLang server, with a tiny Qwen3 on a CPU: also when the server's front halts, a
+stranger calls it, or it is killed.
 
 The oracle is transformers: a plain forward pass of the version stamped on each token (`recompute`, `drain`), and for
 `keep_kv` a pass with the new weights over keys and values made with the old ones, which fits only if the boundary is
-exact to the token. One server serves all tests of this file.
+exact to the token. One server serves all tests of this file, since a start is what costs most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from gradient_oracle import Drawn, judge, rounded_to_five_levels
 from safetensors.torch import load_file
+from sglang_races import MAX_RACES, MIN_RACES, Names, race
 from sglang_world import (
+    BUCKET_BYTES,
     CONFIG,
     CONTEXT,
     SLOTS,
@@ -26,19 +31,18 @@ from sglang_world import (
     TOLERANCE_NATS,
     VOCAB,
     World,
+    all_grow,
     ask,
     assert_whole,
+    group_call,
+    routes_for_strangers,
     start_all,
     until,
-)
+)  # fmt: skip
 from transformers import AutoConfig
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import WeightManifest, map_payload
-from rollout.config import EngineSettings
-from rollout.engine.embedded import EmbeddedEngine
-from rollout.engine.port import Engine
+from areal_like.guard import RECORD, SHM
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
@@ -95,17 +99,14 @@ def test_swaps_inside_answers_are_exact_with_recompute(world: World) -> None:
             report = await world.load(version)
             assert report.version == world.engine.version == version
             assert world.engine.counters()["proven_swaps"] == version + 1, "SGLang's own checksums were not compared"
-            seen = {n: len(s) for n, s in world.engine.progress().items()}
-            await until(lambda seen=seen: all(len(s) > seen[n] + 8 for n, s in world.engine.progress().items()))
+            await all_grow(world, 8)
         await world.slow(None)
         outcomes = await asyncio.gather(*tasks)
         for request, outcome in zip(requests, outcomes, strict=True):
             assert_whole(request, outcome, 80)
             assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
-        num_far = sum(
-            world.is_far(request, outcome.segment) for request, outcome in zip(requests, outcomes, strict=True)
-        )
-        assert num_far >= len(requests) / 2
+        pairs = zip(requests, outcomes, strict=True)
+        assert sum(world.is_far(request, outcome.segment) for request, outcome in pairs) >= len(requests) / 2
 
     world.run(body)
 
@@ -131,8 +132,7 @@ def test_kept_keys_and_values_have_an_exact_boundary_and_serve_nobody_else(world
             said = world.kept_logprobs(spans, tokens, 40, 0.9)
             assert np.abs(said - outcome.segment.logprobs_R).max() <= TOLERANCE_NATS
         for request, outcome in zip(later, await asyncio.gather(*late_tasks), strict=True):  # the same prompts again
-            assert set(outcome.segment.versions_R.tolist()) == {5}
-            assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+            world.assert_exact(request, outcome.segment, {5})
 
     world.run(body)
 
@@ -145,8 +145,7 @@ def test_drain_lets_answers_finish_under_the_version_they_began_with(world: Worl
         await until(lambda: not world.engine._attempts.gate.is_set())
         late = asyncio.ensure_future(world.engine.generate(ask(140)))
         for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
-            assert set(outcome.segment.versions_R.tolist()) == {5}
-            assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+            world.assert_exact(request, outcome.segment, {5})
         await loading
         assert set((await late).segment.versions_R.tolist()) == {6}
 
@@ -159,8 +158,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_in_use(world: World)
         with pytest.raises(WeightError, match=r"lm_head.weight has shape \(49, 32\)"):
             await world.engine.load_version(world.publish(10, **{"lm_head.weight": wide}), "recompute")
         outcome = await world.engine.generate(request := ask(150))
-        assert set(outcome.segment.versions_R.tolist()) == {6}
-        assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+        world.assert_exact(request, outcome.segment, {6})
 
     world.run(body)
 
@@ -203,8 +201,7 @@ def test_attaching_needs_the_same_model_and_then_works_as_well(world: World, tmp
         await guest.start()
         await guest.load_version(world.manifests[7], "recompute")
         outcome = await guest.generate(request := ask(170))
-        assert set(outcome.segment.versions_R.tolist()) == {7}
-        assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+        world.assert_exact(request, outcome.segment, {7})
         await guest.close()
         await world.load(7)
 
@@ -270,8 +267,7 @@ def test_memory_is_given_up_in_the_middle_of_answers_and_the_next_version_brings
             assert state["memory_usage"].keys() >= {"weight", "kvcache"}, "what a release frees is read from there"
             await world.load(version)
             segment = (await early).segment
-            assert set(segment.versions_R.tolist()) == {version}
-            assert world.error_nats(request, segment) <= TOLERANCE_NATS
+            world.assert_exact(request, segment, {version})
             await world.engine.release_memory()
         assert (await world.engine._keeper.ready()) is live
 
@@ -286,27 +282,19 @@ def test_versions_by_a_process_group_come_into_running_answers_and_the_server_pr
         requests = [ask(n, max_new_tokens=100) for n in range(240, 240 + SLOTS)]
         tasks = await start_all(world, requests)
         for version in (13, 15):
-            path = world.manifests[version]
-            manifest = msgspec.json.decode(path.read_bytes(), type=WeightManifest)
-            payload = map_payload(path.with_name(manifest.payload), manifest.num_bytes)
-            call = GroupCall(
-                version=version, lineage="l0", group=root.name, is_new=version == 13, host=root.host, port=root.port,
-                rank=1, size=root.size, backend="gloo", bucket_bytes=4096, deadline_s=120.0,
-                manifest=msgspec.json.encode(manifest),
-            )  # fmt: skip
+            manifest, payload = world.published(version)
+            call = group_call(root, manifest, is_new=version == 13)
             proven = world.engine.counters()["proven_swaps"]
-            sending = asyncio.create_task(asyncio.to_thread(root.bring, manifest, payload, 4096))
+            sending = asyncio.create_task(asyncio.to_thread(root.bring, manifest, payload, BUCKET_BYTES))
             report = await world.engine.load_from_group(call, "recompute")
             await sending
             assert report.version == world.engine.version == version
             assert world.engine.counters()["proven_swaps"] == proven + 1
-            seen = {n: len(s) for n, s in world.engine.progress().items()}
-            await until(lambda seen=seen: all(len(s) > seen[n] + 8 for n, s in world.engine.progress().items()))
+            await all_grow(world, 8)
         await world.slow(None)
         for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
             assert_whole(request, outcome, 100)
-            assert set(outcome.segment.versions_R.tolist()) == {9, 13, 15}
-            assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+            world.assert_exact(request, outcome.segment, {9, 13, 15})
         home = world.engine._keeper.home  # what a successor would start with
         held = load_file(home.folder / "model.safetensors")
         assert home.version == 15
@@ -329,24 +317,14 @@ def test_the_correction_weight_corrects_the_gradient_of_an_engine_with_rounded_w
         ask(1000 + n, 1, sampling={"temperature": 1.0}, prompt_seed=n % NUM_PROMPTS) for n in range(NUM_ANSWERS)
     ]
 
-    async def answers(engine: Engine) -> list[Drawn]:
-        await engine.load_version(manifest, "recompute")
-        outcomes = await asyncio.gather(*map(engine.generate, requests))
+    async def body() -> list[Drawn]:
+        async with world.embedded() if kind == "embedded" else contextlib.nullcontext(world.engine) as engine:
+            await engine.load_version(manifest, "recompute")
+            outcomes = await asyncio.gather(*map(engine.generate, requests))
         return [
             Drawn(n % NUM_PROMPTS, int(one.segment.tokens_R[0]), float(one.segment.logprobs_R[0]))
             for n, one in enumerate(outcomes)
         ]
-
-    async def body() -> list[Drawn]:
-        if kind == "sglang":
-            return await answers(world.engine)
-        settings = EngineSettings(num_slots=64, max_context=CONTEXT)
-        engine = EmbeddedEngine(world.model_dir, settings, dtype="float32", num_threads=1)
-        await engine.start()
-        try:
-            return await answers(engine)
-        finally:
-            await engine.close()
 
     drawn = world.run(body)
     prompts = [request.prompt_P for request in requests[:NUM_PROMPTS]]
@@ -359,3 +337,63 @@ def test_the_correction_weight_corrects_the_gradient_of_an_engine_with_rounded_w
     assert abs(verdict.z_unweighted) > 8.0, "without the weight the estimate should be far off"
     assert abs(verdict.z_weighted) < 4.0
     assert verdict.loss_error < 1e-3, "the trainer's loss has another gradient than its formula"
+
+
+def test_outputs_that_wait_in_a_halted_front_are_never_stamped_with_the_next_version(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+
+    async def body() -> None:
+        num_tokens = 0
+        for number in range(MAX_RACES):
+            if number >= MIN_RACES and names.num_wrong:
+                break
+            for request, segment in await race(world, number, "recompute" if number % 2 else "keep_kv"):
+                num_tokens += len(segment)
+                assert not len(segment) or world.error_nats(request, segment) <= TOLERANCE_NATS
+        assert num_tokens > 20 * MIN_RACES
+        assert names.num_wrong > 0, "no output was overtaken by the answer to an update"
+
+    world.run(body)
+
+
+def test_a_stranger_reaches_no_route_of_the_server(world: World) -> None:
+    async def body() -> None:
+        live = await world.engine._keeper.ready()
+        key = live.client._session.headers["Authorization"]
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended has no command line
+                assert key.removeprefix("Bearer ") not in " ".join(process.cmdline())
+        routes = await routes_for_strangers(live.client)
+        assert {"/generate", "/update_weights_from_disk", "/abort_request", "/server_info"} <= routes.keys()
+        assert {status for statuses in routes.values() for status in statuses} == {401}, routes
+        await live.client.probe()
+        assert (await world.engine._keeper.ready()) is live
+
+    world.run(body)
+
+
+def test_a_killed_server_leaves_nothing_in_shared_memory_and_no_wrong_stamp(world: World) -> None:
+    async def body() -> None:
+        await world.load(2)
+        await world.slow(SLOW_S)
+        requests = [ask(n, max_new_tokens=140) for n in range(8)]
+        tasks = await start_all(world, requests)
+        keeper = world.engine._keeper
+        live = await keeper.ready()
+        assert live.process is not None
+        record = keeper.scratch / RECORD
+        await until(record.exists)
+        left = [Path(SHM, line.split(" ")[0]) for line in record.read_text().splitlines()]
+        assert any(path.name.startswith("sglang_loads_") for path in left)
+        await world.load(3, "keep_kv")
+        os.kill(live.process.pid, signal.SIGKILL)
+        await until(lambda: keeper.live is not live)
+        for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
+            assert_whole(request, outcome, 140)
+            assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+        assert world.engine.counters()["server_restarts"] == 1
+        assert [path for path in left if path.exists()] == []
+
+    world.run(body)

@@ -1,5 +1,5 @@
 """A tiny mixture of experts behind the real SGLang server: what the trainer publishes arrives, and which experts each
-token went to comes back, both against transformers.
+token went to comes back, both against transformers. The server starts as it does for a user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_experts_are_loaded_from_stacked_tensors_and_their_routing_comes_back(tm
         model_type="qwen3_moe",
         num_versions=2,
     )  # fmt: skip
-    world.engine = world.make(world.settings(checksums=False, routed_experts=True))
+    world.engine = world.make(world.settings(checksums=False, routed_experts=True, environment={}))
 
     async def body() -> None:
         await world.engine.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,7 +19,9 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 NUM_STEPS = 18
-SAMPLES_PER_STEP = 12 * 4
+GROUPS, GROUP_SIZE = 5, 4
+FORKED = Path(__file__).parent / "forked_server"
+"""In PYTHONPATH: a server starts in half the processor time."""
 
 
 def command_of(process: psutil.Process) -> str:
@@ -29,9 +32,17 @@ def command_of(process: psutil.Process) -> str:
 
 
 def fronts_of(run) -> list[psutil.Process]:
-    """The first process of each SGLang server of the run."""
-    found = [(process, command_of(process)) for process in run.family()]
-    return [process for process, command in found if "sglang.launch_server" in command and "guard.py" not in command]
+    """The first process of each SGLang server of the run: the child of a guard."""
+    found = [process for process in run.family() if "sglang.launch_server" in command_of(process)]
+    guards = {process.pid for process in found if "guard.py" in command_of(process)}
+    return [process for process in found if parent_of(process) in guards]
+
+
+def parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def servers_of(run) -> list[psutil.Process]:
@@ -40,9 +51,9 @@ def servers_of(run) -> list[psutil.Process]:
 
 
 def workers_of(front: psutil.Process) -> list[psutil.Process]:
-    """The processes that a server spawned to stay: a start also asks short-lived tools about the machine."""
+    """The processes that a server started to stay: a start also asks short-lived tools about the machine."""
     try:
-        return [child for child in front.children() if "multiprocessing" in command_of(child)]
+        return [child for child in front.children() if "sglang::" in command_of(child)]
     except psutil.NoSuchProcess:
         return []
 
@@ -71,11 +82,14 @@ def go_on(run, num_steps: int) -> None:
 def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_python):
     run = areal(
         "train", quickstart, *short, f"num_steps={NUM_STEPS}", "trainer.checkpoint.every_steps=4",
-        "warm_start=null", "filter_zero_signal=false", "sampling.max_new_tokens=24",  # what it learns is no matter here
+        "warm_start=null", "filter_zero_signal=false", "sampling.max_new_tokens=16",  # what it learns is no matter here
+        "model.init.hidden_size=32", "model.init.num_hidden_layers=1", "model.init.intermediate_size=64",
+        f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
         "trainer.weights.kind=stream", "trainer.weights.delta={full_every: 4}",
         "rollout.engine.kind=sglang", f"rollout.engine.python={sglang_python}", "rollout.engine.num_slots=24",
+        f"rollout.engine.sglang.environment={{PYTHONPATH: '{FORKED}'}}",
         "rollout.engine.sglang.checksums=true",
-        "rollout.engine.sglang.control_timeout_s=8", "rollout.engine.sglang.max_restarts=9",
+        "rollout.engine.sglang.control_timeout_s=300", "rollout.engine.sglang.max_restarts=9",
         "launch.startup_timeout_s=600",
     )  # fmt: skip
     run.wait_for_step(2)
@@ -96,9 +110,11 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     family, worker = run.family(), run.pid_of("rollout")
     scheduler_starts = [child for front in fronts_of(run) for child in workers_of(front)]
     assert scheduler_starts, "too late: nothing is starting any more"
+    for child in scheduler_starts:
+        child.suspend()  # it is still starting when everybody else dies
     os.kill(run.process.pid, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
-    run.process.wait(30)
+    run.process.wait(300.0)
     assert run.survivors([*family, *scheduler_starts, *servers_by_scratch(worker)], 15.0) == []
     assert servers_by_scratch(worker) == [], "a server that was starting outlived everybody"
     words = "the server ended with signal SIGKILL; starting another with version"
@@ -109,7 +125,7 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     assert resumed.wait() == 0, resumed.output
     assert resumed.summary["audit"] == "clean"
     assert resumed.summary["steps"] == NUM_STEPS
-    assert resumed.summary["samples_consumed"] == NUM_STEPS * SAMPLES_PER_STEP
+    assert resumed.summary["samples_consumed"] == NUM_STEPS * GROUPS * GROUP_SIZE
     with sqlite3.connect(run.folder / "ledger.sqlite") as db:
         rows = [text for (text,) in db.execute("SELECT text FROM incidents ORDER BY seq")]
     killed, lost = (

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from conftest import Gate
 
 from controller.ledger.ledger import Ledger
 from controller.wiring.process_specs import trace_settings
@@ -64,13 +65,14 @@ def _scrape(run) -> str:
 @pytest.fixture(scope="module")
 def finished(run_class, runs_dir, tmp_path_factory, short, quickstart):
     """A run that was watched: everything on."""
-    settings = ["metrics.tensorboard=true", "metrics.prometheus.port=0", "rollout.num_workers=2"]
-    run = run_class(
-        ["train", quickstart, *short, *PLAIN, *settings, f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("t"), runs_dir
-    )
+    folder = tmp_path_factory.mktemp("t")
+    gate = Gate(folder)
+    settings = ["metrics.tensorboard=true", "metrics.prometheus.port=0", "rollout.num_workers=2", *gate.after_step(1)]
+    run = run_class(["train", quickstart, *short, *PLAIN, *settings, f"runs_dir={runs_dir}"], folder, runs_dir)
     run.wait_until(lambda: TRAINER_BUSY in _scrape(run), "scrape that knows the trainer")
     run.scraped = _scrape(run)
     run.seen = json.loads((run.folder / "status.json").read_text())
+    gate.open()
     assert run.wait() == 0, run.output
     return run
 

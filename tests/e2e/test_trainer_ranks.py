@@ -54,28 +54,31 @@ def _has_step(run, step):
         pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=1"], id="zero-1", marks=needs_deepspeed),
     ],
 )
-def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_finishes(
+def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_goes_on(
     backend, areal, quickstart, short
 ):
     run = areal(
-        "train", quickstart, *short[1:], *FEW, *backend, "trainer.ranks=2", "num_steps=12",
+        "train", quickstart, *short[1:], *FEW, *backend, "trainer.ranks=2", "num_steps=4000",
         "trainer.checkpoint.every_steps=2",
     )  # fmt: skip
     run.wait_for_step(5)
     one_life = pids_of_ranks(run)
     os.kill(one_life[1], signal.SIGKILL)
     run.wait_until(lambda: run.output.count("the trainer starts again from version") == 1, "a restart")
-    run.wait_for_step(8)
+    run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 1)  # replayed steps have a row already
     next_life = pids_of_ranks(run)
     assert not set(one_life) & set(next_life), "both ranks are new"
     for pid in next_life:
         os.kill(pid, signal.SIGKILL)
     run.wait_until(lambda: run.output.count("the trainer starts again from version") == 2, "another restart")
+    run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 1)
+    run.process.terminate()
     assert run.wait() == 0, run.output
     assert "trainer-1: ended with signal SIGKILL" in run.output
     assert run.summary["audit"] == "clean"
-    assert (run.summary["steps"], run.summary["trainer_restarts"]) == (12, 2), "the death of a group is one restart"
-    assert [row["step"] for row in run.metrics("step")] == list(range(1, 13)), "no step is reported twice"
+    assert run.summary["trainer_restarts"] == 2, "the death of a group is one restart"
+    steps = [row["step"] for row in run.metrics("step")]
+    assert steps == list(range(1, run.summary["steps"] + 1)), "no step is reported twice"
 
 
 def pids_of_ranks(run) -> tuple[int, int]:

@@ -135,6 +135,14 @@ class CoverageMap:
                 self._by_line[name][int(line)] += nodeids
                 self._by_module[name].update(nodeids)
 
+    def _tests_named_like(self, module: PurePosixPath) -> set[str]:
+        """Tests of files with the module's name, in any folder of its package's tests."""
+        return {
+            test for file, tests in self._by_file.items()
+            if PurePosixPath(file).name == f"test_{module.name}" and file.startswith(f"tests/{module.parts[0]}/")
+            for test in tests
+        }  # fmt: skip
+
     def find(self, module: str, first: int, last: int, function: tuple[int, int] | None) -> list[str]:
         """Tests that execute a statement; for code that runs at import, those that execute its function or module, or
         whose file is named like the module: a table has tests that execute none of its lines.
@@ -149,9 +157,7 @@ class CoverageMap:
             body = max(last, function[0]) + 1 if first <= function[0] else function[0]
             found = {test for line in range(body, function[1] + 1) for test in lines.get(line, ())}
         if not function:
-            place = PurePosixPath("tests", module)
-            same_name = self._by_file.get(str(place.with_name(f"test_{place.name}")), set())
-            found = self._by_module[module] | same_name | self._of_declarations
+            found = self._by_module[module] | self._tests_named_like(PurePosixPath(module)) | self._of_declarations
         return sorted(found or self._by_module[module], key=lambda test: self.seconds.get(test, 0.0))
 
 

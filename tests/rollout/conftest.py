@@ -26,13 +26,13 @@ from rollout.config import RolloutSettings
 from rollout.engine.port import EngineCapabilities, GenerationOutcome, LoadReport
 from rollout.incidents import Incidents
 from rollout.reward_client import RewardClient
-from rollout.sample import arrow_of
+from rollout.sample_context import arrow_of
 from rollout.tokens import PromptTokens
 from rollout.workflow import SingleTurn
 
 EOS = 2
 RUN = "run-1"
-PATIENCE_S = 10.0
+PATIENCE_S = 300.0
 
 
 class CharTokenizer:
@@ -352,7 +352,7 @@ def rig(tmp_path):
         tokenizer=None,
         with_rewards=True,
         mode="async",
-        silence_s=PATIENCE_S,
+        controller_silence_s=PATIENCE_S,
         score_timeout_s=PATIENCE_S,
         resend_s=PATIENCE_S,
         **settings,
@@ -370,7 +370,8 @@ def rig(tmp_path):
                 parent_pid=os.getpid(),
                 seed=1,
                 heartbeat_s=0.05,
-                silence_s=silence_s,
+                silence_s=PATIENCE_S,
+                controller_silence_s=controller_silence_s,
                 mode=mode,
                 model=ModelSettings(path=str(tmp_path)),
                 sampling=SamplingSettings(),

@@ -45,7 +45,7 @@ class Link:
 def play(scene: Callable[[EnvironmentClient], Awaitable[None]], **more: Any) -> EnvironmentClient:
     async def whole() -> EnvironmentClient:
         client = EnvironmentClient(name="r0", seed=1, **{"total_deadline_s": 30.0, "tick_s": 0.001, **more})
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             await scene(client)
         return client
 

@@ -231,6 +231,16 @@ def test_an_episode_goes_on_from_its_last_turn_with_its_rewards() -> None:
     assert (request.turn, request.history.actions, len(request.history.digests)) == (2, ("a",), 2)
 
 
+def test_an_episode_that_goes_on_under_a_lower_limit_takes_no_further_turn() -> None:
+    whole = Tools(Echo(), "a$", "end$")
+    whole.play()
+    transcript, state = whole.checkpoints[0]
+    rest = Tools(Echo())
+    rest.resumed = Resumed(transcript=transcript, state=state)  # type: ignore[assignment]
+    sample = rest.play(max_turns=1)
+    assert (sample.trajectory.finish_reason, rest.prompts) == ("length", [])
+
+
 def test_samples_of_a_group_begin_alike_and_an_evaluated_row_does_every_time() -> None:
     tools = Tools(Echo(), "a")
     seeds = []
@@ -253,3 +263,70 @@ def test_it_is_loaded_by_its_name_with_its_options() -> None:
     assert isinstance(load_workflow("environment", {"max_turns": 3, "stop": "?"}), EnvironmentWorkflow)
     with pytest.raises(UserError, match="at least 1"):
         load_workflow("environment", {"max_turns": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_turns": 0}, "max_turns and turn_tokens must be at least 1"),
+        ({"turn_tokens": 0}, "max_turns and turn_tokens must be at least 1"),
+        ({"max_turns": 4097}, "max_turns is 4097, and an episode has at most 4096"),
+    ],
+)
+def test_bounds_of_an_episode_are_checked_when_it_is_made(options: Any, words: str) -> None:
+    with pytest.raises(UserError, match=f"^rollout.workflow_options: {words}"):
+        EnvironmentWorkflow(**options)
+    EnvironmentWorkflow(max_turns=4096, turn_tokens=1)
+
+
+def test_episode_has_sixteen_turns_by_default() -> None:
+    tools = Tools(Echo(rewards=(0.5,) * 17), *["a$"] * 17)
+    sample = tools.play()
+    assert (len(tools.lines), sample.verdict.components["turns"]) == (1, 16.0)
+
+
+def test_observation_fits_where_one_token_of_context_is_left_for_the_answer() -> None:
+    text = "16:" + "a$" + "[<a>]"
+    for max_context, num_answers in ((len(text), 1), (len(text) + 1, 2)):
+        tools = Tools(Echo(), "a$", "b$", max_context=max_context)
+        components = tools.play(max_turns=2).verdict.components
+        assert len(tools.prompts) == num_answers
+        assert ("observation_over_context" in components) == (num_answers == 1)
+
+
+def test_turn_after_the_last_has_no_observation() -> None:
+    tools = Tools(Echo(), "a$")
+    sample = tools.play(max_turns=1)
+    assert len(sample.trajectory) == len("16:a$")
+    assert tools.checkpoints == []
+
+
+def test_checkpoint_holds_the_episode_and_where_its_prompt_ends() -> None:
+    tools = Tools(Echo(first="!"), "a$", "end$")
+    tools.play()
+    ((transcript, state),) = tools.checkpoints
+    assert tools.tokens.decode(transcript.tokens_T) == "16:!a[<a>]"
+    assert state["num_prompt"] == len("16:!")
+    assert (state["episode"]["actions"], state["episode"]["rewards"], state["episode"]["turn_ends"]) == (
+        ["a"], [0.25], [2],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "joined"),
+    [
+        ({"prompt": "Play."}, {"prompt": "Play. Go."}),
+        ({}, {"prompt": " Go."}),
+        ({"prompt": "x", "messages": []}, {"prompt": "x", "messages": [{"role": "user", "content": " Go."}]}),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}, {"role": "user", "content": " Go."}]},
+        ),
+        (
+            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "n"}]},
+            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u Go.", "name": "n"}]},
+        ),
+    ],
+)
+def test_row_takes_an_observation_at_its_end(row: dict[str, Any], joined: dict[str, Any]) -> None:
+    assert with_observation({"answer": "7", **row}, " Go.") == {"answer": "7", **joined}

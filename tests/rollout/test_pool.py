@@ -22,7 +22,8 @@ from areal_like.verdict import Verdict
 from areal_like.wire.messages import Message, SampleReturned, Sampling
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
-from rollout.sample import SampleContext, SampleRun
+from rollout.sample import SampleRun
+from rollout.sample_context import SampleContext
 from rollout.transcript import Answer
 from rollout.workflow import Sample, SampleCut
 
@@ -123,7 +124,7 @@ class Bench:
 
 def with_pool(tmp_path: Path, test: Callable[[Bench], Awaitable[None]], capacity: int = 3) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(300.0), asyncio.TaskGroup() as group:
             bench = Bench(tmp_path, group, capacity)
             await test(bench)
             bench.pool.cancel_all()
@@ -143,6 +144,18 @@ def test_a_finished_sample_is_in_the_book_with_what_names_it(tmp_path: Path) -> 
         assert bench.book.running == {}
         assert bench.counters == {"samples": 1.0, "verdict_scored": 1.0}
         assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+def test_what_agents_and_policies_did_wrong_is_counted_also_where_there_is_no_reward(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        parts = {"agent_refused": 3.0, "tool_unknown": 1.0, "of_the_user": 5.0}
+        await bench.lease(1, 2)
+        await bench.end(1, sample(5, verdict=Verdict(kind="scored", value=1.0, components=parts)))
+        await bench.end(2, sample(5, verdict=Verdict(kind="invalid", reason="never asked", components=parts)))
+        counts = {"agent_refused": 6.0, "tool_unknown": 2.0}
+        assert bench.counters == {"samples": 2.0, "verdict_scored": 1.0, "verdict_invalid": 1.0, **counts}
 
     with_pool(tmp_path, test)
 

@@ -35,7 +35,7 @@ def make_client(*peers, **more):
 
 
 async def until(condition):
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(300.0):
         while True:
             if condition():
                 return
@@ -69,7 +69,7 @@ class Service:
 
 def run(scenario):
     async def whole():
-        async with asyncio.timeout(25.0):
+        async with asyncio.timeout(300.0):
             await scenario()
 
     asyncio.run(whole())

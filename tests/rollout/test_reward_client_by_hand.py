@@ -110,7 +110,7 @@ class Bench:
 
 def with_client(test: Callable[[Bench], Awaitable[None]], num_services: int = 1, **options: Any) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             bench = Bench(num_services, **options)
             running = asyncio.ensure_future(bench.client.run())
             await settle()

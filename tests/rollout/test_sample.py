@@ -16,8 +16,10 @@ from areal_like.trajectory import Segment
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import Sampling
 from rollout import sample as sample_module
+from rollout.answering import PolicyCall
 from rollout.engine.port import GenerationOutcome, GenerationRequest
-from rollout.sample import SampleContext, SampleRun, printable
+from rollout.sample import SampleRun, printable
+from rollout.sample_context import SampleContext
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import SampleCut
 
@@ -38,6 +40,9 @@ class Engine:
         self.requests: list[GenerationRequest] = []
         self.asked = asyncio.Event()
         self.planned: list[tuple[Segment, str] | Exception] = []
+
+    def end_session(self, session_key: int) -> None:
+        pass
 
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         self.requests.append(request)
@@ -288,14 +293,14 @@ def test_tokens_of_a_generation_that_has_ended_unseen_count_and_cannot_be_parked
 
     async def scenario() -> None:
         made = asyncio.get_running_loop().create_future()
-        run._generation = made
+        run._calls = [PolicyCall(generation=made)]
         made.set_result(SimpleNamespace(segment=segment(6, EOS)))
         assert run.all_new({}).tokens_R.tolist() == [6, EOS]
         run.park({})
-        assert not run._is_parked
+        assert not run._calls[0].is_parked
         assert len(run.new_tokens) == 0, "its owner takes them"
         failed = asyncio.get_running_loop().create_future()
-        run._generation = failed
+        run._calls = [PolicyCall(generation=failed)]
         failed.set_exception(EngineError("broken"))
         assert len(run.all_new({})) == 0
         assert failed.exception() is not None
@@ -333,6 +338,24 @@ def test_a_sample_moves_only_where_no_tokens_are_lost(
     run = run_of(bench, fake, is_resumable=is_resumable)
     run.request_id, run.phase = int(has_asked), phase
     assert run.is_movable is is_movable
+
+
+def test_calls_run_in_parallel_and_those_left_over_are_cut_when_the_sample_ends(
+    bench: SampleContext, fake: Any
+) -> None:
+    async def scenario() -> None:
+        run = run_of(bench, fake, is_resumable=False)
+        calls = [asyncio.ensure_future(run.generate(PROMPT)) for _ in range(2)]
+        while len(bench.engine.requests) < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (run.phase, len(run._calls)) == ("generate", 2)
+        run.end()
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        assert (run.phase, run._calls, bench.doing.state) == ("end", [], "load")
+        assert bench.doing._num["start"] == bench.doing._num["generate"] == 0
+
+    asyncio.run(scenario())
 
 
 def test_a_score_says_how_long_it_took_and_travels_as_valid_text(bench: SampleContext, fake: Any) -> None:

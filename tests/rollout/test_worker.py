@@ -412,7 +412,7 @@ def test_silent_controller_ends_the_worker_with_a_reason(rig):
         with pytest.raises(DeadlineExceeded, match="the controller"):
             await r.task
 
-    rig(scenario, silence_s=0.3)
+    rig(scenario, controller_silence_s=0.3)
 
 
 def test_worker_given_up_and_back_again_drops_unfinished_work_and_resends_finished_work(rig, fake):

@@ -169,7 +169,7 @@ def test_process_works_and_ends_normally_on_sigterm(fake, tmp_path):
         assert finished.verdict.kind == "invalid"
         assert (tmp_path / "logs" / "rollout-0.trace.jsonl").stat().st_size > 0
 
-    asyncio.run(asyncio.wait_for(scenario(), 90.0))
+    asyncio.run(asyncio.wait_for(scenario(), 300.0))
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_users_mistake_ends_the_process_with_status_2_and_one_sentence(tmp_path,
         assert text.splitlines()[-1].startswith("error: ")
         assert words in text.splitlines()[-1]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    asyncio.run(asyncio.wait_for(scenario(), 300.0))

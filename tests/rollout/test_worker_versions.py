@@ -13,7 +13,9 @@ from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.trace import Tracer
 from areal_like.wire import messages as m
-from rollout.sample import SampleContext, SampleRun
+from rollout.answering import PolicyCall
+from rollout.sample import SampleRun
+from rollout.sample_context import SampleContext
 from rollout.weights.versions import VersionGate
 
 
@@ -226,7 +228,7 @@ def test_parked_tokens_are_counted_once_while_the_engine_still_shows_them(fake):
         gate.set(3)
         assert (await made).segment.tokens_R.tolist() == fake.answer_of(fake.task())
 
-    asyncio.run(asyncio.wait_for(scenario(), 5.0))
+    asyncio.run(asyncio.wait_for(scenario(), 300.0))
 
 
 def sample_run(fake, engine):
@@ -251,14 +253,14 @@ def test_tokens_of_a_generation_that_just_ended_are_handed_back(fake):
             return outcome
 
     def look():
-        assert run._generation.done()
+        assert run._calls[0].generation.done()
         seen.append(run.all_new({}).tokens_R.tolist())
 
     async def scenario():
         return await run.generate(np.array([97], np.int32))
 
     run = sample_run(fake, Engine())
-    answer = asyncio.run(asyncio.wait_for(scenario(), 5.0))
+    answer = asyncio.run(asyncio.wait_for(scenario(), 300.0))
     assert seen == [answer.segment.tokens_R.tolist()] == [fake.answer_of(fake.task())]
 
 
@@ -266,11 +268,11 @@ def test_a_generation_that_was_cancelled_or_failed_adds_no_tokens(fake):
     async def scenario():
         run = sample_run(fake, fake.Engine())
         loop = asyncio.get_running_loop()
-        run._generation = loop.create_future()
-        run._generation.cancel()
+        run._calls = [PolicyCall(generation=loop.create_future())]
+        run._calls[0].generation.cancel()
         assert len(run.all_new({})) == 0
-        run._generation = loop.create_future()
-        run._generation.set_exception(EngineError("broken"))
+        run._calls = [PolicyCall(generation=loop.create_future())]
+        run._calls[0].generation.set_exception(EngineError("broken"))
         assert len(run.all_new({})) == 0
 
     asyncio.run(scenario())

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from areal_like.errors import UserError
+from areal_like.import_path import import_object
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
+from rollout.check_workflow import check
+from rollout.config import BUILT_IN_WORKFLOWS
 from rollout.transcript import Answer, Transcript
-from rollout.workflow import Sample, SampleCut, SingleTurn, load_workflow
+from rollout.workflow import Sample, SampleCut, SingleTurn, check_models, load_workflow
 
 
 class RaisesAfterTheAnswer(SingleTurn):
@@ -297,3 +300,38 @@ def test_experts_that_the_engine_reports_are_part_of_the_sample(experts):
     sample = asyncio.run(SingleTurn().run(SimpleNamespace(row={}), Tools(experts)))
     kept = sample.trajectory.routed_experts
     assert (kept is None) if experts is None else np.array_equal(kept, experts)
+
+
+def test_only_the_workflow_of_one_answer_can_be_continued_from_its_tokens() -> None:
+    kinds = {name: import_object(path, "") for name, path in BUILT_IN_WORKFLOWS.items()}
+    assert {name for name, kind in kinds.items() if kind.is_resumable} == {"single_turn"}
+
+
+def calls(*models, name="Calls"):
+    return type(name, (), {"is_resumable": False, "models": models, "run": None})()
+
+
+def test_a_workflow_calls_exactly_the_declared_models() -> None:
+    check_models(calls("judge", "rival"), ["rival", "judge"])
+    check_models(SingleTurn(), [])
+    with pytest.raises(UserError, match="Calls calls a model `judge` that is not declared") as missing:
+        check_models(calls("judge"), [])
+    with pytest.raises(UserError, match="`rival` is declared, and Calls does not call it") as unused:
+        check_models(calls("judge"), ["judge", "rival"])
+    assert missing.value.where == unused.value.where == "rollout.models"
+    with pytest.raises(UserError, match="`judge` is declared, and SingleTurn does not call it"):
+        check_models(SingleTurn(), ["judge"])
+
+
+@pytest.mark.parametrize("models", ["judge", (1,)])
+def test_what_a_workflow_calls_must_be_names(models: object) -> None:
+    workflow = calls()
+    workflow.models = models
+    with pytest.raises(UserError, match="must be names of models"):
+        check_models(workflow, ["judge"])
+
+
+def test_the_look_before_a_run_compares_them(user_module) -> None:
+    check(f"{user_module}:Good", {"options": {}, "models": []})
+    with pytest.raises(UserError, match="`judge` is declared, and Good does not call it"):
+        check(f"{user_module}:Good", {"options": {}, "models": ["judge"]})

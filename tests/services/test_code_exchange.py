@@ -15,15 +15,15 @@ import pytest
 
 from services.reward.judging import exchange as exchange_module
 from services.reward.judging import judge as module
-from services.reward.judging.deadline import TESTS_ROOM_S, Deadline
 from services.reward.judging.exchange import Exchange, Over
-from services.reward.judging.judge import MAX_REQUEST_BYTES, _Mediation, _TestsStopped
+from services.reward.judging.judge import END_ROOM_S, MAX_REQUEST_BYTES, _Mediation, _TestsStopped
 from services.reward.judging.problem import Asserts, Findings, Task, Unjudgeable
 from services.reward.sandbox.cell import SandboxFailed
+from services.reward.sandbox.deadline import TESTS_ROOM_S, Deadline
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Stopped
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 LIMITS = Limits(max_output_bytes=4096)
 
 
@@ -47,9 +47,13 @@ class Cell:
 class Run:
     """The run of a Cell: plays the process's next step where there is nothing to be read or written yet."""
 
-    def __init__(self, cell: Cell, limits: Limits, until_s: float) -> None:
-        self.cell, self.limits, self.until_s = cell, limits, until_s
+    def __init__(self, cell: Cell, limits: Limits, deadline: Deadline, room_s: float) -> None:
+        self.cell, self.limits, self.deadline, self.room_s = cell, limits, deadline, room_s
         self.status: int | None = None
+        self.is_settled = False
+
+    def settle(self) -> None:
+        self.is_settled = True
 
     def wait(self, fds: dict[int, int]) -> dict[int, int]:
         poll = select.poll()
@@ -69,8 +73,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(*steps: Callable[[Cell], int | None]) -> tuple[Exchange, Cell]:
     cell = Cell(*steps)
-    made: Any = Exchange(cell, "calls", LIMITS, 77.0)  # type: ignore[arg-type]
-    assert (cell.begun, made.run.until_s, made.run.limits) == (["calls"], 77.0, LIMITS)
+    deadline = Deadline(77.0)
+    made: Any = Exchange(cell, "calls", LIMITS, deadline, 0.5)  # type: ignore[arg-type]
+    assert (cell.begun, made.run.deadline, made.run.room_s, made.run.limits) == (["calls"], deadline, 0.5, LIMITS)
     return made, cell
 
 
@@ -108,6 +113,7 @@ def test_message_has_its_length_in_front_both_ways() -> None:
     assert exchange.receive() == b"yes"
     exchange.close()
     assert cell.channel.recv(1) == b"", "our end is closed"
+    assert exchange.run.is_settled  # type: ignore[attr-defined]
 
 
 def test_message_larger_than_the_channel_holds_arrives_whole() -> None:
@@ -154,6 +160,12 @@ def test_process_that_ends_says_how_and_its_last_words_count() -> None:
         exchange.receive()
 
 
+def test_process_that_ends_without_reading_on_says_how_whatever_it_wrote() -> None:
+    exchange, _ = opened(ends(3 << 8, b"unasked"))
+    with pytest.raises(Over, match=r"it ended early \(exit status 3\)"):
+        exchange.send(bytes(1 << 22))
+
+
 def test_process_that_closes_its_connection_and_lives_on_is_over() -> None:
     exchange, cell = opened()
     cell.channel.close()
@@ -178,7 +190,7 @@ def test_sandbox_that_cannot_begin_leaves_no_descriptor() -> None:
     cell.error = SandboxFailed("broke")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxFailed, match="broke"):
-        Exchange(cell, "calls", LIMITS, 1.0)  # type: ignore[arg-type]
+        Exchange(cell, "calls", LIMITS, Deadline(1.0))  # type: ignore[arg-type]
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -188,9 +200,9 @@ def test_sandbox_that_cannot_begin_leaves_no_descriptor() -> None:
 class Played:
     """An exchange whose messages are scripted: bytes, or an Over to be raised."""
 
-    def __init__(self, cell: Any, mode: str, limits: Limits, until_s: float) -> None:
+    def __init__(self, cell: Any, mode: str, limits: Limits, deadline: Deadline, room_s: float = 0.0) -> None:
         self.script: list[Any] = cell.scripts.pop(0)
-        self.mode, self.limits, self.until_s = mode, limits, until_s
+        self.mode, self.limits, self.deadline, self.room_s = mode, limits, deadline, room_s
         self.sent: list[bytes] = []
         self.is_closed = False
         self.unread = False
@@ -265,12 +277,8 @@ class Scene:
 
 
 @pytest.fixture(autouse=True)
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock stands at its one entry."""
-    now = [1000.0]
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Exchange", Played)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return now
 
 
 FOUND = Findings(num_tests=1, num_passed=1)
@@ -289,31 +297,27 @@ def test_requests_of_tests_go_to_the_program_and_its_answers_come_back_unread() 
     }  # fmt: skip
     assert answers == [b"mhello", b"m\xff1", b"m2"]
     program = scene.program()
-    assert (program.mode, program.limits, program.until_s) == ("calls", LIMITS, 1050.0)
+    assert (program.mode, program.limits, program.deadline, program.room_s) == ("calls", LIMITS, scene.deadline, 0.0)
     assert program.sent == [b"one", b"two"]
     assert (scene.program_cells[0].is_ready, scene.program_cells[0].is_closed, program.is_closed) == (True, True, True)
     assert scene.tests.is_closed
     assert not scene.tests_cell.is_closed, "the next program's tests are forked from it"
 
 
-def test_tests_have_their_programs_time_and_some_room_and_may_send_long_requests(scripted: list[float]) -> None:
-    ends_at: list[float] = []
+def test_tests_have_their_programs_time_and_some_room_and_may_send_long_requests() -> None:
+    starts: list[bool] = []
 
     def look() -> bytes:
-        ends_at.append(scene.tests.until_s)
-        return END
+        starts.append(scene.deadline.until_s < math.inf)
+        return b"o" if len(starts) == 1 else END
 
-    def wait_a_while() -> bytes:
-        ends_at.append(scene.tests.until_s)
-        scripted[0] = 1010.0
-        return b"o"
-
-    scene = Scene([wait_a_while, look], [b"hello"])
+    scene = Scene([look, look], [b"hello"])
     scene.mediation.run()
     assert scene.tests.limits.time_s == 50.0 + TESTS_ROOM_S
     assert scene.tests.limits.max_output_bytes == MAX_REQUEST_BYTES
-    assert ends_at == [1050.0 + TESTS_ROOM_S, 1060.0 + TESTS_ROOM_S], "its clock starts when the program can run"
-    assert scene.tests.until_s == 1010.0 + TESTS_ROOM_S, "after its last word it has but a moment"
+    assert scene.tests.deadline is scene.deadline, "both together have the time of one program"
+    assert starts == [False, True], "its clock starts when the program can run"
+    assert scene.tests.room_s == TESTS_ROOM_S + END_ROOM_S, "whose time is up may still end"
 
 
 def test_new_process_of_the_program_takes_the_place_of_the_one_before() -> None:
@@ -325,9 +329,9 @@ def test_new_process_of_the_program_takes_the_place_of_the_one_before() -> None:
     assert scene.program(1).sent == [b"x"]
 
 
-def test_no_process_of_a_program_begins_after_its_time(scripted: list[float]) -> None:
+def test_no_process_of_a_program_begins_after_its_time() -> None:
     def late() -> bytes:
-        scripted[0] = 1050.1
+        scene.deadline.spent_s = 50.1
         return b"o"
 
     scene = Scene([b"o", late, END], [b"first"])

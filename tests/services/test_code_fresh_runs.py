@@ -64,7 +64,7 @@ def judged_without_nested_namespaces(*tasks: Task) -> list[dict[str, Any]]:
     """As on a system that allows bubblewrap no namespaces within its own."""
     given = json.dumps([task.as_dict() for task in tasks])
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=300)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -49,6 +49,9 @@ def test_output_is_compared_as_asked(printed: str, expected: str, modes: set[str
         ("5.000000001 a", "5 a", True),
         ("5.000000001 a", "5 b", False),
         ("9" * 400, "5", False),
+        ("5 5", "5", False),
+        ("5", "5 5", False),
+        ("5\n5", "5", False),
     ],
 )
 def test_numbers_may_differ_by_the_tolerance_and_nothing_else_may(printed: str, expected: str, is_close: bool) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.reward.judging import deadline as deadline_module
 from services.reward.judging import judge as judge_module
 from services.reward.judging import streams as module
-from services.reward.judging.deadline import Deadline
 from services.reward.judging.exchange import Over
 from services.reward.judging.judge import MAX_FINDINGS_BYTES, MAX_WORD_CHARS, Judge, _read_findings
 from services.reward.judging.problem import MAX_FAILURES, Findings, Streams, Task, Unjudgeable
 from services.reward.judging.streams import ERROR_TAIL_BYTES, Conditions, Output, judge_streams
 from services.reward.sandbox.cell import SandboxFailed
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Stopped
 
@@ -54,9 +53,9 @@ class Sandbox:
 class Run:
     """Plays the program: echoes its input, or does what the input says."""
 
-    def __init__(self, cell: Cell, limits: Limits, until_s: float) -> None:
+    def __init__(self, cell: Cell, limits: Limits, deadline: Deadline) -> None:
         self.cell, self.status = cell, None
-        self.until_s = until_s
+        self.deadline = deadline
 
     def wait(self, fds: dict[int, int]) -> dict[int, int]:
         cell = self.cell
@@ -128,33 +127,14 @@ def test_sandbox_is_replaced_after_every_test_where_runs_are_not_apart_and_after
 
 
 def test_no_test_begins_after_the_time_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(deadline_module.time, "monotonic", lambda: now_s)
-
     class Slow(Run):
         def wait(self, fds: dict[int, int]) -> dict[int, int]:
-            nonlocal now_s
-            now_s += 3.0  # two waits a run
-            assert self.until_s == 10.0
+            self.deadline.spent_s += 3.0  # two waits a run
             return super().wait(fds)
 
     monkeypatch.setattr(module, "Run", Slow)
     findings, _ = judged(("1", "1"), ("2", "2"), ("3", "3"), partial_credit=True, total_s=10.0)
     assert (findings.num_passed, findings.failures) == (2, ["test 3: time limit of all its tests together"])
-
-
-def test_clock_of_a_program_starts_once_and_only_when_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(deadline_module.time, "monotonic", lambda: now_s)
-    clock = Deadline(5.0)
-    now_s = 200.0
-    assert not clock.is_over, "a sandbox that is slow to come up costs no program its time"
-    clock.start()
-    now_s = 205.0
-    clock.start()
-    assert (clock.until_s, clock.is_over) == (205.0, False)
-    now_s = 205.1
-    assert clock.is_over
 
 
 # ---------------------------------------------------------------- what a run prints

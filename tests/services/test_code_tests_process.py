@@ -19,7 +19,7 @@ from services.reward.judging.problem import Asserts, Task
 from services.reward.judging.program import LateProgram, ProgramOver
 from services.reward.judging.tests_process import Judge
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 class Ended(BaseException):

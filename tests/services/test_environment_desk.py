@@ -3,82 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
+from desk_stage import FakeHost, Stage
 
 from areal_like.environment import Step
-from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EpisodeHistory
-from services.environment.config import EnvironmentSettings
-from services.environment.desk import MAX_LOSSES, EnvironmentDesk
+from areal_like.wire.messages import EnvironmentReply, EpisodeHistory
+from services.environment.desk import MAX_LOSSES
 from services.environment.job import Act, Answered, Begin, Close, Failed
-
-
-class FakeHost:
-    def __init__(self) -> None:
-        self.sent: list[Begin | Act | Close] = []
-        self.episodes: set[int] = set()
-        self.culprit, self.culprit_kind, self.makes_room = 0, "crashed", False
-
-    def send(self, message: Begin | Act | Close) -> None:
-        self.sent.append(message)
-        (self.episodes.discard if isinstance(message, Close) else self.episodes.add)(message.episode)
-
-
-class FakePool:
-    def __init__(self) -> None:
-        self.hosts = [FakeHost()]
-        self.num_ready, self.counters = 1, {}
-
-    def place(self) -> FakeHost | None:
-        return min(self.hosts, key=lambda host: len(host.episodes), default=None)
-
-    def look_after(self, host: FakeHost) -> None:
-        """Nothing to recycle."""
-
-
-class Stage:
-    """A desk, its replies, and the clients' side of an episode."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.replies: list[tuple[str, EnvironmentReply]] = []
-        self.pool = FakePool()
-        self.desk = EnvironmentDesk(
-            EnvironmentSettings(kind="guess_number", **settings),
-            lambda peer, reply: self.replies.append((peer, reply)) is None,
-            pool=self.pool,  # type: ignore[arg-type]
-        )
-
-    @property
-    def host(self) -> FakeHost:
-        return self.pool.hosts[0]
-
-    @property
-    def last(self) -> EnvironmentReply:
-        return self.replies[-1][1]
-
-    def ask(self, name: str, turn: int, action: str = "", history: EpisodeHistory | None = None) -> None:
-        if turn == 0 and history is None:
-            history = EpisodeHistory(row={"name": name}, seed=4)
-        request = EnvironmentRequest(episode_id=name, turn=turn, action=action, history=history)
-        self.desk.offer("rollout-0", request)
-
-    def answer(self, step: Step, host: FakeHost | None = None) -> None:
-        """The process answers the newest call."""
-        host = host or self.host
-        self.desk.on_message(host, Answered(episode=host.sent[-1].episode, step=step))  # type: ignore[arg-type]
-
-    def begun(self, name: str = "a") -> Stage:
-        self.ask(name, 0)
-        self.answer(Step(observation="go"))
-        return self
-
-    def lose(self, host: FakeHost, culprit: int = 0) -> FakeHost:
-        """A process is gone and another one there."""
-        self.pool.hosts[self.pool.hosts.index(host)] = fresh = FakeHost()
-        host.culprit = culprit
-        self.desk.on_lost(host, "it was killed by signal SIGKILL")  # type: ignore[arg-type]
-        return fresh
 
 
 def test_each_call_is_made_once_and_answered_once() -> None:
@@ -373,3 +305,122 @@ def test_every_answer_is_that_to_the_actions_of_its_own_episode(seed: int) -> No
             take_replies()
         assert not client.is_waiting
     assert sum(len(client.digests) for client in clients.values()) > 9
+
+
+# ---------------------------------------------------------------- quarantine
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def begin(stage: Stage, name: str, row: str) -> None:
+    stage.ask(name, 0, history=EpisodeHistory(row={"name": row}, seed=4))
+
+
+def hang(stage: Stage, name: str) -> None:
+    """The process hangs in this episode, and is killed for it."""
+    number = stage.desk._episodes["rollout-0", name].number
+    stage.host.culprit_kind = "timed_out"
+    stage.lose(stage.host, culprit=number)
+
+
+def statuses(stage: Stage, *names: str) -> list[str]:
+    return [next((one.status for _, one in stage.replies if one.episode_id == name), "waits") for name in names]
+
+
+def test_row_that_hangs_again_and_again_is_quarantined_and_the_others_go_on() -> None:
+    clock = Clock()
+    stage = Stage(clock, max_hangs=3, quarantine_s=60.0, retries=1)
+    names = [f"bad {number}" for number in range(5)]
+    for name in names:
+        begin(stage, name, "bad")
+    begin(stage, "good", "good")
+    for name in ("bad 0", "bad 0", "bad 1"):
+        assert statuses(stage, *names[1:], "good") == ["waits"] * 5
+        hang(stage, name)
+    assert statuses(stage, *names, "good") == ["timed_out"] * 5 + ["waits"]
+    assert "hung 3 times; the row is quarantined for 60 s" in stage.replies[-1][1].reason
+    (begun,) = (one for one in stage.host.sent if isinstance(one, Begin) and one.row == {"name": "good"})
+    stage.desk.on_message(stage.host, Answered(episode=begun.episode, step=Step(observation="go")))  # type: ignore[arg-type]
+    assert statuses(stage, "good") == ["answered"]
+    begin(stage, "late", "bad")
+    assert statuses(stage, "late") == ["timed_out"]
+    counters = stage.desk.counters()
+    assert (counters["environment.quarantined"], counters["environment.refused_quarantined"]) == (1.0, 1.0)
+    assert counters["environment.timed_out"] == 6.0
+
+
+def test_quarantine_ends_and_one_more_hang_renews_it() -> None:
+    clock = Clock()
+    stage = Stage(clock, max_hangs=2, quarantine_s=60.0, retries=0)
+    for name in ("a", "b"):
+        begin(stage, name, "bad")
+        hang(stage, name)
+    clock.now_s += 59.9
+    begin(stage, "c", "bad")
+    assert statuses(stage, "c") == ["timed_out"]
+    clock.now_s += 0.1
+    begin(stage, "d", "bad")
+    assert statuses(stage, "d") == ["waits"]
+    hang(stage, "d")
+    begin(stage, "e", "bad")
+    assert statuses(stage, "e") == ["timed_out"]
+    assert stage.desk.counters()["environment.quarantined"] == 2.0
+
+
+@pytest.mark.parametrize("ending", ["done", "closed"])
+def test_episode_that_ends_well_takes_the_hangs_of_its_row_back(ending: str) -> None:
+    stage = Stage(Clock(), max_hangs=2, retries=0)
+    begin(stage, "a", "row")
+    hang(stage, "a")
+    begin(stage, "b", "row")
+    stage.answer(Step(observation="go"))
+    if ending == "done":
+        stage.ask("b", 1, "left")
+        stage.answer(Step(observation="end", is_done=True))
+    else:
+        stage.desk.close_episodes("rollout-0", ("b",))
+    begin(stage, "c", "row")
+    hang(stage, "c")
+    begin(stage, "d", "row")
+    assert statuses(stage, "d") == ["waits"]
+
+
+def test_episode_of_a_quarantined_row_that_has_begun_goes_on_but_is_not_retried() -> None:
+    stage = Stage(Clock(), max_hangs=1, retries=5)
+    begin(stage, "old", "row")
+    stage.answer(Step(observation="go"))
+    begin(stage, "new", "row")
+    hang(stage, "new")
+    assert statuses(stage, "new") == ["timed_out"]
+    stage.ask("old", 1, "left")
+    stage.answer(Step(observation="go"))
+    stage.answer(Step(observation="wall"))
+    assert stage.last == EnvironmentReply(episode_id="old", turn=1, status="answered", step=Step(observation="wall"))
+    stage.ask("old", 2, "up")
+    hang(stage, "old")
+    assert (stage.last.episode_id, stage.last.status) == ("old", "timed_out")
+
+
+def test_hangs_of_async_methods_count_and_deaths_do_not() -> None:
+    stage = Stage(Clock(), max_hangs=2, retries=0)
+    for name, kind in (("a", "timed_out"), ("b", "crashed"), ("c", "timed_out"), ("d", "")):
+        begin(stage, name, "row")
+        if kind:
+            failed = Failed(episode=stage.desk._episodes["rollout-0", name].number, kind=kind, reason="why")  # type: ignore[arg-type]
+            stage.desk.on_message(stage.host, failed)  # type: ignore[arg-type]
+    assert statuses(stage, "a", "b", "c", "d") == ["timed_out", "crashed", "timed_out", "timed_out"]
+    assert "quarantined" in stage.last.reason
+
+
+def test_no_row_is_quarantined_where_that_is_switched_off() -> None:
+    stage = Stage(Clock(), max_hangs=0, retries=0)
+    for number in range(9):
+        begin(stage, str(number), "row")
+        hang(stage, str(number))
+    begin(stage, "a", "row")
+    assert statuses(stage, "a") == ["waits"]

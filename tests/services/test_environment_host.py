@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -78,7 +80,7 @@ class Stage:
 
 def play(scene: Callable[[Stage], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             await scene(Stage(Slow, **settings))
 
     asyncio.run(whole())
@@ -208,7 +210,7 @@ def test_users_code_behind_a_returned_value_an_exception_or_close_is_its_episode
         Unkind.marks, Unkind.marker = [], stage.other_end
         stage.begin(5, at=at)
         stage.host.take(Act(episode=5, action="a"))
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             await stage.until(2)
         failed = stage.said[1]
         assert isinstance(failed, Failed)
@@ -256,3 +258,35 @@ def test_an_answer_of_an_episode_that_was_closed_meanwhile_is_dropped() -> None:
         assert [one.episode for one in stage.said] == [2]
 
     play(scene)
+
+
+class Clinging:
+    """Its `close` hangs where the row says so; another `except` than BaseException does not let it go on."""
+
+    num_closed = 0
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        self.hangs = row.get("hangs", False)
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "", 0.0, False
+
+    def close(self) -> None:
+        type(self).num_closed += 1
+        with contextlib.suppress(Exception):
+            threading.Event().wait(600 if self.hangs else 0)
+
+
+def test_close_that_hangs_is_interrupted_and_after_three_none_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    Clinging.num_closed = 0
+    stage = Stage(Clinging, close_timeout_s=0.01)
+    for episode in range(1, 6):
+        stage.begin(episode, hangs=episode > 1)
+        stage.host.take(Close(episode=episode))
+    assert Clinging.num_closed == 4
+    assert stage.other_end.look().episode == NOBODY
+    assert capsys.readouterr().err.count("close ran past 0.01 s") == 3
+    stage.begin(9)
+    stage.act(9)
+    stage.host.take(Close(episode=9))
+    assert Clinging.num_closed == 4

@@ -21,7 +21,11 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
     ("kind", "options", "words"),
     [
         ("guess_nummber", {}, "no environment `guess_nummber` -> did you mean guess_number"),
-        ("chess", {}, "no environment `chess` -> guess_number, tools, or module:Class"),
+        (
+            "chess",
+            {},
+            "no environment `chess` -> guess_number, tools, openenv, textarena, gymnasium, reasoning_gym, or mod",
+        ),
         ("no_such_module:A", {}, "module no_such_module cannot be imported"),
         ("environment_zoo:Conter", {}, "has no Conter -> did you mean environment_zoo:Counter"),
         ("environment_zoo:kept", {}, "environment_zoo:kept cannot be called"),

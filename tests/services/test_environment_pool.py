@@ -7,33 +7,12 @@ import os
 from typing import Any
 
 import pytest
+from made_host import MB, NOW_S, FakeHost
 
 from services.environment import pool as module
 from services.environment.config import EnvironmentSettings
-from services.environment.marker import NOBODY, Mark
+from services.environment.marker import NOBODY
 from services.environment.pool import SILENT_S, HostPool
-
-NOW_S, MB = 1000.0, 1 << 20
-
-
-class FakeHost:
-    """One that says what the test wants."""
-
-    def __init__(self, pid: int = 7, num_episodes: int = 1, **mark: Any) -> None:
-        self.pid, self.culprit, self.culprit_kind, self.killed_because = pid, NOBODY, "crashed", ""
-        self.episodes, self.waiting = set(range(num_episodes)), {1}
-        self.makes_room = False
-        self.num_begun, self.is_retired, self.moved_s = 1, False, NOW_S
-        facts = {"episode": NOBODY, "since_s": NOW_S, "calls": 1, "used_bytes": 0, "heaviest": 0, "heaviest_bytes": 0}
-        self.mark = Mark(**{**facts, **mark})
-
-        self.starved = False
-
-    def look(self) -> Mark:
-        return self.mark
-
-    def is_starved(self, mark: Mark, limit_s: float) -> bool:
-        return self.starved
 
 
 @pytest.fixture
@@ -130,14 +109,45 @@ def test_a_process_that_holds_half_of_its_memory_takes_no_further_episodes(
     assert pool.num_ready == 1
 
 
+@pytest.mark.parametrize(
+    ("used_mb", "was_retired", "is_retired", "num_counted"),
+    [(0, False, False, 0), (51, False, True, 1), (51, True, True, 0), (0, True, True, 0)],
+)
+def test_retirement_for_memory_is_counted_once_and_only_where_memory_is_held(
+    killed: list[int], monkeypatch: pytest.MonkeyPatch,
+    used_mb: int, was_retired: bool, is_retired: bool, num_counted: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module.process_tree, "tree_holds_more_than", lambda pid, limit: used_mb * MB)
+    host = FakeHost()
+    host.is_retired = was_retired
+    pool = pool_of(host, max_memory_mb=100)
+    pool._check_memory(host)  # type: ignore[arg-type]
+    assert (host.is_retired, pool.counters["retired_memory"], killed) == (is_retired, num_counted, [])
+    assert pool._lost.is_set() == bool(num_counted), "a successor is to be started"
+
+
+def test_each_reason_to_kill_a_process_is_counted(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.process_tree, "tree_holds_more_than", lambda pid, limit: 101 * MB)
+    heavy, late, silent = FakeHost(1), FakeHost(2, episode=4, since_s=0.0), FakeHost(3)
+    silent.moved_s = 0.0
+    pool = pool_of(heavy, late, silent, max_memory_mb=100)
+    pool._check_memory(heavy)  # type: ignore[arg-type]
+    pool._check_time(late)  # type: ignore[arg-type]
+    pool._check_time(silent)  # type: ignore[arg-type]
+    assert killed == [1, 2, 3]
+    assert pool.counters == {"killed_memory": 1, "killed_overdue": 1, "killed_silent": 1}
+
+
 def test_a_process_retires_after_so_many_episodes() -> None:
     host = FakeHost()
     pool = pool_of(host, recycle_after=2)
     pool.look_after(host)  # type: ignore[arg-type]
     assert not host.is_retired
+    assert not pool._lost.is_set()
     host.num_begun = 2
     pool.look_after(host)  # type: ignore[arg-type]
     assert host.is_retired
+    assert pool._lost.is_set(), "a successor is to be started"
     assert pool.place() is None
 
 
@@ -155,6 +165,16 @@ def test_processes_that_live_are_bounded_and_the_retired_one_with_the_fewest_epi
     pool._num_dying = 0
     assert pool._num_to_start(0) == 1
     assert (pool._num_to_start(1), killed) == (0, [3])
+    assert pool.counters == {"killed_retired": 1}
+
+
+def test_processes_that_start_take_room_as_well(killed: list[int]) -> None:
+    hosts = [FakeHost(pid) for pid in (1, 2, 3)]
+    for host in hosts:
+        host.is_retired, host.killed_because = True, "it is on its way out"
+    pool = pool_of(*hosts, num_processes=2)
+    assert [pool._num_to_start(num_starting) for num_starting in (0, 1, 2)] == [1, 0, 0]
+    assert killed == []
 
 
 def test_a_process_is_killed_once_and_for_its_first_fault(killed: list[int]) -> None:

@@ -21,7 +21,7 @@ from services.environment.desk import EnvironmentDesk
 from services.processes.process_tree import become_subreaper, living
 
 pytestmark = pytest.mark.processes
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +103,21 @@ def test_whatever_one_episode_does_to_its_process_the_others_see_nothing_of_it()
         assert seen["print"][2] == "printed"
 
     play(scene, step_timeout_s=0.5, retries=0, max_episode_memory_mb=48)
+
+
+def test_row_whose_episodes_hang_holds_its_process_twice_and_is_quarantined_then() -> None:
+    async def scene(client: Client) -> None:
+        bad = [client.episode(f"bad {number}", mode="hang_at_reset") for number in range(6)]
+        good = [client.episode(f"good {number}") for number in range(4)]
+        results = await asyncio.gather(*bad, *good)
+        assert [seen[0].partition(":")[0] for seen in results[:6]] == ["timed_out"] * 6
+        assert results[6:] == [GOOD] * 4
+        late = await client.call("late", 0, mode="hang_at_reset")
+        assert "quarantined" in late.reason
+        counters = client.desk.counters()
+        assert (counters["environment.killed_overdue"], counters["environment.quarantined"]) == (2.0, 1.0)
+
+    play(scene, num_processes=1, step_timeout_s=0.5, retries=1, max_hangs=2)
 
 
 def test_async_environments_wait_together_and_fail_alone() -> None:

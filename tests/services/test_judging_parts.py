@@ -21,12 +21,13 @@ from services.reward.judging import client, supervisor
 from services.reward.judging.client import JudgeLost, Judges, NoSandbox
 from services.reward.judging.problem import Streams, Task
 from services.reward.judging.supervisor import receive, send
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.layers import LAYERS, LayerMissing
 from services.reward.scorers import programs
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.programs import CodeScorer, SandboxBroke
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 TASK = Task("print(1)", Streams((("", "1"),)), {}, 3.0)
 
 
@@ -298,7 +299,7 @@ def test_supervisor_that_hangs_is_given_up_after_the_programs_time_and_some_room
     judges._stream = Hanging()  # type: ignore[assignment]
     with pytest.raises(JudgeLost, match=r"was lost \(TimeoutError: timed out\)"):
         judges.judge(TASK)
-    assert waits == [TASK.total_limit_s + client.ANSWER_ROOM_S]
+    assert waits == [Deadline(TASK.total_limit_s).wall_s + client.ANSWER_ROOM_S]
     assert client.ANSWER_ROOM_S > supervisor.ROOM_S, "the supervisor's own limits come first"
     assert child.num_kills == 1
 
@@ -360,7 +361,7 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Any:
             finish_reason: str = "stop", **options: Any) -> Any:  # fmt: skip
         FakeJudges.outcome = {**FOUND, **outcome}
         scorer = CodeScorer(CodeOptions.model_validate(options))
-        assert scorer.version == "1/landlock"
+        assert scorer.version == "2/landlock"
         return scorer.score(ScorerInput(row=row, response=response, finish_reason=finish_reason, num_tokens=1))
 
     return run

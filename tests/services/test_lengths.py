@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,11 @@ def value(kind: str, options: dict[str, Any], num_tokens: int, finish_reason: st
 def test_overlong_is_the_formula_of_dapo(num_tokens: int, penalty: float) -> None:
     # eq. 13 with the paper's numbers: L_max 20,480, L_cache 4,096
     assert value("overlong", {"max_tokens": 20480, "soft_tokens": 4096}, num_tokens) == pytest.approx(penalty)
+
+
+def test_an_answer_that_is_not_overlong_has_no_negative_zero() -> None:
+    found = value("overlong", {"max_tokens": 100, "soft_tokens": 50}, 10)
+    assert (found, math.copysign(1.0, found)) == (0.0, 1.0)
 
 
 def test_an_answer_cut_at_the_limit_is_overlong_only_on_demand() -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import socket
-import subprocess
 import sys
+import traceback
+import types
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import listening
 
 from areal_like.environment import Step
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
-from services.environment.mcp_servers import McpFailed, McpServer
+from services.environment.mcp_servers import McpFailed, McpServer, without_addresses
 from services.environment.tools import ToolEnvironment
 
 SERVER = str(Path(__file__).parent / "support" / "mcp_server.py")
@@ -36,7 +38,7 @@ def play(mcp: dict[str, Any], *turns: tuple[float, ToolCall]) -> tuple[Step, lis
     async def whole() -> tuple[Step, list[Step]]:
         environment = ToolEnvironment(mcp=mcp)
         steps = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300.0):
             first = await environment.reset({}, 1)
             for environment._call_timeout_s, call in turns:
                 steps.append(await environment.step((call,)))
@@ -47,21 +49,8 @@ def play(mcp: dict[str, Any], *turns: tuple[float, ToolCall]) -> tuple[Step, lis
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    child = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
-    try:
-        while child.poll() is None:  # bounded by the test's own limit
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                continue
+    with listening(lambda port: [sys.executable, SERVER, "http", str(port)]) as port:
         yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        child.kill()
-        child.wait()
 
 
 @needs_mcp
@@ -120,3 +109,120 @@ def test_wrong_description_of_a_server_shows_no_secrets() -> None:
     with pytest.raises(UserError, match="no MCP server is described by keys command, env") as raised:
         McpServer("web", {"command": "server.py", "env": {"TOKEN": "s3cret"}}, "x")
     assert "s3cret" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- one connection replaced by another
+
+
+class Client:
+    """As `mcp.Client`. Calls of the tool `hang` end when `calls` says so; `calls` and `opened` are of the class."""
+
+    calls: asyncio.Queue[asyncio.Future[Any]]
+    opened: list[Client]
+    refusal: Exception | None = None
+
+    def __init__(self, target: Any) -> None:
+        self.is_open = False
+
+    async def __aenter__(self) -> Client:
+        if Client.refusal is not None:
+            raise ExceptionGroup("of the transport", [Client.refusal])
+        Client.opened.append(self)
+        self.is_open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_open = False
+
+    async def list_tools(self, cursor: str | None) -> Any:
+        tool = types.SimpleNamespace(name="hang", description="", input_schema={"type": "object"})
+        return types.SimpleNamespace(tools=[tool], next_cursor=None)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        end = asyncio.get_running_loop().create_future()
+        Client.calls.put_nowait(end)
+        return await end
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    Client.calls, Client.opened, Client.refusal = asyncio.Queue(), [], None
+    mcp = types.SimpleNamespace(Client=Client, MCPError=NotImplementedError)
+    monkeypatch.setitem(sys.modules, "mcp", mcp)
+    monkeypatch.setitem(sys.modules, "mcp.types", types.SimpleNamespace(CONNECTION_CLOSED=-32000))
+    monkeypatch.setattr("services.environment.mcp_servers.find_spec", lambda name: True)
+
+
+ADDRESS = "https://me:p4ss@tools.example:8443/s3cret/mcp?key=k3y"
+
+
+@pytest.mark.usefixtures("package")
+def test_late_failure_of_a_lost_connection_leaves_the_newer_one() -> None:
+    async def whole() -> None:
+        server = McpServer("web", {"url": ADDRESS}, "x")
+        (tool,) = await server.tools()
+        first, late = (asyncio.create_task(tool.run({})) for _ in range(2))
+        ends = [await Client.calls.get() for _ in range(2)]
+        ends[0].set_exception(OSError("reset"))
+        with pytest.raises(McpFailed, match="was lost"):
+            await first
+        await server.tools()
+        assert [one.is_open for one in Client.opened] == [False, True]
+        ends[1].set_exception(OSError("reset"))
+        with pytest.raises(McpFailed, match="was lost"):
+            await late
+        await asyncio.sleep(0)
+        assert [one.is_open for one in Client.opened] == [False, True]
+        again = asyncio.create_task(tool.run({}))
+        end = await Client.calls.get()
+        end.set_result(types.SimpleNamespace(content=[types.SimpleNamespace(type="text", text="ok")], is_error=False))
+        assert await again == "ok"
+        assert len(Client.opened) == 2
+
+    asyncio.run(whole())
+
+
+@pytest.mark.usefixtures("package")
+def test_no_failure_shows_the_key_in_an_address() -> None:
+    async def failures() -> list[BaseException]:
+        refused, working = McpServer("web", {"url": ADDRESS}, "x"), McpServer("web", {"url": ADDRESS}, "x")
+        found: list[BaseException] = []
+        (tool,) = await working.tools()
+        for error in (OSError, NotImplementedError):
+            call = asyncio.create_task(tool.run({}))
+            end = await Client.calls.get()
+            failure = error(f"401 for url '{ADDRESS}'")
+            failure.code = 0  # type: ignore[attr-defined]
+            end.set_exception(failure)
+            found += (await asyncio.gather(call, return_exceptions=True))[:1]  # type: ignore[arg-type]
+        Client.refusal = OSError(f"401 for url '{ADDRESS}'")
+        found += (await asyncio.gather(refused.tools(), return_exceptions=True))[:1]  # type: ignore[arg-type]
+        return found
+
+    found = asyncio.run(failures())
+    assert len(found) == 3
+    for error in found:
+        assert isinstance(error, McpFailed)
+        shown = "".join(traceback.format_exception(error))
+        assert "https://tools.example:8443/..." in shown
+        assert not [secret for secret in ("p4ss", "s3cret", "k3y") if secret in shown]
+
+
+@pytest.mark.usefixtures("package")
+def test_log_of_the_package_shows_no_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("mcp"), "handlers", [])
+    McpServer("web", {"url": ADDRESS}, "x")
+    McpServer("other", {"url": ADDRESS}, "x")
+    try:
+        raise OSError(f"401 for url '{ADDRESS}'")
+    except OSError:
+        logging.getLogger("mcp.client.streamable_http").exception("Error in post_writer")
+    said = capsys.readouterr().err
+    assert said.count("Error in post_writer") == 1
+    assert "https://tools.example:8443/..." in said
+    assert not [secret for secret in ("p4ss", "s3cret", "k3y") if secret in said]
+
+
+def test_address_is_cut_to_scheme_and_host_wherever_it_stands() -> None:
+    text = "a (http://h/x) 'https://u:p@x/y@h2:1?k=v' wss://h3#f plain words"
+    assert without_addresses(text) == "a (http://h/... 'https://x/...' wss://h3/... plain words"

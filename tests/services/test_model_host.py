@@ -19,7 +19,7 @@ from services.reward.model_host import Request, attend, next_batch, say, status
 from services.reward.model_wire import Item, ModelClient, ModelFailed, Reply, Scores, decode_items, receive, send
 from services.reward.scorer_options import RewardModelOptions
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 def request(*texts: str) -> Request:

@@ -18,7 +18,7 @@ from services.reward.model_host import say, status
 from services.reward.model_hosts import ModelHosts
 from services.reward.scorer_options import RewardModelOptions
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 class FakeProcess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -49,8 +50,12 @@ async def pool_of(path: Path, **settings: Any) -> AsyncIterator[Pool]:
 
 def hosts() -> set[int]:
     """Processes of models below this one."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return {child.pid for child in children if "services.reward.model_host" in child.cmdline()}
+    found = set[int]()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended has no command line
+            if "services.reward.model_host" in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 def ask(pool: Pool, number: int, response: str) -> Awaitable[Outcome]:

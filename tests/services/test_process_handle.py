@@ -19,7 +19,7 @@ from services.reward import process_handle as module
 from services.reward.job import Began, Job, Outcome, Ready, Refusal, Setup, decode_for_process
 from services.reward.process_handle import Overdue, ScoringProcess
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 READY = Ready(names=["a"], label="a@1")
 
 

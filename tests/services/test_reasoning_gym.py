@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
 
 from areal_like.errors import UserError
 from areal_like.tasks import reasoning_gym
@@ -17,6 +16,8 @@ from services.reward.composition import WeightedSum
 from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 from services.reward.scorers.plain_answers import is_plain
+
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra `reasoning-gym` is not installed")
 
 TWO = {"tasks": {"chain_sum": {"max_terms": 2}, "spell_backward": None}}
 

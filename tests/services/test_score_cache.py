@@ -102,3 +102,13 @@ def test_score_that_just_fills_the_cache_is_kept() -> None:
         cache = ScoreCache(room, "v", ())
         cache.keep(b"a" * 16, outcome(1.0))
         assert (cache.find(b"a" * 16) is not None) is is_kept
+
+
+@pytest.mark.parametrize("name", ["components", "scorer_s", "reason"])
+def test_every_text_of_an_outcome_counts_towards_the_bound(name: str) -> None:
+    def num_bytes(text: str) -> int:
+        cache = ScoreCache(1 << 20, "v", ())
+        cache.keep(b"key", outcome(**{name: text if name == "reason" else {text: 1.0}}))
+        return cache.num_bytes
+
+    assert num_bytes("x" * 101) - num_bytes("x") >= 4 * 100, "a character may take four bytes"

@@ -20,7 +20,7 @@ from services.reward.config import RewardSettings
 from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.score_file import MAX_ATTEMPTS, Order, Standing, score_file, settings_of
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 Script = Callable[[Job, int], Any]
 
 
@@ -322,21 +322,22 @@ def test_rows_of_maths_have_their_gold_answer_in_gold_unless_the_user_says_other
     assert "gold_field" not in settings("format", must_stop=True).scorers[0].options
 
 
-def test_time_of_an_answer_is_the_users_or_ten_seconds() -> None:
-    assert settings("math").timeout_s == 10.0
+def test_time_of_an_answer_is_the_users_or_that_of_a_service() -> None:
+    assert settings("math").timeout_s == RewardSettings().timeout_s == 30.0
     assert settings("math", 3.5).timeout_s == 3.5
     assert settings("math").num_workers == 3
 
 
-def test_a_program_has_a_minute_and_judging_it_room_beyond_that() -> None:
+def test_a_program_has_a_minute_of_its_own_and_three_on_the_wall() -> None:
     room_s = CodeOptions.ROOM_S
     plain = settings("code")
     assert plain.scorers[0].options["total_limit_s"] == 60.0
-    assert plain.timeout_s == 60.0 + room_s
+    assert plain.timeout_s == 180.0 + room_s
     limited = settings("code", total_limit_s=5.0)
-    assert (limited.scorers[0].options["total_limit_s"], limited.timeout_s) == (5.0, 5.0 + room_s)
+    assert (limited.scorers[0].options["total_limit_s"], limited.timeout_s) == (5.0, 15.0 + room_s)
     timed = settings("code", 20.0)
     assert (timed.scorers[0].options["total_limit_s"], timed.timeout_s) == (20.0 - room_s, 20.0)
+    assert settings("code", room_s + 0.5).scorers[0].options["total_limit_s"] == 0.5
 
 
 @pytest.mark.parametrize(

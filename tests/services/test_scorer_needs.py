@@ -106,7 +106,7 @@ def connects(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return socket.socket()
 
     monkeypatch.setattr("socket.create_connection", connect)
-    monkeypatch.setattr(scorer_needs, "getproxies", dict)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
     return made
 
 
@@ -140,8 +140,8 @@ def test_scorers_without_a_server_connect_nowhere(connects: list[Any]) -> None:
 def test_server_behind_a_proxy_is_not_looked_for(
     url: str, bypassed: bool, looked_at: bool, connects: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scorer_needs, "getproxies", lambda: {"http": "http://proxy:3128"})
-    monkeypatch.setattr(scorer_needs, "proxy_bypass", lambda host: bypassed)
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://proxy:3128"})
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda host: bypassed)
     assert unreachable(options("http", url=url)) is None
     assert bool(connects) == looked_at
 

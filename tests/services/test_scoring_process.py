@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from services.reward.composition import WeightedSum
 from services.reward.job import Began, Job, Outcome, Ready, Refusal, Setup, decode_for_service
 from services.reward.scoring_process import Stream, flush_output, load, serve
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 SETUP = Setup(
     scorers=[{"kind": "running_sum"}, {"kind": "length", "weight": 2.0, "options": {"min_tokens": 1}}],
     service_pid=77,
@@ -245,3 +246,16 @@ def test_output_that_scorers_closed_or_replaced_is_no_failure(monkeypatch: pytes
         flush_output()
     assert (tmp_path / "err").read_text() == "last words"
     kept.close()
+
+
+@pytest.mark.processes
+def test_a_process_imports_no_more_than_it_scores_with() -> None:
+    """A service starts one for each that died or hung, so its imports are part of what a bad scorer costs."""
+    code = (
+        "import sys, services.reward.scoring_process\n"
+        "heavy = {'numpy', 'zmq', 'asyncio', 'ssl', 'jinja2', 'yaml', 'torch'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=root)
+    assert done.returncode == 0, done.stderr

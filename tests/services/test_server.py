@@ -33,7 +33,7 @@ from services.reward.config import RewardSettings
 from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.server import CLOSING_S, RewardServer, ServiceSpec
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 class FakeHub:
@@ -470,6 +470,22 @@ def test_timeline_has_a_slice_for_each_answer_whose_arrow_is_drawn(tmp_path: Pat
     module._draw(tracer, "s1.0", module.Verdict(kind="scored", value=1.0), 7.0, "lane 0")  # type: ignore[arg-type]
     (_, start_s, end_s, _, _) = drawn[1]
     assert end_s > start_s, "a slice has an extent"
+
+
+@pytest.mark.parametrize(("is_traced", "arrow", "num_drawn"), [(True, "s1.0", 1), (True, "", 0), (False, "s1.0", 0)])
+def test_an_answer_is_drawn_where_the_timeline_is_kept_and_its_sender_draws_it(
+    monkeypatch: pytest.MonkeyPatch, is_traced: bool, arrow: str, num_drawn: int
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(module, "_draw", lambda *arguments: drawn.append(arguments))
+    verdict, tracer = module.Verdict(kind="scored", value=1.0), SimpleNamespace()
+
+    async def work(on_scored: Callable[..., None]) -> None:
+        on_scored(SimpleNamespace(request=SimpleNamespace(arrow=arrow)), verdict, 5.0)
+
+    server: Any = SimpleNamespace(_tracer=tracer if is_traced else None, _desk=SimpleNamespace(work=work))
+    asyncio.run(RewardServer._work(server, 3))
+    assert drawn == [(tracer, arrow, verdict, 5.0, "lane 3")] * num_drawn
 
 
 def test_spec_of_a_run_becomes_the_services_and_needs_an_address(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def test_digit_share_can_be_named_in_a_config() -> None:
     assert find_function("services.reward.scorers.shaping:digit_share", {}) is digit_share
 
 
-@pytest.mark.parametrize(("response", "share"), [("", 0.0), ("def f():\n\tpass", 1.0), ("a\x00\ufffdb", 0.5)])
+@pytest.mark.parametrize(
+    ("response", "share"), [("", 0.0), ("def f():\n\tpass", 1.0), ("a\x00\ufffdb", 0.5), (" ~\x1f\x7f", 0.5)]
+)
 def test_printable_share_counts_what_programs_are_written_in(response: str, share: float) -> None:
     assert printable_share({}, response, finish_reason="stop", num_tokens=3) == share

@@ -52,7 +52,7 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a service", "leave it out"),
         (
             {"reward": {"scorers": [{"kind": "code", "options": {"total_limit_s": 60}}]}},
-            "60 s for a program do not fit into reward.timeout_s 10",
+            "60 s for a program do not fit into reward.timeout_s 30",
             "timeout_s: 61.5 or more",
         ),
     ],
@@ -249,3 +249,10 @@ def test_keys_are_made_once_and_never_overwritten(tmp_path: Path, capsys: pytest
     assert main(["keys", str(folder)]) == 2
     assert "has keys already" in capsys.readouterr().err
     assert (folder / "server.secret").read_bytes() == before
+
+
+def test_service_says_whether_it_made_its_keys_or_found_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert standalone._made_keys(tmp_path / "keys") == standalone._made_keys(tmp_path / "keys")
+    made, found = [record.getMessage() for record in caplog.records]
+    assert (made.split(" keys ")[0], found.split(" keys ")[0]) == ("made", "using")

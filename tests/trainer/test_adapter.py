@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,19 +21,25 @@ from transformers import PreTrainedModel
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError
 from areal_like.trajectory import Segment, Trajectory
-from areal_like.weights.weight_store import open_payload
+from areal_like.weights.adapter import peft_name
+from areal_like.weights.delta import digest
+from areal_like.weights.weight_store import describe, open_payload
 from areal_like.wire.messages import BatchSample, Sampling
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationRequest
 from rollout.weights.merging import MergingReceiver
+from trainer.adapter import PolicyAdapter, _check_names, check_kind, kept, weight_parts
 from trainer.backends.choice import choose_backend
 from trainer.checkpoints.adapter_export import export_adapter
-from trainer.export import named_tensors, write_model
+from trainer.config import LoraSettings
+from trainer.export import cast, named_tensors, write_model
+from trainer.host_copy import whole_part
 from trainer.model.lora import Merged, adapter_off, is_adapters
 from trainer.model.model import load_causal_lm
 from trainer.model.packed import PackedSequences
 from trainer.training import Training
+from trainer.weights.publish import tensor_bytes
 
 RANK, SCALE = 4, 2.0
 LORA = {"rank": RANK, "alpha": RANK * SCALE}
@@ -425,3 +433,75 @@ def test_only_tokens_up_to_the_first_change_of_version_are_compared(
     check = training._adapter_check
     assert check is not None
     assert check.look(training.prepare(samples, 3))["adapter_error_nats"] < 1e-4
+
+
+# ---------------------------------------------------------------- parts and identities, without training
+
+
+def test_a_checkpoint_keeps_the_adapter_and_all_of_adamws_state_and_a_copy_for_engines_the_adapter_alone() -> None:
+    keys = ["weight/up.weight", "weight/up.lora_A", "exp_avg/up.lora_A", "step/up.lora_A", "weight/up.lora_B"]
+    parts = [whole_part(key, torch.zeros(1)) for key in keys]
+    assert [part.key for part in kept(parts)] == keys[1:]
+    assert [part.key for part in weight_parts(parts)] == [keys[1], keys[4]]
+
+
+def test_a_checkpoint_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    settings = LoraSettings()
+    check_kind(tmp_path, None)
+    with pytest.raises(UserError) as raised:
+        check_kind(tmp_path, settings)
+    assert str(raised.value) == (
+        f"{tmp_path}: trainer.lora is set, and the checkpoint holds a whole model -> lora: null, or start a new run"
+    )
+    (tmp_path / "adapter_model.safetensors").touch()
+    check_kind(tmp_path, settings)
+    with pytest.raises(UserError) as raised:
+        check_kind(tmp_path, None)
+    assert str(raised.value) == (
+        f"{tmp_path}: the checkpoint holds an adapter, and trainer.lora is not set -> set trainer.lora as it was"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_version_says_which_base_and_adapter_it_is_made_of(
+    prepared: Path, tiny_model: Callable[..., PreTrainedModel], dtype: Any
+) -> None:
+    facts: Any = {"model": ModelSettings(path=str(prepared), dtype=dtype), "seed": 1, "resume_from": None}
+    base = named_tensors(tiny_model())
+    whole = {name: tensor_bytes(cast(one, dtype)) for name, one in base.items()}
+    notes, payloads = {}, {}
+    for publish in ("merged", "adapter"):
+        model, settings = tiny_model(), LoraSettings(**LORA, publish=publish)
+        adapter = PolicyAdapter.add(model, settings, SimpleNamespace(**facts))  # type: ignore[arg-type]
+        tensors = named_tensors(model)
+        assert [adapter.is_published(name) for name in ("q.weight", "q.lora_A")] == [publish == "merged", True]
+        for name, tensor in tensors.items():
+            if name.endswith("lora_B"):
+                tensor.fill_(0.01)
+        payloads[publish], notes[publish] = adapter.version_of(tensors)
+        assert notes[publish].base_digest == digest(describe("disk", 0, "base", whole))
+        exact = {peft_name(name): tensor_bytes(one) for name, one in tensors.items() if is_adapters(name)}
+        assert notes[publish].adapter_digest == digest(describe("disk", 0, "adapter", exact))
+        for one in tensors.values():
+            one.zero_()  # a version is a copy
+    assert notes["merged"].lone is None
+    lone = notes["adapter"].lone
+    assert lone is not None
+    assert (lone.scale, lone.dtype) == (SCALE, dtype)
+    assert lone.base == {name: zlib.crc32(one.data) for name, one in whole.items()}
+    assert {one.dtype for one in payloads["adapter"].values()} == {"float32"}
+    assert payloads["adapter"].keys() == exact.keys()
+    assert {one.dtype for one in payloads["merged"].values()} == {dtype}
+    assert payloads["merged"].keys() == whole.keys()
+    changed = {name for name, one in payloads["merged"].items() if one.data != whole[name].data}
+    assert changed == {f"{name.rpartition('.')[0]}.weight" for name in tensors if name.endswith("lora_A")}
+
+
+def test_a_file_that_lacks_a_tensor_is_named_where_workers_are_to_merge(prepared: Path) -> None:
+    _check_names(prepared, ["model.norm.weight"])
+    with pytest.raises(UserError) as raised:
+        _check_names(prepared, ["model.norm.weight", "z.weight", "a.weight"])
+    assert str(raised.value) == (
+        "trainer.lora.publish: workers cannot merge the adapter: the model's safetensors files have no a.weight"
+        " -> publish: merged"
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +25,13 @@ from trainer.optimizer import PolicyOptimizer
 class PlayedPolicy:
     """Notes where it was put."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int = 1) -> None:
         self.moves: list[str] = []
+        self.num_bytes = num_bytes
 
     def move(self, device: torch.device) -> int:
         self.moves.append(str(device))
-        return 1
+        return self.num_bytes
 
 
 class PlayedSpans:
@@ -56,6 +59,45 @@ def test_a_critic_goes_where_the_policy_goes() -> None:
     devices = SharedDevices(policy, None, torch.device("cpu"), is_shared=True, critic=critic)  # type: ignore[arg-type]
     devices.take()
     assert policy.moves == critic.moves == ["cpu"]
+
+
+@pytest.mark.parametrize("has_more", [False, True])
+def test_what_is_moved_is_logged_in_bytes_and_given_back_before_the_others_are_waited_for(
+    has_more: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, critic, log = PlayedPolicy(), PlayedPolicy(), list[Any]()
+    reference: Any = SimpleNamespace(to=lambda device: log.append(("reference", str(device))))
+    ranks: Any = SimpleNamespace(wait_for_all=lambda what: log.append(what))
+    monkeypatch.setattr("trainer.colocation.trim_heap", lambda: log.append("trimmed"))
+    more: dict[str, Any] = {"critic": critic, "ranks": ranks} if has_more else {}
+    cpu = torch.device("cpu")
+    devices = SharedDevices(policy, reference if has_more else None, cpu, is_shared=True, **more)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "trainer.colocation"):
+        devices.take()
+        devices.leave()
+    num_bytes = 2 if has_more else 1
+    assert [record.getMessage() for record in caplog.records] == [f"moved {num_bytes} bytes to cpu"] * 2
+    moves: list[Any] = [("reference", "cpu")]
+    waited = "releasing the memory of shared devices"
+    assert log == ([*moves, *moves, "trimmed", waited] if has_more else ["trimmed"])
+    assert critic.moves == (["cpu", "cpu"] if has_more else [])
+
+
+def test_where_nothing_had_to_move_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    policy = PlayedPolicy(num_bytes=0)
+    with caplog.at_level(logging.INFO, "trainer.colocation"):
+        SharedDevices(policy, None, torch.device("cpu"), is_shared=True).take()  # type: ignore[arg-type]
+    assert policy.moves == ["cpu"]
+    assert not caplog.records
+
+
+def test_memory_of_a_gpu_is_collected_before_its_cache_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr("trainer.colocation.gc.collect", lambda: log.append("collected"))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: log.append("emptied"))
+    monkeypatch.setattr("trainer.colocation.trim_heap", lambda: log.append("trimmed"))
+    SharedDevices(PlayedPolicy(), None, torch.device("cuda:1"), is_shared=True).leave()  # type: ignore[arg-type]
+    assert log == ["collected", "emptied"]
 
 
 def test_a_trainer_with_a_device_of_its_own_never_moves() -> None:

@@ -27,7 +27,7 @@ from trainer.checkpoints.convert import stored_tensors
 from trainer.config import AdvantageSettings, CriticSettings, LossSettings, OptimizerSettings, TrainerSettings
 from trainer.critic import Critic
 from trainer.critic_state import load_critic_weights
-from trainer.data.batch import BatchRewards
+from trainer.data.batch import BatchRewards, prepare_batch
 from trainer.export import write_model
 from trainer.model.attention import AttentionChoice
 from trainer.model.tokenizers import build_tokenizer
@@ -35,6 +35,7 @@ from trainer.model.values import load_critic
 from trainer.objectives import registry
 from trainer.objectives.advantages import gae
 from trainer.objectives.port import Needs, RewardedSamples
+from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_critic, ready_model
 from trainer.training import Training
@@ -267,6 +268,95 @@ def test_kl_in_the_reward_and_a_critic_together_change_the_targets(
         found.append(step.run(step.prepare(samples, version=3)))
     assert "kl_reward" in found[1]
     assert found[1]["value_target_mean"] != found[0]["value_target_mean"]
+
+
+class PlayedBackend:
+    """Values are one number for every token; notes what the critic asks for."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.value = torch.nn.Parameter(torch.tensor(2.0))
+        self.calls: list[Any] = []
+
+    def logprobs(self, packed: Any, *, with_entropy: bool) -> tuple[torch.Tensor, None]:
+        assert not with_entropy
+        return self.value * torch.arange(1.0, packed.num_tokens + 1), None
+
+    def zero_grad(self) -> None:
+        self.calls.append("zero_grad")
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        self.calls.append((float(loss.detach()), is_last))
+        loss.backward()
+
+    def update(self, step: int) -> UpdateResult:
+        self.calls.append(f"update {step}")
+        return UpdateResult(0.5 * step, 0.1, True)
+
+
+def with_targets(batch: Any, value: float, target: float) -> Any:
+    inputs = batch.inputs
+    numbers = [torch.full_like(inputs.behaviour_N, number) for number in (value, target)]
+    return replace(batch, inputs=replace(inputs, values_N=numbers[0], target_N=numbers[1]))
+
+
+def test_a_micro_batch_that_counts_for_nothing_has_a_loss_of_exactly_zero_and_is_in_no_sum(
+    samples: list[BatchSample],
+) -> None:
+    backend: Any = PlayedBackend()
+    settings = settings_of(micro_batch_tokens=10_000, mini_batches=1)
+    prepared = prepare_batch(samples, 3, settings)
+    assert settings.critic is not None
+    critic = Critic(backend, settings.critic.model_copy(update={"value_clip": 0.5}), Ranks.alone())
+    own = with_targets(prepared.mini_batches[0][0], 0.0, 1.0)
+    critic.begin(prepared)
+    critic.zero_grad()
+    critic.backward(own, is_last=False)
+    once = backend.value.grad.clone()
+    critic.backward(replace(own, is_dummy=True), is_last=True)
+    critic.update(4)
+    assert torch.equal(backend.value.grad, once)
+    values_N = 2.0 * (own.packed.sources_N + 1)
+    loss = float(((values_N - 1.0) ** 2).mean() / 2)
+    assert backend.calls[0] == "zero_grad"
+    assert backend.calls[1] == (pytest.approx(loss, rel=1e-5), False)
+    assert backend.calls[2:] == [(0.0, True), "update 4"]
+    metrics = critic.metrics()
+    assert metrics["value_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["value_clip_fraction"] == 0.0, "away from the target nothing is clipped"
+    assert {name: metrics[f"critic_{name}"] for name in ("grad_norm", "lr", "updates")} == {
+        "grad_norm": 2.0, "lr": 0.1, "updates": 1.0
+    }  # fmt: skip
+    critic.begin(prepared)
+    critic.backward(with_targets(own, 0.0, 1000.0), is_last=True)
+    critic.update(5)
+    assert critic.metrics()["value_clip_fraction"] == 1.0, "each has moved too far towards its target"
+    assert critic.metrics()["critic_updates"] == 1.0, "of this step alone"
+
+
+def test_values_are_before_each_sampled_token_and_after_the_last_of_each_sequence(samples: list[BatchSample]) -> None:
+    backend: Any = PlayedBackend()
+    critic = Critic(backend, CriticSettings(), Ranks.alone())
+    batch = prepare_batch(samples[:3], 3, settings_of(micro_batch_tokens=10_000, mini_batches=1)).mini_batches[0][0]
+    before_N, after_S = critic.values(batch)
+    assert torch.equal(before_N, 2.0 * (batch.packed.sources_N + 1))
+    assert after_S.tolist() == (2.0 * np.cumsum(batch.packed.lengths)).tolist()
+    assert not before_N.requires_grad
+    assert [critic.is_alone(step) for step in (0, 1)] == [True, False]
+
+
+def test_gradients_left_from_elsewhere_do_not_count(folder: Path, tiny_model: Any, samples: list[BatchSample]) -> None:
+    found = []
+    for is_dirty in (False, True):
+        step = made(folder, tiny_model(), settings_of())
+        assert step.critic is not None
+        models = step.policy.model, step.critic.backend.model
+        for model in models:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 3.0) if is_dirty else None
+        step.run(step.prepare(samples, version=3))
+        found.append([weights(model) for model in models])
+    assert all(torch.equal(clean, dirty) for clean, dirty in zip(*found, strict=True))
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -16,7 +16,7 @@ from trainer.activity import Activity
 from trainer.follower import Follower
 from trainer.ranks import Order, RankLost
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 class FakeRanks:
@@ -93,6 +93,20 @@ def test_every_order_is_obeyed_in_its_turn_and_shown_as_the_state() -> None:
         "close (start)",
     ]  # fmt: skip
     assert sum(line.startswith("sent") for line in training.log) == 2
+
+
+def test_batches_are_packed_by_a_thread_that_holds_up_no_exit() -> None:
+    """It waits for rank 0, which may be gone."""
+    threads: list[threading.Thread] = []
+
+    class Packing(FakeTraining):
+        def prepare(self, samples: Any, step: int) -> Any:
+            threads.append(threading.current_thread())
+            return super().prepare(samples, step)
+
+    run(Packing([Order.STEP, Order.END], batch(1)))
+    (thread,) = threads
+    assert (thread.name, thread.daemon) == ("packing", True)
 
 
 class Timeline:

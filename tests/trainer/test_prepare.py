@@ -229,7 +229,7 @@ def test_rows_without_settings_are_refused(tmp_path: Path) -> None:
 
 def run_process(file: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trainer.prepare", "--spec", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.processes

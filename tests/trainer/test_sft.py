@@ -209,7 +209,7 @@ def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenize
         ('{"prompt": "1", "response": "1"}\n{"prompt": ', ":2: is not JSON"),
         ('{"prompt": "1"}', "no text `response`"),
         ('{"prompt": 1, "response": "1"}', "no text `prompt`"),
-        ("[1]", "no text `response`"),
+        ("[1]", ":1: is not a JSON object"),
         ('{"messages": [{"role": "user", "content": "1"}]}', "no text `response`"),
         ('{"spans": [["1", true]]}', "no text `prompt`"),
     ],

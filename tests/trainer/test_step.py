@@ -18,18 +18,29 @@ from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
 from areal_like.wire.messages import BatchSample
+from trainer import step as step_module
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
-from trainer.config import LossSettings, OptimizerSettings, TrainerSettings, WeightClip
+from trainer.config import (
+    AdapterSettings,
+    AdvantageSettings,
+    CriticSettings,
+    LoraSettings,
+    LossSettings,
+    OptimizerSettings,
+    TrainerSettings,
+    WeightClip,
+)
 from trainer.critic import update_metrics
-from trainer.data.batch import PreparedBatch, prepare_batch, split
+from trainer.data.batch import PreparedBatch, _filler, prepare_batch, split
 from trainer.data.dealing import micro_batches
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.logprobs import token_logprobs
+from trainer.model.lora import add_adapter
 from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
-from trainer.step import TrainStep, ready_model
+from trainer.step import TrainStep, ready_critic, ready_model
 
 SDPA = AttentionChoice("sdpa", "test")
 UNEQUAL = (4, 2, 3, 4, 1)
@@ -213,6 +224,43 @@ def test_with_several_updates_the_proximal_policy_is_the_one_the_step_started_fr
     assert unmoved["ratio_min"] == unmoved["ratio_max"] == 1.0
 
 
+@pytest.mark.parametrize(("mini_batches", "passes"), [(1, 3), (2, 2)])
+def test_further_passes_repeat_the_mini_batches_from_the_same_starting_point(
+    tiny_model: Callable[..., Any], make_samples: Any, mini_batches: int, passes: int
+) -> None:
+    """Against a loop that is written out; every pass keeps the proximal policy the step began with."""
+    samples, config = make_samples((3, 3, 3, 3)), _settings(mini_batches=mini_batches, passes_per_batch=passes)
+    model = tiny_model()
+    trainer = _trainer(model, config)
+    metrics = trainer.run(trainer.prepare(samples, version=3))
+    other = tiny_model()
+    plain = _trainer(other, _settings(mini_batches=mini_batches))
+    plain._always_recompute = True
+    prepared = plain.prepare(samples, version=3)
+    proximal = plain._proximal(prepared)
+    for _ in range(passes):
+        for number, mini_batch in enumerate(prepared.mini_batches):
+            plain.policy.zero_grad()
+            for place, micro_batch in enumerate(mini_batch):
+                plain._backward(micro_batch, proximal[number, place], is_last=place == len(mini_batch) - 1)
+            plain.policy.update(prepared.step)
+    assert all(torch.equal(a, b) for a, b in zip(_weights(model), _weights(other), strict=True))
+    assert metrics["updates"] == passes * mini_batches
+    assert metrics["ratio_min"] < 1 < metrics["ratio_max"]
+
+
+def test_passes_that_move_nothing_report_what_one_pass_reports(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    found = []
+    for passes in (1, 4):
+        config = _settings(mini_batches=2, passes_per_batch=passes, optimizer=OptimizerSettings(lr=0.0))
+        trainer = _trainer(tiny_model(), config)
+        found.append(trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3)))
+    assert found[1].pop("updates") == 4 * found[0].pop("updates")
+    assert found[1] == pytest.approx(found[0])
+
+
 @pytest.mark.parametrize("proximal", ["interpolate", "behaviour"])
 def test_modes_that_need_no_proximal_pass_make_none(
     proximal: Any, tiny_model: Callable[..., Any], make_samples: Any
@@ -249,7 +297,7 @@ def test_same_inputs_give_the_same_bits_also_when_prepared_in_another_thread(
         if in_thread:
             thread = threading.Thread(target=prepare)
             thread.start()
-            thread.join(timeout=30)
+            thread.join(timeout=300.0)
         else:
             prepare()
         metrics = trainer.run(prepared[0])
@@ -266,6 +314,29 @@ def test_gradient_checkpointing_gives_the_same_bits(tiny_model: Callable[..., An
         trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
         results.append(_weights(model))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(("is_on", "passes"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("is_critic", [False, True])
+def test_gradient_checkpointing_computes_layers_twice_and_an_adapter_learns_under_it(
+    tiny_model: Callable[..., Any], make_samples: Any, is_on: bool, passes: int, is_critic: bool
+) -> None:
+    """Its base has no gradient, so that torch's older way of recomputing would leave the adapter without one."""
+    model = tiny_model()
+    add_adapter(model, AdapterSettings(rank=2, alpha=4.0), seed=1)
+    config = _settings(gradient_checkpointing=is_on, lora=LoraSettings(rank=2, alpha=4.0))
+    setup = Setup(config, temperature=0.9, num_steps=10, attention=SDPA, ranks=Ranks.alone())
+    if is_critic:
+        ready_critic(model, setup)
+    else:
+        assert ready_model(model, setup) < 1e-3
+    calls: list[int] = []
+    model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    trainer = TrainStep(TorchBackend(model, setup), setup, groups_per_step=8)
+    gradients = _gradient(trainer, trainer.prepare(make_samples([4]), version=3))
+    assert len(calls) == passes
+    assert len(gradients) == 2 * 2 * 7
+    assert max(float(gradient.abs().max()) for gradient in gradients) > 0
 
 
 def test_kl_to_a_reference_is_measured_and_the_reference_stays(
@@ -369,6 +440,132 @@ def test_span_tells_which_mini_batch_and_how_many_tokens(tiny_model: Callable[..
         ("micro_batch", "main", {"mini_batch": 0, "tokens": tokens[0]}), ("update", "main", {"mini_batch": 0}),
         ("micro_batch", "main", {"mini_batch": 1, "tokens": tokens[1]}), ("update", "main", {"mini_batch": 1}),
     ]  # fmt: skip
+
+
+def test_a_critic_gives_values_begins_and_takes_its_passes_and_updates_in_turns(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    log: list[Any] = []
+
+    class Played:
+        def values(self, micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            log.append("values")
+            return torch.zeros(len(micro_batch.packed.targets_N)), torch.zeros(len(micro_batch.packed.lengths))
+
+        def is_alone(self, step: int) -> bool:
+            return False
+
+        def begin(self, prepared: PreparedBatch) -> None:
+            log.append(f"begin {prepared.step}")
+
+        def zero_grad(self) -> None:
+            log.append("zero_grad")
+
+        def backward(self, micro_batch: Any, *, is_last: bool) -> None:
+            log.append(f"backward {is_last}")
+
+        def update(self, step: int) -> None:
+            log.append(f"update {step}")
+
+        def metrics(self) -> dict[str, float]:
+            return {"value_loss": 7.0}
+
+    advantage = AdvantageSettings(kind="gae")
+    config = _settings(critic=CriticSettings(), advantage=advantage, mini_batches=2, micro_batch_tokens=10_000)
+    trainer = _trainer(tiny_model(), config, critic=Played())
+    assert trainer.run(trainer.prepare(make_samples((2, 2)), version=3))["value_loss"] == 7.0
+    assert log == ["values"] * 2 + ["begin 4"] + ["zero_grad", "backward True", "update 4"] * 2
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_entropies_are_computed_for_the_loss_alone(
+    tiny_model: Callable[..., Any], make_samples: Any, monkeypatch: pytest.MonkeyPatch, has_adapter: bool
+) -> None:
+    """They cost a pass over the vocabulary, which neither proximal nor reference log-probs need."""
+    asked: list[tuple[str, bool]] = []
+    model, lora = tiny_model(), LoraSettings(rank=2, alpha=4.0) if has_adapter else None
+    if lora is not None:
+        add_adapter(model, lora, seed=1)
+    config = _settings(loss=LossSettings(kl_coef=0.1), mini_batches=2, micro_batch_tokens=10_000, lora=lora)
+    trainer = _trainer(model, config, reference=None if has_adapter else tiny_model(seed=1))
+    right, reference = trainer.policy.logprobs, step_module.policy_logprobs
+
+    def watched(packed: Any, *, with_entropy: bool) -> Any:
+        asked.append(("policy", with_entropy))
+        return right(packed, with_entropy=with_entropy)
+
+    def of_reference(model: Any, packed: Any, setup: Any, *, with_entropy: bool) -> Any:
+        if model is trainer.reference:
+            asked.append(("reference", with_entropy))
+        return reference(model, packed, setup, with_entropy=with_entropy)
+
+    monkeypatch.setattr(trainer.policy, "logprobs", watched)
+    monkeypatch.setattr(step_module, "policy_logprobs", of_reference)
+    trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    other = ("policy" if has_adapter else "reference", False)
+    assert asked == [("policy", False)] * 2 + [other, ("policy", True)] * 2
+
+
+@pytest.mark.parametrize("loss", [{}, {"kind": "bapo", "proximal": "behaviour", "weight": WeightClip(mode="off")}])
+def test_a_filler_changes_neither_metrics_nor_weights(
+    tiny_model: Callable[..., Any], make_samples: Any, loss: dict[str, Any]
+) -> None:
+    """It keeps other ranks company; also where statistics of the whole step are asked for."""
+    found = []
+    samples = make_samples(UNEQUAL)
+    for is_filled in (False, True):
+        model = tiny_model()
+        trainer = _trainer(model, _settings(loss=LossSettings(**loss), mini_batches=2))
+        prepared = trainer.prepare(samples, version=3)
+        if is_filled:
+            filler = _filler(samples[0].trajectory, 3)
+            parts = tuple((filler, *mini_batch, filler) for mini_batch in prepared.mini_batches)
+            prepared = replace(prepared, mini_batches=parts)
+        found.append((trainer.run(prepared), _weights(model)))
+    (metrics, plain), (others, filled) = found
+    assert others == metrics
+    assert all(torch.equal(a, b) for a, b in zip(plain, filled, strict=True))
+
+
+@pytest.mark.parametrize(("device", "choice"), [("cpu", "varlen"), ("cuda", "sdpa")])
+def test_a_model_on_the_host_is_proved_with_a_kernel_of_the_host_and_then_gets_its_own(
+    tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, device: str, choice: str
+) -> None:
+    seen: list[Any] = []
+    own = AttentionChoice("varlen", "test")
+    setup = Setup(
+        _settings(precision="bfloat16"), 0.9, num_steps=10, attention=own, ranks=Ranks.alone(device), max_context=77
+    )
+    monkeypatch.setattr(
+        "trainer.step.agreement.check", lambda model, *rest: seen.append((model.training, *rest)) or 0.5
+    )
+    monkeypatch.setattr("trainer.step.attach", lambda model, choice: seen.append(choice))
+    assert ready_model(tiny_model().train(), setup) == 0.5
+    (training, checked, dtype, temperature, max_context), attached = seen
+    assert (training, checked.name, dtype, temperature, max_context) == (False, choice, torch.bfloat16, 0.9, 77)
+    assert attached is own
+
+
+def no_gradient(current_N: torch.Tensor, tokens: Any) -> torch.Tensor:
+    return current_N.detach()
+
+
+def no_shape(tokens: Any) -> torch.Tensor:
+    return torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"kind": f"{__name__}:no_gradient"}, "has no gradient"),
+        ({"corrections": [{"kind": f"{__name__}:no_shape"}]}, "no_shape returned"),
+    ],
+)
+def test_a_loss_or_correction_of_the_users_is_tried_before_the_first_step(
+    tiny_model: Callable[..., Any], loss: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        _trainer(tiny_model(), _settings(loss=LossSettings(**loss)))
 
 
 # ---------------------------------------------------------------- learning

@@ -11,13 +11,13 @@ import torch
 
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
-from trainer.config import AdvantageSettings, LossSettings, OptimizerSettings, TrainerSettings
+from trainer.config import AdvantageSettings, CriticSettings, LossSettings, OptimizerSettings, TrainerSettings
 from trainer.data.batch import PreparedBatch, prepare_batch
 from trainer.model.attention import AttentionChoice
 from trainer.objectives.advantage import advantages, spread
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
-from trainer.step_advantages import step_advantages
+from trainer.step_advantages import _value_metrics, step_advantages
 
 GROUPS = (4, 2, 3, 1)
 COEF = 0.3
@@ -133,3 +133,59 @@ def test_rank_that_only_keeps_the_others_company_has_no_penalty_of_its_own(make_
     )  # fmt: skip
     assert changed.metrics["advantage_abs_mean"] == pytest.approx(float(np.abs(penalised).mean()))
     assert changed.metrics["sequences"] == 2.0
+
+
+def test_values_of_all_ranks_make_the_advantages_and_a_filler_gets_zeros(make_samples: Any) -> None:
+    settings = TrainerSettings(
+        critic=CriticSettings(), advantage=AdvantageSettings(kind="gae", options={"normalise": False}),
+        micro_batch_tokens=24, mini_batches=1,
+    )  # fmt: skip
+    samples = make_samples((2,))
+    prepared = [prepare_batch(samples, 3, settings, rank=rank, num_ranks=3) for rank in range(3)]
+    (company,) = [one for one in prepared if one.mini_batches[0][0].is_dummy]
+    values_N = torch.linspace(-1.0, 1.0, sum(company.rewards.lengths_B), dtype=torch.float64)
+    ends_Q = torch.tensor([0.5, -0.5], dtype=torch.float64)
+    given: list[torch.Tensor] = [values_N, ends_Q]
+
+    class Others(OneOfSeveral):
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            assert not values.any(), "a filler adds nothing"
+            return values + given[values.numel() == 2]
+
+    made_up = {(0, 0): (torch.ones(99), torch.ones(99))}
+    changed = step_advantages(company, settings, Others(values_N), values=made_up)  # type: ignore[arg-type]
+    inputs, before = changed.mini_batches[0][0].inputs, company.mini_batches[0][0].inputs
+    assert inputs.values_N is not None
+    assert inputs.target_N is not None
+    for numbers_N in (inputs.advantage_N, inputs.values_N, inputs.target_N):
+        assert numbers_N.tolist() == [0.0] * len(before.behaviour_N)
+    own = [one for one in prepared if not one.mini_batches[0][0].is_dummy]
+    targets = []
+    for one in own:
+        (micro_batch,) = one.mini_batches[0]
+        (place,) = micro_batch.places_S
+        start = sum(one.rewards.lengths_Q[:place])
+        span = slice(start, start + one.rewards.lengths_Q[place])
+
+        class Rest(OneOfSeveral):
+            def sum(self, values: torch.Tensor) -> torch.Tensor:
+                rest = given[values.numel() == 2].clone()
+                rest[span if values.numel() > 2 else place] = 0.0  # noqa: B023
+                return values + rest
+
+        mine = {(0, 0): (values_N[span].float(), ends_Q[place : place + 1].float())}
+        found = step_advantages(one, settings, Rest(values_N), values=mine)  # type: ignore[arg-type]
+        assert found.metrics == pytest.approx(changed.metrics, rel=1e-6)
+        np.testing.assert_allclose(found.mini_batches[0][0].inputs.values_N, values_N[span], rtol=1e-6)
+        targets.append(found.mini_batches[0][0].inputs.target_N)
+    flat = torch.cat(targets).double()
+    assert changed.metrics["value_target_mean"] == pytest.approx(float(flat.mean()), rel=1e-5)
+    assert changed.metrics["value_mean"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_explained_variance_is_zero_where_all_targets_are_equal() -> None:
+    values_N, targets_N = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])
+    found = _value_metrics(values_N, targets_N)
+    assert found["explained_variance"] == pytest.approx(1 - np.var(targets_N - values_N) / np.var(targets_N))
+    assert (found["value_mean"], found["value_target_mean"]) == (pytest.approx(7 / 3), 2.0)
+    assert _value_metrics(values_N, np.full(3, 2.0))["explained_variance"] == 0.0

@@ -20,7 +20,7 @@ from trainer import training as module
 from trainer.backends.registry import BACKENDS
 from trainer.checkpoints import checkpoint
 from trainer.ranks import Order, Ranks
-from trainer.training import MAX_BAD_STEPS, Training, trainer_settings
+from trainer.training import MAX_ADAPTERS, MAX_BAD_STEPS, Training, trainer_settings
 
 
 def spec_of(prepared: Path, **changes: Any) -> ProcessSpec:
@@ -331,3 +331,52 @@ def test_setup_is_logged_with_reasons(prepared: Path, caplog: pytest.LogCaptureF
     messages = [record.getMessage() for record in caplog.records]
     assert any(message.startswith("attention: sdpa (auto: cpu") for message in messages)
     assert any(message.startswith("backend: torch (") for message in messages)
+
+
+def test_memory_is_taken_for_a_step_and_left_once_its_version_is_copied(
+    prepared: Path, samples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = opened(prepared)
+    seen: list[str] = []
+    right = training._step.run
+    monkeypatch.setattr(training._devices, "take", lambda: seen.append("take"))
+    monkeypatch.setattr(training._devices, "leave", lambda: seen.append("leave"))
+    monkeypatch.setattr(training._step, "run", lambda batch: seen.append("run") or right(batch))
+    honest = module.snapshot
+    monkeypatch.setattr(module, "snapshot", lambda *args, **keys: seen.append("copy") or honest(*args, **keys))
+    training.run(training.prepare(samples(1), 1))
+    training.publish()
+    assert seen == ["take", "run", "copy", "leave"]
+
+
+def test_no_memory_is_held_for_the_version_before_while_one_is_copied(prepared: Path) -> None:
+    training = opened(prepared)
+    training.publish()()
+    assert training.publish_again(0) is not None
+    write = training.publish()
+    assert training.publish_again(0) is None
+    write()
+    assert training.publish_again(0) is not None
+
+
+@pytest.mark.parametrize(("most", "num"), [(0, 2), (1, 3), (2, 4), (3, MAX_ADAPTERS), ("unbounded", MAX_ADAPTERS)])
+def test_as_many_adapters_are_kept_to_compare_engines_with_as_answers_may_be_old(
+    prepared: Path, most: Any, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The present one, those that answers may begin with, and one before them; but a bounded number."""
+    made: list[dict[str, Any]] = []
+
+    class Noted(module.AdapterCheck):
+        def __init__(self, *args: Any, **keys: Any) -> None:
+            made.append(keys)
+            super().__init__(*args, **keys)
+
+    monkeypatch.setattr(module, "AdapterCheck", Noted)
+    training = opened(
+        prepared, settings={"lora": {"rank": 2, "targets": ["q_proj"]}}, staleness=StalenessSettings(max_staleness=most)
+    )
+    (keys,) = made
+    assert (keys["num_versions"], keys["dtype"]) == (num, training.spec.model.dtype)
+    assert keys["fence"] == training._copy.fence
+    assert training._adapter_check is not None
+    assert list(training._adapter_check._kept) == [0]

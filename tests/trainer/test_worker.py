@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from made_keys import keys_of, run_keys
@@ -26,6 +27,7 @@ from areal_like.trace import Tracer, merge_traces
 from areal_like.transport.channel import Hub
 from areal_like.weights.weight_store import open_payload, verify
 from areal_like.wire import messages as m
+from trainer import worker as module
 from trainer.activity import Activity
 from trainer.checkpoints import checkpoint
 from trainer.export import write_model
@@ -34,7 +36,7 @@ from trainer.training import Saved, Training
 from trainer.weights.version_writer import Written
 from trainer.worker import ACCEPT, TrainerWorker
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 FROM_TRAINER = frozenset({m.BatchRequest, m.VersionPublished, m.VersionRewritten, m.CheckpointSaved})
 
 
@@ -43,8 +45,8 @@ def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
         "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(run_dir), "hub_address": "tcp://127.0.0.1:1",
         "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(run_dir / "prepared")),
         "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
-        "num_steps": 6, "weight_dir": str(run_dir / "weights"), "silence_s": 5.0, "trace": {"max_events": 1000},
-        "curve_dir": str(keys_of("trainer", "trainer")),
+        "num_steps": 6, "weight_dir": str(run_dir / "weights"), "controller_silence_s": 5.0,
+        "trace": {"max_events": 1000}, "curve_dir": str(keys_of("trainer", "trainer")),
         "settings": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every_steps": 2}},
     }  # fmt: skip
     return ProcessSpec(**{**facts, **changes})
@@ -649,6 +651,356 @@ def test_states_are_drawn_one_after_the_other_and_arrows_arrive_at_the_step(tmp_
 
 def test_worker_accepts_exactly_what_the_controller_sends_trainers() -> None:
     assert {m.Batch, m.NoMoreBatches, m.RewriteVersion, m.SaveCheckpoint} == ACCEPT
+
+
+# ---------------------------------------------------------------- what wakes it, and how it lets go
+
+
+def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that sleeps now is woken by what happens, or never."""
+    monkeypatch.setattr(module, "POLL_S", 3600.0)
+
+
+def test_a_batch_that_is_packed_later_and_the_wish_to_stop_wake_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_polls(monkeypatch)
+    packing = threading.Event()
+
+    class SlowToPack(FakeTraining):
+        def prepare(self, samples: Any, step: int, position: m.RunPosition) -> Any:
+            prepared = super().prepare(samples, step, position)
+            assert packing.wait(LIMIT_S)
+            return prepared
+
+    async def scene() -> None:
+        training = SlowToPack()
+        async with on_stage(tmp_path, training) as stage:
+            await stage.first_batch()
+            await written(training, "pack 1")
+            await asyncio.sleep(0.05)  # the message has woken it by now, in vain
+            packing.set()
+            await stage.link.received_until(asked(2))
+            await written(training, "publish 1")
+            await asyncio.sleep(0.05)
+            stage.stop.set()
+            assert await stage.ended() == "asked to stop"
+
+    asyncio.run(scene())
+
+
+def test_the_end_of_a_write_wakes_the_trainer_for_the_checkpoint_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_polls(monkeypatch)
+
+    async def scene() -> None:
+        training = FakeTraining(every_steps=1, disk=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            for step in (1, 2):
+                await stage.link.received_until(asked(step))
+                stage.link.tell(batch(step))
+            await written(training, "publish 2")
+            await asyncio.sleep(0.05)
+            assert training.disk is not None
+            training.disk.set()
+            await stage.link.received_until(saved(2))
+
+    asyncio.run(scene())
+
+
+def test_a_hub_that_forgot_us_early_or_while_the_batch_is_here_is_asked_for_nothing(tmp_path: Path) -> None:
+    loading = threading.Event()
+    welcome = m.Welcome(run_id="t", incarnation="new")
+
+    class SlowToLoad(FakeTraining):
+        def open(self) -> None:
+            assert loading.wait(LIMIT_S)
+            super().open()
+
+    async def taken(stage: Stage) -> None:
+        stage.link.tell(welcome)
+        async with asyncio.timeout(LIMIT_S):
+            while not stage.link.to_trainer.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+
+    async def scene() -> None:
+        training = SlowToLoad(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            await taken(stage)
+            loading.set()
+            assert plain(await stage.link.received_until(asked(1))) == [published(0), asked(1)]
+            stage.link.tell(batch(1))
+            await stage.link.received_until(asked(2))
+            stage.link.tell(batch(2))
+            await written(training, "pack 2")
+            await taken(stage)
+            assert plain(stage.link.rest()) == [published(0)], "the batch of step 2 is here"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("busy", ["computing", "writing"])
+def test_an_error_ends_it_at_once_whatever_its_threads_are_doing(tmp_path: Path, busy: str) -> None:
+    left: list[bool] = []
+
+    class Held(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            left.append(super().wait(timeout))
+            return left[-1]
+
+    async def scene() -> None:
+        held = Held()
+        training = FakeTraining(gate=held) if busy == "computing" else FakeTraining(disk=held, every_steps=1)
+        async with on_stage(tmp_path, training) as stage:
+            await stage.first_batch()
+            await stage.link.received_until(asked(2))
+            if busy == "writing":
+                await written(training, "copy 1")
+            stage.link.hub_silence_s = 5.5
+            try:
+                assert isinstance(await failure(stage), ChannelError)
+                assert left == [], "nobody waited for the thread"
+            finally:
+                held.set()
+
+    asyncio.run(scene())
+
+
+def test_its_threads_end_with_it(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(every_steps=1)) as stage:
+            await stage.first_batch()
+            stage.link.tell(no_more(1))
+            await stage.ended()
+        names = ("compute", "packing", "checkpoint")
+        own = [one for one in threading.enumerate() if one not in before and one.name.startswith(names)]
+        for thread in own:
+            await asyncio.to_thread(thread.join, LIMIT_S)
+        assert not [thread.name for thread in own if thread.is_alive()]
+
+    asyncio.run(scene())
+
+
+def test_one_thread_computes_one_packs_and_one_writes_checkpoints(tmp_path: Path) -> None:
+    """What a thread has of its own, such as the current GPU, is the same in every step."""
+    training: Any = FakeTraining()
+    worker = TrainerWorker(process_spec(tmp_path), training, FakeLink(), asyncio.Event(), Activity())
+    pools = (worker._compute_thread, worker._packing_thread, worker._saving._thread)
+    assert [pool._max_workers for pool in pools] == [1, 1, 1]
+
+
+def test_a_hub_is_silent_once_it_has_been_for_longer_than_that(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(), controller_silence_s=5.0) as stage:
+            stage.link.hub_silence_s = 5.0
+            await stage.first_batch()
+            await asyncio.sleep(0.05)
+            assert not stage.task.done()
+            stage.link.hub_silence_s = 5.25
+            assert str(await failure(stage)) == "the controller has been silent for more than 5 s"
+
+    asyncio.run(scene())
+
+
+def test_a_refused_batch_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(start=3)) as stage:
+            await stage.link.received_until(asked(4))
+            stage.link.tell(batch(4, lineage="l9"), batch(5), batch(3), no_more(3))
+            await stage.ended()
+
+    asyncio.run(scene())
+    asked_for = "step 4 of lineage l0 was asked for"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"refused the batch of step 4 (lineage l9): {asked_for}",
+        f"refused the batch of step 5 (too early): {asked_for}", f"refused the batch of step 3 (repeated): {asked_for}",
+    ]  # fmt: skip
+
+
+def test_a_version_travels_with_what_publishing_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)), monotonic=time.monotonic)
+    monkeypatch.setattr(module, "time", clock)
+
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            await stage.first_batch()
+            seen = await stage.link.received_until(asked(2))
+            while not isinstance(seen[-1], m.VersionPublished):
+                seen.append(await stage.link.received())
+            metrics = {"loss": 1.0, "publish_s": 1.0, "publish_bytes": 1.0, "publish_write_s": 1.0}
+            assert seen[-1].metrics == metrics
+
+    asyncio.run(scene())
+
+
+class FakeSender:
+    """Serves versions at places of its own."""
+
+    counters: ClassVar[dict[str, float]] = {"weights_sent_bytes": 3.0}
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    async def start(self) -> None:
+        self.log.append("start")
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.log.append("cancelled")
+
+    async def publish(self, path: Path, version: int, lineage: str) -> str:
+        self.log.append(f"publish {path} {version} {lineage}")
+        return f"place {version}"
+
+    def rewritten(self, version: int, lineage: str) -> None:
+        self.log.append(f"rewritten {version} {lineage}")
+
+    async def close(self) -> None:
+        self.log.append("close")
+
+
+def test_versions_are_announced_where_the_sender_has_them_also_when_written_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        sender, link = FakeSender(), FakeLink()
+        training: Any = FakeTraining()
+        worker = TrainerWorker(process_spec(tmp_path), training, link, asyncio.Event(), Activity(), sender)
+        task = asyncio.create_task(worker.run())
+        first = await link.received()
+        assert isinstance(first, m.VersionPublished)
+        assert first.manifest_path == "place 0"
+        assert await link.received() == asked(1)
+        link.tell(again(0), again(7))
+        assert await link.received() == m.VersionRewritten(version=0, lineage="l0", manifest_path="place 0")
+        assert await link.received() == m.VersionRewritten(
+            version=7, lineage="l0", reason="a newer version takes its place"
+        )
+        link.tell(m.Shutdown(reason="over", deadline_s=1.0))
+        assert await asyncio.wait_for(task, LIMIT_S) == "over"
+        assert sender.log == [
+            "start", "publish /store/v0 0 l0", "rewritten 0 l0", "publish /store/again0 0 l0", "cancelled", "close"
+        ]  # fmt: skip
+
+    asyncio.run(scene())
+
+
+# ---------------------------------------------------------------- a process from spec to exit
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `serve` does, with everything played but itself."""
+    log: list[Any] = []
+
+    class Traced:
+        def close(self) -> None:
+            log.append("trace closed")
+
+    class Played:
+        ranks = SimpleNamespace(has_group=False)
+        counters: ClassVar[dict[str, float]] = {"steps": 2.0}
+        settings = "settings"
+
+        def __init__(self, kind: str) -> None:
+            self.kind = kind
+
+        def close(self) -> None:
+            log.append("training closed")
+
+    class Following:
+        def __init__(self, training: Any, activity: Any) -> None:
+            log.append(f"follow {training.kind}")
+
+        def run(self) -> None:
+            log.append(threading.current_thread().name)
+
+    class Connection:
+        def __init__(self, **facts: Any) -> None:
+            log.append(facts)
+
+        async def connect(self, limit_s: float) -> None:
+            log.append("connect")
+
+        async def close(self, reason: str) -> None:
+            log.append(f"goodbye {reason}")
+
+    class Working:
+        def __init__(self, spec: Any, training: Any, link: Any, stop: Any, activity: Any, sender: Any) -> None:
+            assert isinstance(link, Connection)
+            log.append(f"work on {training.kind} with {sender}")
+
+        async def run(self) -> str:
+            if log[0] == "fail":
+                raise OperationError("broken")
+            return "done"
+
+    monkeypatch.setattr(module.torch, "set_num_threads", lambda num: log.append(f"{num} threads"))
+    monkeypatch.setattr(module.Tracer, "of", lambda *_: Traced())
+    monkeypatch.setattr(module, "Activity", lambda tracer: SimpleNamespace(heartbeat=lambda counters: counters))
+    monkeypatch.setattr(module, "Training", lambda spec, activity: Played("real"))
+    monkeypatch.setattr(module, "EmulatedTraining", lambda spec, activity: Played("emulated"))
+    monkeypatch.setattr(module, "Follower", Following)
+    monkeypatch.setattr(module, "Peer", Connection)
+    monkeypatch.setattr(module, "TrainerWorker", Working)
+    monkeypatch.setattr(module, "sender_of", lambda spec, settings: None)
+    monkeypatch.setattr(module, "leave_at_once", lambda error: log.append(f"left: {error}"))
+    log.append(Played)
+    return log
+
+
+def serve(spec: Any) -> None:
+    asyncio.run(module.serve(spec, asyncio.Event()))
+
+
+@pytest.mark.parametrize(("emulation", "kind"), [(None, "real"), ("any", "emulated")])
+def test_rank_0_leads_and_says_goodbye_before_the_other_ranks_may_end(
+    tmp_path: Path, life: list[Any], emulation: Any, kind: str
+) -> None:
+    spec = process_spec(tmp_path).model_copy(update={"emulation": emulation, "num_threads": 3})
+    serve(spec)
+    facts = life.pop(2)
+    assert life[1:] == [
+        "3 threads", "connect", f"work on {kind} with None", "goodbye done", "training closed", "trace closed"
+    ]  # fmt: skip
+    assert (facts["address"], facts["audience"], facts["accept"]) == (spec.hub_address, "controller", ACCEPT)
+    assert (facts["heartbeat_s"], facts["silence_s"]) == (spec.heartbeat_s, spec.controller_silence_s)
+    hello = facts["hello"]
+    assert (hello.role, hello.name, hello.pid, hello.run_id) == ("trainer", "trainer", os.getpid(), "t")
+    assert len(bytes.fromhex(hello.incarnation)) == 8
+    assert facts["status"]() == {"steps": 2.0}
+
+
+def test_heartbeats_count_what_the_sender_sent(
+    tmp_path: Path, life: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "sender_of", lambda spec, settings: FakeSender())
+    serve(process_spec(tmp_path))
+    assert life[2]["status"]() == {"steps": 2.0, "weights_sent_bytes": 3.0}
+
+
+def test_another_rank_follows_on_a_thread_of_its_own(tmp_path: Path, life: list[Any]) -> None:
+    serve(process_spec(tmp_path).model_copy(update={"rank": 1}))
+    assert life[2] == "follow real"
+    assert life[3].startswith("compute")
+    assert life[4:] == ["trace closed"]
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+def test_after_a_failure_there_is_no_goodbye_and_a_group_of_ranks_is_left_at_once(
+    tmp_path: Path, life: list[Any], has_group: bool
+) -> None:
+    life[0].ranks = SimpleNamespace(has_group=has_group)
+    life[0] = "fail"
+    with pytest.raises(OperationError, match="broken"):
+        serve(process_spec(tmp_path))
+    left = ["left: broken"] if has_group else []
+    assert life[3:] == ["connect", "work on real with None", *left, "trace closed"]
 
 
 # ---------------------------------------------------------------- the real thing

@@ -22,7 +22,7 @@ from trainer.training import Saved
 from trainer.weights.version_writer import Written
 from trainer.worker import ACCEPT, TrainerWorker
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 def process_spec(tmp_path: Path, **changes: Any) -> ProcessSpec:
@@ -30,7 +30,8 @@ def process_spec(tmp_path: Path, **changes: Any) -> ProcessSpec:
         "role": "trainer", "name": "trainer-0", "run_id": "t", "run_dir": str(tmp_path), "hub_address": "tcp://h:1",
         "parent_pid": 1, "seed": 1, "model": ModelSettings(path="m"), "sampling": SamplingSettings(), "num_threads": 1,
         "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4, "num_steps": 6, "curve_dir": "/keys",
-        "weight_dir": str(tmp_path / "weights"), "heartbeat_s": 0.25, "silence_s": 6.0, "settings": {},
+        "weight_dir": str(tmp_path / "weights"), "heartbeat_s": 0.25, "controller_silence_s": 6.0,
+        "settings": {},
     }  # fmt: skip
     return ProcessSpec(**{**facts, **changes})
 

@@ -61,7 +61,7 @@ class EmulatedBackend:
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         """Its cost was noted with the forward pass."""
 
-    def update(self, step: int) -> UpdateResult:
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         """Sleep until the mini-batch would be trained on."""
         emulated_s = self._compute_s(self._forward, 1.0) + self._compute_s(self._gradient, self._costs.gradient_passes)
         self._forward, self._gradient = [], []
@@ -70,7 +70,7 @@ class EmulatedBackend:
             time.sleep(left_s)
         self.lateness.add(-left_s)
         settings = self._setup.settings.optimizer
-        return UpdateResult(0.0, learning_rate(settings, step, self._setup.num_steps), True)
+        return UpdateResult(0.0, lr_factor * learning_rate(settings, step, self._setup.num_steps), True)
 
     def move(self, device: torch.device) -> int:
         """Nothing: the tiny model stays where it is."""

@@ -74,9 +74,9 @@ class FsdpBackend:
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         (loss * self._setup.ranks.size).backward()  # FSDP takes the mean over ranks, and we want the sum
 
-    def update(self, step: int) -> UpdateResult:
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         settings = self._setup.settings.optimizer
-        lr = learning_rate(settings, step, self._setup.num_steps)
+        lr = lr_factor * learning_rate(settings, step, self._setup.num_steps)
         for shard in self._shards:
             if shard.whole.grad is not None:
                 shard.part.grad = _part(shard.whole.grad)

@@ -78,8 +78,9 @@ class Backend(Protocol):
         The gradient of an update is the sum over all ranks and micro-batches: denominators are in the loss already.
         """
 
-    def update(self, step: int) -> UpdateResult:
-        """Clip the global gradient by its norm and apply it at the rate of `step`; skip it where it is not finite."""
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
+        """Clip the global gradient by its norm and apply it at the rate of `step` times `lr_factor`; skip it where it
+        is not finite."""
 
     def move(self, device: torch.device) -> int:
         """Put all that stays between steps there: parameters and AdamW's state, without gradients; the bytes moved.

@@ -35,8 +35,8 @@ class TorchBackend:
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         loss.backward()
 
-    def update(self, step: int) -> UpdateResult:
-        return self.optimizer.update(step)
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
+        return self.optimizer.update(step, lr_factor=lr_factor)
 
     def move(self, device: torch.device) -> int:
         self.zero_grad()

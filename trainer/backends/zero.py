@@ -68,8 +68,8 @@ class ZeroBackend:
         self._engine.set_gradient_accumulation_boundary(is_last)
         self._engine.backward(loss * self._setup.ranks.size)  # it takes the mean over ranks, and we want the sum
 
-    def update(self, step: int) -> UpdateResult:
-        lr = learning_rate(self._setup.settings.optimizer, step, self._setup.num_steps)
+    def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
+        lr = lr_factor * learning_rate(self._setup.settings.optimizer, step, self._setup.num_steps)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._engine.step()

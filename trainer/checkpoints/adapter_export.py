@@ -77,7 +77,7 @@ def _products(
         lora_A_RI, lora_B_OR = (_array(adapter[one]) for one in part_names(name))
         return np.ravel((lora_B_OR @ lora_A_RI) * np.float32(scale))
 
-    return {name: partial(product, name) for name in base if part_names(name)[0] in adapter}
+    return {name: partial(product, name) for name in base if not adapter.keys().isdisjoint(part_names(name))}
 
 
 def _array(tensor: Stored) -> np.ndarray:

@@ -11,6 +11,7 @@ from pathlib import Path
 COMPANIONS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja", "chat_template*",
     "additional_chat_templates", "generation_config.json", "*.tiktoken", "sentencepiece*", "spiece*",
+    "reward_model.json",
 )  # fmt: skip
 
 

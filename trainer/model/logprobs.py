@@ -100,6 +100,30 @@ def token_logprobs(
     return logprobs_N, entropy_N if with_entropy else None
 
 
+@torch.no_grad()
+def greedy_logprobs(
+    model: PreTrainedModel, packed: PackedSequences, *, chunk_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs [N] (nats, float32) of the predicted tokens at temperature 1, and whether each is the likeliest token,
+    bool [N]. Without gradients; otherwise as `token_logprobs`.
+    """
+    assert is_attached(model), "attach(model, choice) first: transformers' own attention is silently wrong here"
+    head = Head.of(model, 1.0)
+    hidden_ND = hidden_states(model, packed).index_select(0, packed.sources_N)
+    layer = model.get_output_embeddings()
+    bias_V, dtype = getattr(layer, "bias", None), _compute_dtype(hidden_ND)
+    logprobs_N = torch.empty(len(hidden_ND), dtype=torch.float32, device=hidden_ND.device)
+    is_greedy_N = torch.empty(len(hidden_ND), dtype=torch.bool, device=hidden_ND.device)
+    with _no_autocast(hidden_ND.device):
+        weight_VD = layer.weight.to(dtype)
+        for chunk in _chunks(len(hidden_ND), chunk_tokens):
+            logp_CV = torch.log_softmax(head.logits(_raw(hidden_ND[chunk].to(dtype), weight_VD, bias_V)), dim=-1)
+            targets_C = packed.targets_N[chunk]
+            logprobs_N[chunk] = logp_CV.gather(-1, targets_C[:, None])[:, 0]
+            is_greedy_N[chunk] = logp_CV.argmax(dim=-1) == targets_C
+    return logprobs_N, is_greedy_N
+
+
 def hidden_states(model: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
     """Last hidden states [T, D] of the packed row. No cache, no mask: transformers' defaults mix the sequences up.
 

@@ -163,11 +163,10 @@ class Merged(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         weight_OI = self._tensors[name].detach()
-        parts = [self._tensors.get(f"{name.removesuffix(WEIGHT)}.{part}") for part in PARTS]
-        if not name.endswith(WEIGHT) or parts[0] is None or parts[1] is None:
+        lora_A, lora_B = (f"{name.removesuffix(WEIGHT)}.{part}" for part in PARTS)
+        if lora_A not in self._tensors:
             return weight_OI
-        lora_A_RI, lora_B_OR = (part.detach() for part in parts if part is not None)
-        return weight_OI + (lora_B_OR @ lora_A_RI) * self._scale
+        return weight_OI + (self._tensors[lora_B].detach() @ self._tensors[lora_A].detach()) * self._scale
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -12,7 +12,7 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,11 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # ---------------------------------------------------------------- finding and checking a folder
 
 
-def resolve_folder(path: str) -> Path:
-    """The local folder of `path`: itself, or the hub's snapshot where `path` is a hub name. Raises UserError."""
+def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
+    """The local folder of `path`: itself, or the hub's snapshot where `path` is a hub name. Raises UserError.
+
+    progress_bar: in place of the hub's own one (trainer/prepare_progress.py makes one that reports bytes).
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -47,7 +50,7 @@ def resolve_folder(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=HUB_FILES, etag_timeout=10))
+        return Path(snapshot_download(path, allow_patterns=HUB_FILES, etag_timeout=10, tqdm_class=progress_bar))
     except Exception as error:  # fault boundary: network, authentication and hub errors have no common root
         raise UserError(
             f"there is no such folder, and the hub did not give it ({type(error).__name__}: {first_line(error)})",
@@ -60,6 +63,12 @@ def check_folder(folder: Path) -> PretrainedConfig:
     """The config of a folder that holds a causal language model with readable weights. Raises UserError otherwise."""
     config = read_config(folder)
     _check_causal_lm(config, where=str(folder))
+    check_weights(folder)
+    return config
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError where the folder has no weights, or a file of them cannot be read."""
     for file in weight_files(folder):
         if file.suffix == ".safetensors":
             try:
@@ -69,7 +78,6 @@ def check_folder(folder: Path) -> PretrainedConfig:
                 raise UserError(
                     f"the weights cannot be read ({first_line(error)})", where=str(file), remedy="fetch the file again"
                 ) from error
-    return config
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -197,9 +205,22 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
     are not finite, and a device that is not there.
     """
     check_folder(folder)
+    return load_weights(folder, AutoModelForCausalLM, device=device)
+
+
+def load_weights(
+    folder: Path, kind: Any, *, device: str, config: PretrainedConfig | None = None, made: Sequence[str] = ()
+) -> PreTrainedModel:
+    """The model of class `kind` (one of transformers' Auto classes), float32, without dropout, in memory of its own.
+
+    config: in place of the folder's. made: names of parameters that the folder need not have. Raises UserError where
+    weights are missing, do not fit the config or are not finite.
+    """
+    given = {} if config is None else {"config": config}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             str(folder),
+            **given,
             dtype=torch.float32,
             local_files_only=True,
             output_loading_info=True,
@@ -213,7 +234,7 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
         ) from error
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    _check_all_loaded(report, folder)
+    _check_all_loaded(report, folder, made)
     if report["unexpected_keys"]:
         log.warning("%s: ignored %d unknown tensors", folder, len(report["unexpected_keys"]))
     _own_storage(model)
@@ -221,10 +242,10 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
     return to_device(_without_dropout(model), device)
 
 
-def _check_all_loaded(report: Mapping[str, Any], folder: Path) -> None:
+def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[str]) -> None:
     """Raises UserError where the file lacks parameters of the config's model, or has them in another shape."""
     mismatched = [_mismatch_words(entry) for entry in sorted(report["mismatched_keys"], key=str)]
-    wrong = mismatched + [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    wrong = mismatched + [f"{name} is missing" for name in sorted(set(report["missing_keys"]) - set(made))]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(

@@ -1,12 +1,14 @@
 """The tokenizer a prepared model is saved with: the model's own, another folder's, or one built in code.
 
 Owns: `build_tokenizer` and the built-in vocabularies. Refuses: turning rows into prompts (a workflow's business).
-Built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`.
+Built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`. That
+of chats has a chat template instead, and ends every message in `<|im_end|>`.
 A character the vocabulary lacks is an error, never silently dropped.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -14,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.errors import UserError, first_line
+from areal_like.tasks import tool_sum
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 RUNNING_SUM_CHARACTERS = "0123456789+=,;#"
@@ -34,6 +37,8 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
         return character_tokenizer(GUESS_NUMBER_CHARACTERS)
     if name == "bytes":
         return byte_tokenizer()
+    if name == "chat:tool_sum":
+        return tool_sum_chat_tokenizer()
     if name == "from_model":
         if model_folder is None:
             raise UserError(
@@ -86,6 +91,22 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return _with_specials(tokenizer)
+
+
+def tool_sum_chat_tokenizer() -> PreTrainedTokenizerBase:
+    """One token a character of the task, and one for each mark of its chats (areal_like/tasks/tool_sum.py)."""
+    marks = [PAD, tool_sum.CHAT_END, *tool_sum.CHAT_STARTS.values()]
+    words = [*marks, *tool_sum.CHAT_CALL, *tool_sum.CHAT_CHARACTERS]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
+    call = "|".join(re.escape(part) for part in tool_sum.CHAT_CALL)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{call}|[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=tool_sum.CHAT_END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    made.add_special_tokens({"additional_special_tokens": list(tool_sum.CHAT_STARTS.values())})
+    made.chat_template = tool_sum.CHAT_TEMPLATE
+    return made
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:

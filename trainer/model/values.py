@@ -16,6 +16,9 @@ from trainer.model.logprobs import hidden_states
 from trainer.model.model import load_causal_lm
 from trainer.model.packed import PackedSequences
 
+HEAD = "score"
+"""Name of the head of one number in transformers' classes for sequence classification."""
+
 
 def load_critic(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
     """The model in `folder` with a head of one number in place of its output layer. The head begins at zero: no answer
@@ -31,9 +34,11 @@ def load_critic(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
 def token_values(model: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
     """The value after each packed token, float32 [T], with gradient where grad mode is on.
 
+    model: a critic (`load_critic`) or a reward model (trainer.model.reward_model).
+
     The head multiplies in float32 whatever the passes before it compute in.
     """
     hidden_TD = hidden_states(model, packed)
     with torch.autocast(hidden_TD.device.type, enabled=False):
-        weight_1D = model.get_output_embeddings().weight
+        weight_1D = (getattr(model, HEAD, None) or model.get_output_embeddings()).weight
         return torch.nn.functional.linear(hidden_TD.float(), weight_1D.float())[:, 0]

@@ -86,7 +86,6 @@ class GroupRounds:
             for peer in self._round.joined:
                 self._refuse(peer, self._round.version, self._round.lineage, "a newer version is out")
         self._round = _Round(manifest.version, manifest.lineage, manifest, payload)
-        self._changed.set()
 
     def join(self, peer: str, request: JoinRequest) -> None:
         """A worker is ready for a version. Asked again, it gets the same answer."""

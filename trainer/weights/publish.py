@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from areal_like.config import DType
+from areal_like.settings import DType
 from areal_like.weights.weight_store import TensorBytes, WeightStore
 from trainer.export import Policy, cast, named_tensors
 from trainer.model.model import all_finite

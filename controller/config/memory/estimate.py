@@ -13,6 +13,7 @@ from typing import Any, Literal
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from controller.config.backends import PassDemand, backend_of
 from controller.config.engines import ServingDemand, engine_job, engine_of
+from controller.config.memory.called_models import called_model_parts
 from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
 from controller.config.run_config import RunConfig
 from controller.config.trainer_memory import adapter_parameters, trainer_state
@@ -158,14 +159,16 @@ def cache_token_bytes(config: RunConfig, shape: DecoderShape) -> float:
 
 
 def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float | None = None) -> ProcessMemory:
-    """One device of a worker, as its engine lays it out."""
+    """One device of a worker, as its engine lays it out, with the models that it hosts."""
     job = engine_job(config)
     weights = float(shape.parameters * DTYPE_BYTES[job.dtype])
     demand = ServingDemand(weights, cache_token_bytes(config, shape), device_bytes)
     found = engine_of(config).memory(job, demand)
     devices, count = engine_of(config).devices_per_worker(job.settings), config.rollout.num_workers
     name = f"rollout worker{'s' * (count > 1)}" + (f", each of {devices} GPUs" if devices > 1 else "")
-    return ProcessMemory(name, count, found.parts, found.needed_bytes, found.words, "rollout")
+    models = dict(called_model_parts(config, shape))
+    needed_bytes = found.needed_bytes + sum(models.values())
+    return ProcessMemory(name, count, {**found.parts, **models}, needed_bytes, found.words, "rollout")
 
 
 # ------------------------------------------------------------ host

@@ -45,6 +45,9 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
                 (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
             )
     yield from _as_problems(loss_faults(loss, has_critic=config.trainer.critic is not None))
+    if config.trainer.lr_by_ess is not None and config.emulation is not None:
+        what = "emulated devices compute no log-probs, so answers have no weights"
+        yield Problem(("trainer.lr_by_ess", "emulation"), what, "trainer.lr_by_ess: null")
     yield from _window_problems(config)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from areal_like import limits, templates
-from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.config import BUILT_IN_TOKENIZERS, ModelSettings
 from areal_like.context_limit import context_limit
 from areal_like.import_path import is_import_path
 from areal_like.staleness import MODE_STALENESS
@@ -36,6 +36,7 @@ from controller.config.validation.engine import (
 )
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.lora import lora_problems
+from controller.config.validation.models import called_model_problems
 from controller.config.validation.objectives import advantage_problems, critic_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_backend import backend_problems
@@ -78,6 +79,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         device_problems,
         hardware_problems,
         rollout_problems,
+        called_model_problems,
         engine_problems,
         emulation_problems,
         _launch,
@@ -92,8 +94,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def _model(config: RunConfig) -> Iterator[Problem]:
-    model = config.model
+def model_problems(model: ModelSettings) -> Iterator[Problem]:
+    """A starting model that is not there, or is given twice."""
     if (model.path is None) == (model.init is None):
         what = (
             "neither model.path nor model.init is given" if model.path is None else "model.path and model.init exclude"
@@ -118,6 +120,10 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", " or ".join(BUILT_IN_TOKENIZERS)
         )
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    yield from model_problems(config.model)
     kernel = config.trainer.attention
     if kernel in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
         yield Problem(
@@ -128,18 +134,31 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
-    sources = [("data.train", config.data.train)]
+    sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
+    sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     if config.data.eval is not None:
         sources.append(("data.eval", config.data.eval))
     if config.warm_start is not None:
         sources.append(("warm_start.data", config.warm_start.data))
     for path, source in sources:
         yield from _source(path, source)
+    if config.data.mix and config.data.epochs is not None:
+        yield Problem(
+            ("data.epochs", "data.mix"),
+            "counts passes over one set, and several are mixed: the one with the largest ratio would end the run",
+            "data.epochs: null, and num_steps as many as are wanted",
+        )
     if config.eval.every_steps and config.data.eval is None:
         yield Problem(
             ("eval.every_steps", "data.eval"),
             f"asks for an evaluation every {config.eval.every_steps} steps, and there is no data.eval",
             "give data.eval, or eval.every_steps: 0",
+        )
+    if config.data.curriculum is not None and config.data.epochs == 1:
+        yield Problem(
+            ("data.curriculum", "data.epochs"),
+            "chooses by what a row gave before, and with one epoch no row comes back",
+            "data.epochs of 2 or more, or data.curriculum: null",
         )
 
 
@@ -305,10 +324,13 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
 def _launch(config: RunConfig) -> Iterator[Problem]:
     launch = config.launch
     yield from stall_problems(config)
-    if launch.silence_s < 4 * launch.heartbeat_s:
+    for key in ("silence_s", "controller_silence_s"):
+        limit_s = getattr(launch, key)
+        if limit_s >= 4 * launch.heartbeat_s:
+            continue
         yield Problem(
-            ("launch.silence_s", "launch.heartbeat_s"),
-            f"{launch.silence_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: all would be lost",
+            (f"launch.{key}", "launch.heartbeat_s"),
+            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: all would be lost",
             f"at least {4 * launch.heartbeat_s:g}",
         )
     name = config.name

@@ -23,7 +23,7 @@ OWN_LINES = ("torch", "transformers", "math-verify")
 
 def interpreter(machine: Machine) -> Finding:
     """The Python we run in, against the range that is tested."""
-    from controller.supported_versions import python_fault
+    from controller.doctor.supported_versions import python_fault
 
     found = tuple(sys.version_info[:2])
     data = {"version": platform.python_version(), "executable": sys.executable}

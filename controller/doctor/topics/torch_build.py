@@ -40,7 +40,7 @@ def _has_amd_gpu(machine: Machine) -> bool:
 
 def torch(machine: Machine) -> Finding:
     """The build: version, CPU, CUDA or ROCm, and whether it computes."""
-    from controller.supported_versions import torch_fault
+    from controller.doctor.supported_versions import torch_fault
 
     installed, entry = machine.version("torch"), versions.required_of("torch")
     advice = f"pip install '{entry.text}' (without a GPU: with --index-url {CUDA_INDEX}cpu)"

@@ -26,7 +26,7 @@ import psutil
 
 from areal_like.errors import EngineError, UserError
 from areal_like.guard import STDIN, guarded, remove_recorded
-from areal_like.process import describe_status
+from areal_like.process import describe_status, is_alive
 
 TAIL_BYTES = 64_000
 END_WAIT_S = 2.0
@@ -103,10 +103,10 @@ class ServerProcess:
         """In words, once the front process or one of those remembered has ended; None while all live."""
         if self._process.returncode is not None:
             return f"the server ended with {describe_status(self._process.returncode)}"
-        if self._front is not None and not _lives(self._front):
+        if self._front is not None and not is_alive(self._front):
             return None  # its guard is clearing up, and then says how it ended
         for pid, member in self._family.items():
-            if not _lives(member):
+            if not is_alive(member):
                 return f"process {pid} of the server ended"
         return None
 
@@ -133,7 +133,7 @@ class ServerProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_WAIT_S):
                 await self._process.wait()
-                while any(_lives(member) for member in members.values()):  # noqa: ASYNC110 - not our processes
+                while any(is_alive(member) for member in members.values()):  # noqa: ASYNC110 - not our processes
                     await asyncio.sleep(0.02)
                 return True
         return False
@@ -154,13 +154,6 @@ def _command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def make_scratch() -> Path:

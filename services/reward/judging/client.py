@@ -14,8 +14,9 @@ from typing import Any
 
 from services.reward.judging.problem import Task
 from services.reward.judging.supervisor import ROOM_S, receive, send
+from services.reward.sandbox.deadline import Deadline
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 ANSWER_ROOM_S = ROOM_S + 15.0
 
 
@@ -65,7 +66,7 @@ class Judges:
         """What `judging.judge.judge` says. Raises JudgeLost."""
         if self._stream is None:
             self.start()
-        return self._exchange(task.as_dict(), task.total_limit_s + ANSWER_ROOM_S)
+        return self._exchange(task.as_dict(), Deadline(task.total_limit_s).wall_s + ANSWER_ROOM_S)
 
     def close(self) -> None:
         """End the supervisor, and with it whatever it was at."""

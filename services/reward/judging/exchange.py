@@ -13,6 +13,7 @@ import socket
 import time
 
 from services.reward.sandbox.cell import Cell
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Run, Stopped, words_for
 
@@ -32,9 +33,9 @@ class Over(Exception):
 class Exchange:
     """A run of a cell with a channel to its process. `send` and `receive`; afterwards `close` (not the cell)."""
 
-    def __init__(self, cell: Cell, mode: str, limits: Limits, until_s: float) -> None:
-        """Begin the run. `until_s`: no wait goes beyond this moment of time.monotonic. Raises SandboxFailed."""
-        self.run = Run(cell, limits, until_s)
+    def __init__(self, cell: Cell, mode: str, limits: Limits, deadline: Deadline, room_s: float = 0.0) -> None:
+        """Begin the run. `room_s`: own seconds that it has beyond those of `deadline`. Raises SandboxFailed."""
+        self.run = Run(cell, limits, deadline, room_s)
         self._max_bytes = limits.max_output_bytes
         self._channel = _begin(cell, mode)
 
@@ -64,7 +65,8 @@ class Exchange:
         return False
 
     def close(self) -> None:
-        """Close our end of the channel."""
+        """Close our end of the channel. The cell must still be there: what the run used is charged now."""
+        self.run.settle()
         self._channel.close()
 
     def _exactly(self, num_bytes: int) -> bytes:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import asdict, replace
 from typing import Any
 
 from services.reward.judging import streams
-from services.reward.judging.deadline import TESTS_ROOM_S, Deadline
 from services.reward.judging.exchange import Exchange, Over
 from services.reward.judging.problem import MAX_FAILURES, Asserts, Findings, Printout, Task, Unjudgeable
 from services.reward.sandbox.cell import Cell, SandboxFailed
+from services.reward.sandbox.deadline import TESTS_ROOM_S, Deadline
 from services.reward.sandbox.layers import TESTS_LIMITS, Sandbox
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Stopped
@@ -32,6 +31,8 @@ MAX_FINDINGS_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 26
 """Of tests to a program: arguments may be large."""
 MAX_WORD_CHARS = 1_000
+END_ROOM_S = 5.0
+"""Own time of a process of tests for ending after its last message; it takes milliseconds."""
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
 """Ends of a process of tests that only a program's answers bring about."""
 
@@ -118,7 +119,7 @@ class _Mediation:
         total_s = self._deadline.total_s + TESTS_ROOM_S
         limits = replace(TESTS_LIMITS, time_s=total_s, max_output_bytes=MAX_REQUEST_BYTES)
         try:
-            tests = Exchange(self._tests_cell, "tests", limits, time.monotonic() + total_s)
+            tests = Exchange(self._tests_cell, "tests", limits, self._deadline, TESTS_ROOM_S)
             with contextlib.closing(tests):
                 return self._serve(tests)
         finally:
@@ -139,7 +140,7 @@ class _Mediation:
                     _await_end(tests)
                     return _read_findings(body)
                 if kind == b"o":
-                    tests.send(self._open_program(tests))
+                    tests.send(self._open_program())
                 elif kind == b"a" and self._program is not None:
                     tests.send(self._ask_program(self._program, body))
                 else:
@@ -155,7 +156,7 @@ class _Mediation:
             return Findings(num_tests=1, failures=[how]).as_dict()
         return {"unjudgeable": f"the tests did not run to their end: {over.why}"}
 
-    def _open_program(self, tests: Exchange) -> bytes:
+    def _open_program(self) -> bytes:
         """The first message of a new process of the program, for the tests."""
         if self._deadline.is_over:
             return b"n"
@@ -165,9 +166,8 @@ class _Mediation:
         assert self._program_cell is not None
         self._program_cell.wait_ready()
         self._deadline.start()
-        tests.run.until_s = self._deadline.until_s + TESTS_ROOM_S
         self._over = ""
-        self._program = Exchange(self._program_cell, "calls", self._limits, self._deadline.until_s)
+        self._program = Exchange(self._program_cell, "calls", self._limits, self._deadline)
         try:
             return b"m" + self._program.receive()
         except Over as over:
@@ -198,7 +198,7 @@ def _await_end(tests: Exchange) -> None:
 
     Raises _TestsStopped where it does not.
     """
-    tests.run.until_s = time.monotonic() + TESTS_ROOM_S
+    tests.run.room_s += END_ROOM_S
     try:
         while tests.run.status is None:
             tests.run.wait({})

@@ -48,7 +48,7 @@ class Printout:
 
 @dataclass(frozen=True)
 class Task:
-    """One program to be judged. limits: as `Limits.as_dict`; total_limit_s: wall clock for all tests together."""
+    """One program to be judged. limits: as `Limits.as_dict`; total_limit_s: own time for all tests together."""
 
     program: str
     problem: Asserts | Streams | Printout

@@ -14,10 +14,10 @@ import os
 import select
 from dataclasses import dataclass
 
-from services.reward.judging.deadline import Deadline
 from services.reward.judging.output import is_expected
 from services.reward.judging.problem import Compare, Findings, Streams
 from services.reward.sandbox.cell import Cell
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.launch import file_of
 from services.reward.sandbox.layers import Sandbox
 from services.reward.sandbox.limits import Limits
@@ -169,7 +169,7 @@ def _run(cell: Cell, conditions: Conditions, given: str, output: Output) -> int:
     """The wait status of one run; `output` is filled and closed. Raises Stopped."""
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(output.close)
-        run = Run(cell, conditions.limits, conditions.deadline.until_s)
+        run = Run(cell, conditions.limits, conditions.deadline)
         with contextlib.ExitStack() as theirs:
             theirs.callback(output.close_theirs)
             stdin_fd = file_of(given.encode("utf-8", "surrogatepass"))

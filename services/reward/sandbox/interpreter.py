@@ -19,7 +19,7 @@ from areal_like.guard import tied
 
 FLAGS = ("-s", "-S", "-B", "-X", "utf8")
 """No user site, no site at all (packages are put on the path inside), nothing written alongside modules."""
-ASK_TIMEOUT_S = 30.0
+ASK_TIMEOUT_S = 120.0
 _SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 _TOO_MUCH = ("/", "/usr", "/usr/local", "/opt", "/home", "/root")
 """Prefixes that hold more than a Python: only its own folders of them are shown."""

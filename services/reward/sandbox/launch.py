@@ -158,7 +158,7 @@ def compile_inside(interpreter: Interpreter, *, with_tests: bool = False) -> byt
     command = [interpreter.executable, *FLAGS, "-c", _COMPILE]
     try:
         done = subprocess.run(
-            tied(command), input=json.dumps(parts).encode(), capture_output=True, timeout=60, check=True, env={}
+            tied(command), input=json.dumps(parts).encode(), capture_output=True, timeout=120, check=True, env={}
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NoInterpreter(f"{interpreter.executable} cannot compile our code ({error})") from error

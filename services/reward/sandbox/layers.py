@@ -25,13 +25,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from areal_like.guarded_process import run_guarded
 from services.reward.sandbox import seccomp
 from services.reward.sandbox.cell import Cell, SandboxFailed
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
 from services.reward.sandbox.launch import Setup, compile_inside, file_of
 from services.reward.sandbox.limits import Limits
@@ -45,7 +45,7 @@ FIRST_UID, NUM_UIDS = 61_184, 2_000
 HIDES_FILES = ("namespaces", "landlock")
 TESTS_LIMITS = Limits(time_s=3600.0, memory_bytes=1536 << 20)
 """Of a process of tests. Its time is bounded per program, by who waits for it (judging/judge)."""
-TRIAL_TIMEOUT_S = 60.0
+TRIAL_TIMEOUT_S = 180.0
 _LANDLOCK_VERSION_CALL = 444
 _REPLACED = ("/tmp/", "/dev/")
 """Folders that are new and empty in the namespaces of a program."""
@@ -287,7 +287,7 @@ def _try_out(setup: Setup, code_fd: int, promises: str, num_runs: int = 1) -> No
             cell.wait_ready()
             with open(os.devnull, "r+b") as nothing:
                 for _ in range(num_runs):
-                    run = Run(cell, limits, time.monotonic() + limits.time_s)
+                    run = Run(cell, limits, Deadline(limits.time_s))
                     cell.begin("script", [nothing.fileno(), output.fileno(), errors.fileno()])
                     run.wait({})
         except (SandboxFailed, Stopped) as error:

@@ -12,7 +12,7 @@ class Limits:
     """Bounds of one program. All are per program, `time_s` per run of it."""
 
     time_s: float = 3.0
-    """Processor seconds of the whole process tree, and seconds on the wall that it was not kept off a processor."""
+    """Own seconds: on processors, of the whole process tree, and those in which all of it only waited (run)."""
     memory_bytes: int = 1 << 30
     """Resident memory of the whole tree; also the address space of each process, with some room for stacks."""
     max_tasks: int = 32

@@ -1,11 +1,12 @@
 """One run of a program in a cell: waiting for it within its limits.
 
-Owns: looking at time, memory and tasks while waiting, the words for why a run was stopped. Refuses: what is waited for
-(judging), ending it (cell).
+Owns: measuring own time, looking at memory and tasks while waiting, the words for why a run was stopped. Refuses: what
+is waited for (judging), ending it (cell), the time of several runs together (deadline).
 
-Time is the program's own: processor seconds of its tree, or seconds on the wall less those that it stood in the queue
-for a processor. So a busy machine costs no honest program its verdict, and a sleeping one gains nothing. The wall has a
-bound of its own far beyond.
+Own time of a program: the processor seconds of its tree, and the seconds in which all of it did nothing but wait, for a
+timer or for input that never comes. Time in which a task of it stood ready for a processor is not own time, nor is time
+in which the judge, who looks, got none. So a busy machine costs no honest program its verdict, and a sleeping one gains
+nothing. Time spent waiting for a disk counts only against a bound far beyond: a program can pretend to it (vfork).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import select
 import signal
 import time
 
-from services.reward.sandbox.cell import Cell
+from services.reward.sandbox.cell import Cell, SandboxFailed
+from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.limits import Limits
-from services.reward.sandbox.usage import Usage
+from services.reward.sandbox.usage import Usage, queued_here_s
 
 LOOK_EVERY_S = 0.05
-WALL_FACTOR, WALL_ROOM_S = 3.0, 2.0
+MAX_WAIT_S = 2 * LOOK_EVERY_S
+"""A wait that took longer was the judge's: it was stopped, or its machine was."""
+BLOCKED_FACTOR, BLOCKED_ROOM_S = 3.0, 2.0
 
 
 class Stopped(Exception):
@@ -34,18 +38,21 @@ class Stopped(Exception):
 class Run:
     """`wait` as often as needed; the clock runs in `wait` only."""
 
-    def __init__(self, cell: Cell, limits: Limits, until_s: float) -> None:
-        """`until_s`: no wait goes beyond this moment (of time.monotonic)."""
-        self._cell, self.limits, self.until_s = cell, limits, until_s
-        self._waited_s, self._looked_s, self._queued_s = 0.0, time.monotonic(), 0.0
-        self._cpu_before_s = cell.usage().cpu_s
+    def __init__(self, cell: Cell, limits: Limits, deadline: Deadline, room_s: float = 0.0) -> None:
+        """`deadline` is charged with this run's own time, and may be overrun by `room_s` in it."""
+        self._cell, self.limits, self._deadline, self.room_s = cell, limits, deadline, room_s
+        before = cell.usage()
+        self._cpu_before_s, self._active_s = before.cpu_s, before.active_s
+        self._cpu_s = self._idle_s = self._blocked_s = 0.0
+        self._waited_s, self._queued_here_s, self._looked_s = 0.0, queued_here_s(), time.monotonic()
+        """`_waited_s`: since the last look."""
         self.status: int | None = None
         """Wait status, once the run has ended by itself."""
 
     def wait(self, fds: dict[int, int]) -> dict[int, int]:
         """Wait for any of these (descriptor: poll events); what happened, empty when the run ended first.
 
-        Raises Stopped, SandboxFailed.
+        Raises Stopped; SandboxFailed, also where the bound on the wall is reached.
         """
         poll = select.poll()
         for fd, events in fds.items():
@@ -56,33 +63,62 @@ class Run:
             began_s = time.monotonic()
             happened = dict(poll.poll(LOOK_EVERY_S * 1000))
             now_s = time.monotonic()
-            self._waited_s += now_s - began_s
-            if now_s - self._looked_s >= LOOK_EVERY_S:
-                self._look(now_s)
+            self._waited_s += min(now_s - began_s, MAX_WAIT_S)
             has_ended = happened.pop(self._cell.control_fd, None) is not None
-            if happened:
-                return happened
-            if has_ended:
+            if has_ended and not happened:
                 self._end()
                 return {}
+            if now_s - self._looked_s >= LOOK_EVERY_S:
+                self._looked_s = now_s
+                self._look()
+            if happened:
+                return happened
+            if now_s > self._deadline.until_s:
+                raise SandboxFailed(f"no verdict within {self._deadline.wall_s:g} s: the machine is too busy")
+
+    def settle(self) -> None:
+        """Charge what was used since the last look, where nobody will wait for this run any more."""
+        usage = self._cell.usage()
+        self._charge(usage, is_waiting=not usage.is_ready)
+
+    @property
+    def own_s(self) -> float:
+        """Own time of the program up to the last look."""
+        return self._cpu_s + self._idle_s
 
     def _end(self) -> None:
         self.status = self._cell.ended()
         if self.status is None:
             raise Stopped("its sandbox was ended")
+        self._charge(self._cell.usage(), is_waiting=False)  # how long its tasks stood ready is not known any more
+        self._check_time()
 
-    def _look(self, now_s: float) -> None:
-        self._looked_s = now_s
-        usage, limits = self._cell.usage(), self.limits
-        cpu_s = usage.cpu_s - self._cpu_before_s
-        self._queued_s = max(self._queued_s, usage.queued_s)
-        own_s = max(cpu_s, self._waited_s - self._queued_s)
-        if own_s > limits.time_s or self._waited_s > WALL_FACTOR * limits.time_s + WALL_ROOM_S:
-            raise Stopped(f"time limit of {limits.time_s:g} s")
-        if now_s > self.until_s:
-            raise Stopped("time limit of all its tests together")
-        if why := _excess(usage, limits):
+    def _look(self) -> None:
+        usage = self._cell.usage()
+        self._charge(usage, is_waiting=not usage.is_ready)
+        self._check_time()
+        if why := _excess(usage, self.limits):
             raise Stopped(why)
+
+    def _charge(self, usage: Usage, *, is_waiting: bool) -> None:
+        before_s, queued_here = self.own_s, queued_here_s()
+        self._cpu_s = max(self._cpu_s, usage.cpu_s - self._cpu_before_s)
+        if is_waiting:
+            was_active_s = max(usage.active_s - self._active_s, 0.0) + queued_here - self._queued_here_s
+            waited_s = max(self._waited_s - was_active_s, 0.0)
+            if usage.is_blocked:
+                self._blocked_s += waited_s
+            else:
+                self._idle_s += waited_s
+        self._waited_s, self._active_s, self._queued_here_s = 0.0, usage.active_s, queued_here
+        self._deadline.spent_s += self.own_s - before_s
+
+    def _check_time(self) -> None:
+        time_s = self.limits.time_s
+        if self.own_s > time_s or self.own_s + self._blocked_s > BLOCKED_FACTOR * time_s + BLOCKED_ROOM_S:
+            raise Stopped(f"time limit of {time_s:g} s")
+        if self._deadline.left_s(self.room_s) < 0:
+            raise Stopped("time limit of all its tests together")
 
 
 def _excess(usage: Usage, limits: Limits) -> str:

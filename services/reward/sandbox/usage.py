@@ -1,31 +1,39 @@
 """What a process tree uses, seen from outside (Linux; elsewhere nothing is seen and only time on the wall counts).
 
-Owns: reading /proc for one tree: processor seconds, memory, tasks, seconds kept waiting for a processor.
-Refuses: judging it (run).
+Owns: reading /proc for one tree: processor seconds, memory, tasks, what they wait for. Refuses: judging it (run).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE = (FileNotFoundError, ProcessLookupError)
+MAX_TASKS_READ = 128
+"""Of one process. A program may not have more at once; a tree that has is stopped for that."""
 
 
 @dataclass
 class Usage:
-    """queued_s: the longest that any one task stood ready without getting a processor.
+    """cpu_s: processor seconds, those of ended children included.
 
     memory_bytes: resident; a page that processes share counts once for each, so that nothing shared escapes.
+    active_s: seconds that the tasks which live now were on a processor or stood ready for one, of all together; it
+    falls when a task ends. is_ready: a task is on a processor or stands ready for one. is_blocked: one waits for a
+    disk.
     """
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
     num_tasks: int = 0
-    queued_s: float = 0.0
+    active_s: float = 0.0
+    is_ready: bool = False
+    is_blocked: bool = False
 
 
 def children_of(pid: int) -> list[int]:
@@ -48,27 +56,51 @@ def tree_of(pid: int) -> list[int]:
     return found
 
 
-def usage_below(root: int, *, with_root: bool) -> Usage:
-    """Usage of the tree; the root's own only as far as it waited for children that ended, unless `with_root`."""
+def queued_here_s() -> float:
+    """Seconds that the calling thread stood ready without getting a processor, since it began."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0
+
+
+def usage_below(root: int, ours: Collection[int] = ()) -> Usage:
+    """Usage of the tree below `root`. Of `root` and the processes `ours`, memory and tasks do not count.
+
+    Of `root` only the processor time of its ended children counts, but a tree is ready where `root` is: it has the end
+    of a run to report.
+    """
     usage = Usage()
     for pid in tree_of(root):
         with contextlib.suppress(*_GONE, ValueError, IndexError):
-            _add_process(usage, pid, is_counted=with_root or pid != root)
+            _add_process(usage, pid, is_root=pid == root, is_ours=pid == root or pid in ours)
     return usage
 
 
-def _add_process(usage: Usage, pid: int, is_counted: bool) -> None:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b") ")[2].split()
-    user, system, children_user, children_system = (int(field) for field in fields[11:15])
+def _add_process(usage: Usage, pid: int, *, is_root: bool, is_ours: bool) -> None:
+    user, system, children_user, children_system = (int(field) for field in _stat_of(f"/proc/{pid}")[11:15])
     usage.cpu_s += (children_user + children_system) / _TICKS
-    if not is_counted:
-        return
-    usage.cpu_s += (user + system) / _TICKS
-    with open(f"/proc/{pid}/statm") as statm:
-        usage.memory_bytes += int(statm.read().split()[1]) * _PAGE_BYTES
+    if not is_root:
+        usage.cpu_s += (user + system) / _TICKS
     tasks = os.listdir(f"/proc/{pid}/task")
-    usage.num_tasks += len(tasks)
-    for task in tasks[:8]:
-        with contextlib.suppress(*_GONE), open(f"/proc/{pid}/task/{task}/schedstat") as schedstat:
-            usage.queued_s = max(usage.queued_s, int(schedstat.read().split()[1]) / 1e9)
+    if not is_ours:
+        with open(f"/proc/{pid}/statm") as statm:
+            usage.memory_bytes += int(statm.read().split()[1]) * _PAGE_BYTES
+        usage.num_tasks += len(tasks)
+    for task in islice(tasks, MAX_TASKS_READ):
+        with contextlib.suppress(*_GONE):
+            _add_task(usage, f"/proc/{pid}/task/{task}")
+
+
+def _add_task(usage: Usage, folder: str) -> None:
+    state = _stat_of(folder)[0]
+    usage.is_ready |= state == b"R"
+    usage.is_blocked |= state == b"D"
+    with open(f"{folder}/schedstat") as schedstat:
+        on_processor, queued, _ = schedstat.read().split()
+    usage.active_s += (int(on_processor) + int(queued)) / 1e9
+
+
+def _stat_of(folder: str) -> list[bytes]:
+    """Fields of `stat` from the third on, the state."""
+    with open(f"{folder}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2].split()

@@ -26,7 +26,7 @@ class MathScorer:
     def __init__(self, options: MathOptions) -> None:
         self._options = options
         self._pattern = re.compile(options.pattern, re.DOTALL) if options.pattern is not None else None
-        self.version = f"3/math-verify-{installed_version('math-verify')}"
+        self.version = f"4/math-verify-{installed_version('math-verify')}"
 
     def warm_up(self) -> None:
         """Import sympy and build the parser's tables."""

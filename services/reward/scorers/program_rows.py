@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,7 +114,9 @@ def _texts(row: Mapping[str, Any], name: str) -> list[str]:
 def prompt_of(row: Mapping[str, Any]) -> str:
     """HumanEval's prompt: the beginning of a program, that defines the entry point. Empty for any other prompt."""
     prompt, entry_point = _text(row, "prompt"), _text(row, "entry_point")
-    return prompt if entry_point and f"def {entry_point}" in prompt else ""
+    # Prose may quote a signature: put above an answer it would make every program wrong.
+    defines = re.search(rf"^def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    return prompt if entry_point and defines is not None else ""
 
 
 def time_limit_of(row: Mapping[str, Any], default_s: float, factor: float) -> float:

@@ -48,7 +48,7 @@ class CodeScorer:
                 where="reward scorer code",
                 remedy=SANDBOX_REMEDY,
             ) from None
-        self.version = f"1/{self._judges.layer}"
+        self.version = f"2/{self._judges.layer}"
         print(f"programs run in sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True)
 
     def warm_up(self) -> None:

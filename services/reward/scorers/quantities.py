@@ -118,7 +118,11 @@ _UNITS: Mapping[str, tuple[str, Fraction]] = {
 }  # fmt: skip
 _SPEEDS = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "fps": "foot/second", "mps": "m/second"}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_DEGREES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
+_UNIT = re.compile(
+    r"(?:(square|sq|cubic|cu|degrees?)\.?\s+)?(\w+)\.?\s*(?:\^\s*\{?\s*([23])\s*\}?|\b(squared|cubed))?", re.IGNORECASE
+)
 _NO_UNITS = frozenset(
     word
     for line in (
@@ -219,18 +223,17 @@ def _known_unit(text: str) -> tuple[str, Fraction] | None:
     if slash:
         top, bottom = _known_unit(above), _known_unit(below)
         return None if top is None or bottom is None else (f"{top[0]}/{bottom[0]}", top[1] / bottom[1])
-    match = re.fullmatch(r"(?:(\w+)\.?\s+)?(\w+)\.?\s*(?:\^\s*\{?\s*([23])\s*\}?|\b(squared|cubed))?", text)
+    match = _UNIT.fullmatch(text)
     if match is None:
         return None
     before, word, written, spelt = match.groups()
-    if before and before.lower() == "degree" and word.lower() in ("c", "f", "celsius", "fahrenheit"):
-        return ("celsius" if word.lower().startswith("c") else "fahrenheit"), Fraction(1)
     if before and before.lower() not in _POWERS:
-        return None
+        scale = _DEGREES.get(word.lower())
+        return None if scale is None else (scale, Fraction(1))
     unit = _unit(word)
     if unit is None:
         return None
-    power = int(written or {"squared": 2, "cubed": 3}.get(spelt or "") or _POWERS.get((before or "").lower(), 1))
+    power = int(written or _POWERS.get((spelt or before or "").lower(), 1))
     return (unit[0] if power == 1 else f"{unit[0]}^{power}"), unit[1] ** power
 
 

@@ -9,16 +9,18 @@ Processes that a sample leaves behind are killed after it; helpers that should l
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal_like.errors import UserError
 from areal_like.import_path import import_object
 from services.reward.scorers.port import ScorerInput
+
+if TYPE_CHECKING:
+    import asyncio
 
 EXPECTED = "def score(row, response, **info) -> float or dict"
 
@@ -81,6 +83,8 @@ class UserFunctionScorer:
         return as_components(result)
 
     def _wait_for(self, awaitable: Any) -> Any:
+        import asyncio  # most functions are not asynchronous, and many processes load one
+
         if self._runner is None:
             self._runner = asyncio.Runner()  # one loop for all samples, so that a user's client sessions live on
 

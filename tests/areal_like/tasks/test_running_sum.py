@@ -62,7 +62,7 @@ def test_rows_are_a_function_of_the_seed_and_a_longer_limit_extends_a_shorter_on
 @pytest.mark.processes
 def test_rows_are_the_same_in_another_process() -> None:
     code = "from areal_like.tasks.running_sum import rows; print([r['prompt'] for r in rows(3, 'train', limit=20)])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
     assert out.strip() == str([row["prompt"] for row in running_sum.rows(3, "train", limit=20)])
 
 
@@ -184,3 +184,26 @@ def test_an_answer_that_was_cut_off_is_not_correct_however_it_ends() -> None:
     assert running_sum.is_correct(row, "#2;#1", "stop")
     assert not running_sum.is_correct(row, "3+8=1;#1", "length")
     assert not running_sum.is_correct(row, "1")
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("pgeo", (1e-9, 1.0), (0.0, 1.1)), ("max_terms", (2,), (1,)), ("bias", (0.0, 1.0), (-0.1, 1.1)),
+        ("bias_right", (0.0, 1.0), (-0.1, 1.1)), ("noise", (0.0, 1.0), (-0.1, 1.1)),
+    ],
+)  # fmt: skip
+def test_options_have_bounds(key: str, right: tuple[float, ...], wrong: tuple[float, ...]) -> None:
+    for value in right:
+        assert getattr(running_sum.RunningSumOptions.parse({key: value}), key) == value
+    for value in wrong:
+        with pytest.raises(UserError) as refused:
+            running_sum.RunningSumOptions.parse({key: value})
+        assert refused.value.where == f"running_sum options.{key}"
+        assert refused.value.remedy == "options are pgeo, max_terms, bias, bias_right, noise"
+
+
+def test_rows_cannot_be_fewer_than_none() -> None:
+    assert list(running_sum.rows(1, "train", limit=0)) == []
+    with pytest.raises(UserError, match="-1 rows cannot be given -> give 0 or more"):
+        running_sum.rows(1, "train", limit=-1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from itertools import islice
 
 import pytest
 
 from areal_like.errors import UserError
 from areal_like.tasks import running_sum, tool_sum
+from areal_like.tasks.tool_sum import ToolSumOptions
 
 
 def test_rows_are_those_of_the_running_sum() -> None:
@@ -80,3 +83,38 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
     with pytest.raises(UserError, match="bias_tool") as mistake:
         next(tool_sum.rows(1, "train", options={"bais": 1}))
     assert "options.bais" in str(mistake.value)
+
+
+def test_rows_and_demonstrations_of_a_seed_are_those_of_every_release() -> None:
+    """A run that is resumed after an update goes on with the rows it had; published scores stay comparable."""
+    tool_sum.distrusted_pairs.cache_clear()
+    made = [list(islice(tool_sum.demonstrations(3), 300)), list(islice(tool_sum.rows(3, "train"), 300))]
+    found = [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:16] for one in made]
+    assert found == ["140f15e0b4328d94", "dbfa376e1b51af91"]
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("pgeo", (1e-9, 1.0), (0.0, 1.1)), ("max_terms", (2,), (1,)), ("bias", (0.0, 1.0), (-0.1, 1.1)),
+        ("bias_tool", (0.0, 1.0), (-0.1, 1.1)), ("noise", (0.0, 1.0), (-0.1, 1.1)),
+    ],
+)  # fmt: skip
+def test_options_have_bounds(key: str, right: tuple[float, ...], wrong: tuple[float, ...]) -> None:
+    for value in right:
+        assert getattr(ToolSumOptions.parse({key: value}), key) == value
+    for value in wrong:
+        with pytest.raises(UserError) as refused:
+            ToolSumOptions.parse({key: value})
+        assert refused.value.where == f"tool_sum options.{key}"
+        assert refused.value.remedy == "options are pgeo, max_terms, bias, bias_tool, noise, chat"
+
+
+def test_prompts_are_shaped_by_two_of_the_options() -> None:
+    prompts = ToolSumOptions.parse({"pgeo": 0.5, "max_terms": 5, "bias": 0.9}).prompts
+    assert (prompts.pgeo, prompts.max_terms) == (0.5, 5)
+
+
+def test_every_pair_is_distrusted_where_the_share_is_one_and_none_where_it_is_zero() -> None:
+    assert len(tool_sum.distrusted_pairs(1.0)) == 100
+    assert tool_sum.distrusted_pairs(0.0) == frozenset()

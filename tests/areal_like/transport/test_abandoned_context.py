@@ -23,5 +23,5 @@ del context, owner
 gc.collect()
 print("collected")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "collected\n"), done.stderr

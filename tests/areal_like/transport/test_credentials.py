@@ -90,3 +90,10 @@ def test_keys_of_services_are_in_the_users_configuration(tmp_path: Path, monkeyp
     for unset in ("", None):
         monkeypatch.delenv("XDG_CONFIG_HOME") if unset is None else monkeypatch.setenv("XDG_CONFIG_HOME", unset)
         assert service_keys_folder() == tmp_path / ".config" / "areal_like" / "reward-keys"
+
+
+def test_folders_on_the_way_to_a_service_s_keys_are_made_for_their_owner_alone(tmp_path: Path) -> None:
+    make_service_credentials(tmp_path / "a" / "b" / "keys")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    make_service_credentials(tmp_path / "a" / "b" / "other")
+    assert load_server(tmp_path / "a" / "b" / "other").public != load_server(tmp_path / "a" / "b" / "keys").public

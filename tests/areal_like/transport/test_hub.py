@@ -77,7 +77,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def with_hub(stand_in: StandIn, test: Callable[[Bench], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             bench = Bench(stand_in)
             await bench.hub.start()
             try:

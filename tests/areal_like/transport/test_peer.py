@@ -23,7 +23,7 @@ from areal_like.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused
 
 SENT = frozenset({Hello, Heartbeat, Goodbye, SampleReturned})
 ACK = SampleAck(lease_ids=(1,))
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 def size(message: Message) -> int:
@@ -106,7 +106,7 @@ def with_peer(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Callable[..
                     await real(delay_s)
 
             monkeypatch.setattr(peer_module.asyncio, "sleep", sleep)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(300.0):
                 bench = Bench(stand_in)
                 if is_connected:
                     await bench.connect()

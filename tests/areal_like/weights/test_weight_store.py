@@ -202,7 +202,7 @@ def test_kill_at_any_moment_leaves_only_whole_versions(tmp_path: Path, kind: str
             assert publisher.stdout.readline()
         time.sleep(0.0013 * attempt)
         publisher.send_signal(signal.SIGKILL)
-        publisher.communicate(timeout=30)
+        publisher.communicate(timeout=300.0)
         found = list(root.glob("*.manifest.json"))
         assert found
         for path in found:

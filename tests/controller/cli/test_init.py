@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
 import sys
 from collections.abc import Iterator
@@ -10,16 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.errors import UserError
 from controller.cli.arguments import make_parser
-from controller.cli.init import init
+from controller.cli.init import _write, init
 from controller.cli.main import main
 from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
 from controller.config.loading import load_config
+from controller.preflight.found import Preflight
 
 MODELS = (TINY, "Qwen/Qwen3-1.7B")
 COMBINATIONS = [
     one for one in itertools.product(ANSWER_KINDS, MODELS, HARDWARE, TRACKERS) if one[1] != TINY or one[2] == "cpu"
 ]
+
+
+class Terminal(io.StringIO):
+    """Standard input that a person sits at."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +77,101 @@ def test_own_scorer_is_written_with_a_test_that_passes(monkeypatch: pytest.Monke
     assert len(tests) == 2
     for test in tests:
         test()
+
+
+@pytest.mark.processes
+def test_commands_work_from_the_current_folder_wherever_the_config_lies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AREAL_LIKE_USER_PATH", raising=False)
+    Path("my jobs").mkdir()
+    assert main(["init", "my jobs/mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    said = capsys.readouterr().out
+    assert "next: areal-like probe 'my jobs/mine.yaml' && areal-like train 'my jobs/mine.yaml'" in said
+    assert "areal-like probe 'my jobs/mine.yaml'  " in Path("my jobs/mine.yaml").read_text()
+    assert Path("mine_reward.py").is_file()
+    assert Path("test_mine_reward.py").is_file()
+    assert main(["validate", "my jobs/mine.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stem", "module"), [("8b math", "job_8b_math_reward"), ("модель", "job_reward"), ("a.b-c", "a_b_c_reward")]
+)
+def test_name_that_no_module_may_have_becomes_one_and_is_said(
+    stem: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("controller.cli.init.look", lambda config, purpose: Preflight())
+    assert main(["init", f"{stem}.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    assert load_config(f"{stem}.yaml").config.reward.scorers[0].kind == f"{module}:score"
+    assert f"from {module} import" in Path(f"test_{module}.py").read_text()
+    assert f"note: the scorer is called {module}, because `{stem}_reward` cannot be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [".yaml", " mine.yaml", "a\nb.yaml"])
+def test_name_that_no_run_may_have_is_refused_before_anything_is_written(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", name, "--data", "train.jsonl", "--answer", "text"]) == 2
+    assert "cannot be the name of a folder" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "train.jsonl"]
+
+
+def test_name_with_quotes_is_written_into_a_scorer_that_python_reads() -> None:
+    job = NewJob(Path('say "hi" \\x.yaml'), "train.jsonl", "text", TINY, "cpu", "none")
+    for path, text in job.files().items():
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+
+
+def test_where_one_file_cannot_be_written_none_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    job = NewJob(Path("mine.yaml"), "train.jsonl", "text", TINY, "cpu", "none")
+    with pytest.raises(UserError, match=r"nowhere.*cannot be written"):
+        _write({**job.files(), Path("nowhere/more.py"): ""})
+    assert capsys.readouterr().out == ""
+    assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "train.jsonl"]
+
+
+@pytest.mark.parametrize(("end", "status"), [(EOFError, 2), (KeyboardInterrupt, 130)])
+def test_questions_that_are_left_end_in_one_sentence_with_the_flags(
+    end: type[BaseException], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: Iterator[str] = iter(["train.jsonl"])
+
+    def left(question: str) -> str:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise end from None
+
+    monkeypatch.setattr("builtins.input", left)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert main(["init", "my job.yaml"]) == status
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    assert "nothing is written" in said
+    assert "areal-like init 'my job.yaml' --data train.jsonl --answer math|code|text" in said
+    assert not Path("my job.yaml").exists()
+
+
+def test_closed_input_is_the_same_as_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of `areal-like init <&-`
+    assert main(["init", "mine.yaml"]) == 2
+    assert "--data: the rows are not named" in capsys.readouterr().err
+
+
+def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
+    answers: Iterator[str] = iter([""] * 5)
+
+    def left(question: str) -> str:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EOFError from None
+
+    arguments = make_parser(lambda _: 2).parse_args(["init", "mine.yaml"])
+    assert init(arguments, lambda words: 5, left) == 0
 
 
 def test_nothing_is_overwritten_and_nothing_else_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ from controller.runtime.outcome import Outcome
 from controller.runtime.session import RunSession
 from controller.runtime.signals import Signals
 from controller.runtime.starting_point import find_start
+from controller.telemetry.progress import Progress
 from controller.telemetry.sinks import Sinks
 
 pytestmark = pytest.mark.processes
@@ -213,7 +214,7 @@ def test_run_stopped_in_its_preparation_can_be_resumed(config, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return await running
 
-    monkeypatch.setattr(jobs, "_run", lambda work: asyncio.run(work))
+    monkeypatch.setattr(jobs, "run_to_end", lambda work: asyncio.run(work))
     folder = RunFolder.create(Path("runs"), "quickstart")
     folder.write_state("running")
     rows = jobs.JobRows.load(config)
@@ -262,15 +263,15 @@ def test_status_says_what_preparation_does_while_it_lasts(config, monkeypatch):
     async def serve(self, opened):
         display = opened.telemetry.display
         async with opened.telemetry.status.preparing(lambda: display.progress_text, lambda: {"prepare": {"pid": 7}}):
-            display.progress("step 50  loss 1.5")
-            await until(lambda: "step 50" in self.folder.status.read_text())
+            display.progress(Progress("warm start", 50, 300, 12.0, "loss 1.5"))
+            await until(lambda: "50/300" in self.folder.status.read_text())
             seen.append(json.loads(self.folder.status.read_text()))
         return SessionResult(Outcome("completed", "done"))
 
     pretend(monkeypatch, serve)
     jobs.train(config)
     (status,) = seen
-    assert (status["status"], status["preparing"]) == ("preparing", "step 50  loss 1.5")
+    assert (status["status"], status["preparing"]) == ("preparing", "warm start 50/300  loss 1.5  12 s left")
     assert status["processes"] == {"prepare": {"pid": 7}}
     last = json.loads(RunFolder.find("quickstart").status.read_text())
     assert (last["status"], last["preparing"], last["processes"]) == ("finished", "", {})

@@ -7,7 +7,7 @@ from typing import Any
 from valid_config import make
 
 from controller.cli.resources_page import resource_lines
-from controller.preflight.preflight import Preflight
+from controller.preflight.found import Preflight
 
 
 def page(price: float | None = None, lengths: str = "", **changes: Any) -> str:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from controller.config.launch_settings import LaunchSettings
 
-TIMES = ("heartbeat_s", "silence_s", "startup_timeout_s", "stall_after_s", "stop_grace_s")
+TIMES = ("heartbeat_s", "silence_s", "controller_silence_s", "startup_timeout_s", "stall_after_s", "stop_grace_s")
 
 
 def test_port_is_any_free_one_unless_it_is_chosen():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from controller.config.loading import LoadedConfig, find_config, load_config, shipped_configs
+from controller.config.loading import SHIPPED, LoadedConfig, find_config, load_config, shipped_configs
 from controller.config.problems import ConfigError
 from controller.config.yaml_document import parse_document, parse_value
 
@@ -243,6 +243,22 @@ class TestFindingTheFile:
         assert find_config("gsm8k_1.7b_1gpu").name == "gsm8k_1.7b_1gpu.yaml"
         for name in ("quickstart", "quickstart.yaml", "configs/quickstart.yaml"):
             assert find_config(name).name == "quickstart.yaml"
+
+    def test_rows_of_a_shipped_config_are_found_from_any_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        there = load_config("own_data").config.data.train.path
+        assert there is not None
+        assert Path(there) == SHIPPED / "own_data" / "train.jsonl"
+        mine = tmp_path / "configs" / "own_data" / "train.jsonl"
+        mine.parent.mkdir(parents=True)
+        mine.write_text('{"prompt": "a", "answer": "b"}\n')
+        assert load_config("own_data").config.data.train.path == "configs/own_data/train.jsonl"
+
+    def test_rows_of_a_config_of_ones_own_are_looked_for_here_only(self, config_file: Path) -> None:
+        rows = "data.train.path=configs/own_data/train.jsonl"
+        assert load(rows).config.data.train.path == "configs/own_data/train.jsonl"
 
     def test_a_file_here_goes_before_a_shipped_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

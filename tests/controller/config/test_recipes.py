@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from ecosystem import interpreter_of
 
 from controller.cli.main import main
 from controller.config.loading import SHIPPED
@@ -38,10 +40,43 @@ def test_the_recipe_for_own_rows_and_an_own_reward_is_valid_in_a_checkout(monkey
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["agent_code_8b_8gpu", "agent_search_8b_8gpu"])
+def test_the_recipes_for_agents_are_valid_in_a_checkout_and_labelled_as_never_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "rows.jsonl").write_text('{"text": "Add.", "question": "?", "test_list": ["assert f(1)"]}\n')
+    monkeypatch.chdir(SHIPPED.parent)
+    assert main(["validate", name, f"data.train.path={path}", f"data.eval.path={path}"]) == 0
+    assert "# Not run on a GPU, nor otherwise." in (SHIPPED / f"{name}.yaml").read_text()
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["reasoning_gym_8b_8gpu", "reasoning_gym_tiny"])
 def test_the_recipes_for_reasoning_gym_are_valid(name: str) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
     assert main(["validate", name, "data.train.limit=20", "data.eval.limit=5"]) == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("textarena_tiny", "textarena"), ("gymnasium_tiny", "gymnasium"), ("openenv_tiny", "aiohttp"),
+        ("reasoning_gym_turns_tiny", "reasoning_gym"),
+    ],
+)  # fmt: skip
+def test_the_configs_for_environments_of_other_packages_are_valid(name: str, package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"the package {package} is not installed")
+    assert main(["validate", name, "data.train.limit=20", "data.eval.limit=5"]) == 0
+
+
+@pytest.mark.processes
+def test_the_config_for_verifiers_is_valid_with_an_interpreter_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    python = interpreter_of("verifiers-0.1")
+    assert main(["validate", "verifiers_tiny", f"rollout.workflow_options.python={python}"]) == 0
+    assert main(["validate", "verifiers_tiny"]) == 2
+    assert "rollout.workflow_options.python: `verifiers`: there is no program" in "".join(capsys.readouterr())
 
 
 JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"

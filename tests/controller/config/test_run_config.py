@@ -122,4 +122,4 @@ def test_every_key_says_what_it_means() -> None:
 @pytest.mark.processes
 def test_reading_a_config_imports_no_torch() -> None:
     code = "import sys, controller.config.loading, controller.preflight.preflight; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

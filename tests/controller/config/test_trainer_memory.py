@@ -9,7 +9,7 @@ from valid_config import make
 
 from controller.config.derived import derive
 from controller.config.trainer_memory import host_problem, memory_problem, num_parameters, parameters_of, trainer_state
-from controller.preflight import preflight
+from controller.preflight import memory, preflight
 
 QWEN3_8B = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
             "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
@@ -103,7 +103,7 @@ def test_a_model_that_is_not_here_yet_is_known_by_its_name() -> None:
 
 
 def test_a_trainer_on_a_cpu_that_this_machine_cannot_hold_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 8e9}))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 8e9}))
     model = {"init": {"model_type": "qwen3", **QWEN3_8B}, "tokenizer": "bytes"}
     absent = [str(problem) for problem in preflight.look(make(model=model), "validate").absent]
     assert any("131 GB of host memory" in words and "this machine has 8 GB" in words for words in absent), absent

@@ -81,6 +81,30 @@ def test_a_batch_waits_for_an_evaluation_that_needs_the_engines() -> None:
     assert has(desk.finish(0, purpose="eval", first=1), SendRelease)
 
 
+def test_a_batch_does_not_wait_for_an_evaluation_on_a_worker_that_is_late_with_its_version() -> None:
+    """The other worker makes the evaluation; before, the trainer waited until its deadline."""
+    desk = ready(num_eval_rows=1, eval_every_steps=1, eval_at_start=False, group_timeout_s=1e6)
+    desk.ask(1)
+    released(desk, "w0")
+    released(desk, "w1")
+    desk.publish(1)
+    (pinned,) = desk.coordinator._state.evaluations.jobs[0].workers
+    desk.load("w1" if pinned == "w0" else "w0", 1)
+    desk.finish(2, first=1)
+    desk.finish(3, first=1)
+    assert not has(desk.ask(2), RecordBatch)
+    desk.tick(10.5)
+    desk.tick(1.0)
+    assert has(desk.finish(0, purpose="eval", first=1), RecordBatch)
+
+
+def test_a_request_to_release_memory_names_the_process_it_is_meant_for() -> None:
+    desk = ready()
+    desk.join("w1", "b")
+    asked = {(e.worker, e.incarnation) for e in desk.ask(1) if isinstance(e, SendRelease)}
+    assert asked == {("w0", "a"), ("w1", "b")}
+
+
 def test_an_evaluation_of_a_version_that_nobody_can_load_does_not_end_the_run() -> None:
     desk = Desk(
         is_colocated=True, groups_per_step=1, num_eval_rows=1, eval_every_steps=1, eval_at_start=False, max_staleness=2

@@ -105,6 +105,31 @@ def test_a_trainer_that_restarts_replays_in_order_while_samples_go_on() -> None:
     assert desk.coordinator.counts().consumed == 5
 
 
+@pytest.mark.parametrize("base", [1, 2])
+def test_a_run_that_is_stopping_ends_with_the_checkpoint_of_a_trainer_that_died(base: int) -> None:
+    """The running step died with it, and to replay steps for the sake of one that is not trained would take a while."""
+    desk = played(steps=2, checkpoint=base)
+    desk.ask(3)
+    desk.finish(2, first=2)
+    assert only(desk.do(StopRequested()), SendNoMoreBatches).last_step == 3
+    effects = restarted(desk, *range(base + 1, 4), base=base)
+    assert only(effects, EndRun).status == "stopped"
+    assert desk.coordinator.is_over
+
+
+def test_a_run_that_goes_on_after_its_trainer_died_ends_with_its_last_step_all_the_same() -> None:
+    desk = played(steps=2, checkpoint=1)
+    restarted(desk, 2, base=1)
+    desk.publish(1)
+    desk.ask(2)
+    desk.publish(2)
+    desk.ask(3)
+    desk.finish(2, first=2)
+    assert only(desk.do(StopRequested()), SendNoMoreBatches).last_step == 3
+    assert not has(desk.publish(3), EndRun)
+    assert only(desk.do(CheckpointTaken(version=3, path="c3")), EndRun).status == "stopped"
+
+
 def test_a_worker_that_joins_during_a_replay_gets_the_version_when_it_is_there_again() -> None:
     desk = played(steps=3, checkpoint=2)
     restarted(desk, 3, base=2)

@@ -25,6 +25,7 @@ from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import EvalKind, LeaseReturned, Published, WorkerDraining
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
+from controller.coordinator.snapshot import EvaluationUnderWay
 
 
 def evaluating(*, workers: tuple[str, ...] = ("w0",), capacity: int = 64, **changes: Any) -> Desk:
@@ -71,6 +72,7 @@ def test_an_evaluation_is_done_when_every_row_is_answered_and_its_values_are_in_
     desk = evaluating()
     assert rows(desk) == [0, 1, 2]
     desk.finish(2, purpose="eval", value=0.25)
+    assert desk.coordinator.evaluations() == [EvaluationUnderWay(version=0, num_done=1, num_rows=3)]
     before = desk.coordinator.progress
     stored = only(desk.finish(0, purpose="eval", value=1.0), StoreFinished)
     outcome = stored.outcome
@@ -83,6 +85,7 @@ def test_an_evaluation_is_done_when_every_row_is_answered_and_its_values_are_in_
     done, recorded = only(effects, EvalDone), only(effects, RecordEval)
     assert (done.version, done.requested_version, done.kind, done.values) == (0, 0, "baseline", (1.0, None, 0.25))
     assert (recorded.version, recorded.lineage, recorded.kind, recorded.values) == (0, "l0", "baseline", done.values)
+    assert desk.coordinator.evaluations() == []
 
 
 def test_a_row_answered_by_mixed_or_other_versions_is_refused_acknowledged_and_leased_again() -> None:
@@ -206,6 +209,35 @@ def test_rows_of_a_worker_that_leaves_go_to_the_others_from_scratch(leaves: str)
     again = [order for order in leased(effects) if order.purpose == "eval"]
     assert {order.group_id for order in again} == gone
     assert {(order.prefix_tokens, order.min_version, order.sample_index) for order in again} == {(0, 0, 0)}
+
+
+def test_an_evaluation_goes_from_a_worker_that_is_late_with_its_version_to_another_one() -> None:
+    both = ("w0", "w1")
+    desk = periodic(workers=both, num_workers=2, load_deadline_s=10.0, group_timeout_s=1e6)
+    train(desk, 1, workers=both)
+    train(desk, 2, workers=())
+    (pinned,) = desk.coordinator._state.evaluations.jobs[0].workers
+    (other,) = set(both) - {pinned}
+    desk.load(other, 2)
+    assert rows(desk) == []
+    assert notes(desk.tick(10.5), "quarantined") == [f"{pinned} cannot load version 2: it did not get it within 10 s"]
+    desk.tick(1.0)
+    assert eval_holders(desk) == {other: 3}
+    desk.load(pinned, 2)
+    for row in range(3):
+        desk.finish(row, purpose="eval", first=2)
+    assert only(desk.effects, EvalDone).version == 2
+
+
+def test_the_evaluation_of_the_only_worker_goes_on_once_its_quarantine_has_ended() -> None:
+    desk = periodic(load_deadline_s=10.0, group_timeout_s=1e6)
+    train(desk, 1)
+    train(desk, 2, workers=())
+    desk.tick(10.5)
+    assert desk.coordinator._state.workers["w0"].weights.pin is None
+    desk.tick(100.0)
+    desk.load("w0", 2)
+    assert rows(desk) == [0, 1, 2]
 
 
 # ---------------------------------------------------------------- giving up

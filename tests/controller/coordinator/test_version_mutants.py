@@ -88,7 +88,7 @@ def test_a_staged_version_that_was_not_announced_is_caught(monkeypatch: pytest.M
     """The guard of a late message: a worker that staged an older version does not have what was announced since."""
 
     def take_any(state: RunState, event: version_rollout.WorkerVersionStaged) -> None:
-        if (worker := state.workers.get(event.worker)) is not None:
+        if (worker := state.workers.get(event.worker)) is not None and not worker.weights.has_turn:
             worker.weights.stage()
 
     monkeypatch.setattr(version_rollout, "version_staged", take_any)

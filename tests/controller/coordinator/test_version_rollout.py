@@ -34,6 +34,42 @@ def advance(desk: Desk) -> None:
             desk.report(lease_id, group_id=order.group_id, worker=worker, first=max(desk.coordinator.version, 0))
 
 
+def test_a_worker_that_is_too_late_and_then_loads_an_older_version_is_announced_the_newest_again() -> None:
+    """Nothing would be expected of it otherwise: neither another attempt nor the end of a run without workers."""
+    desk = Desk(max_staleness=4, load_deadline_s=10.0, max_load_attempts=2)
+    desk.start()
+    for version in (1, 2):
+        desk.finish(2 * version - 2)
+        desk.finish(2 * version - 1)
+        desk.ask(version)
+        desk.publish(version)
+    assert has(desk.tick(10.5), Note), "it is quarantined"
+    desk.load("w0", 1)
+    sent = only(desk.tick(0.5), SendVersion)
+    assert (sent.worker, sent.version) == ("w0", 2)
+    assert "quarantined" in {effect.kind for effect in desk.tick(10.5) if isinstance(effect, Note)}
+    assert only(desk.tick(10.0), SendVersion).version == 2
+
+
+def test_a_worker_that_has_the_turn_and_is_said_again_to_have_staged_keeps_it() -> None:
+    desk = rolling(num_workers=2)
+    desk.publish(1)
+    assert turns(staged(desk, "w1", 1)) == ["w1"]
+    assert turns(staged(desk, "w0", 1)) == []
+    assert turns(staged(desk, "w1", 1)) == [], "two would swap at once"
+    assert turns(desk.load("w1", 1)) == ["w0"]
+
+
+def test_a_worker_that_has_swapped_and_is_said_again_to_have_staged_gets_no_turn() -> None:
+    """It would not swap again, and be quarantined for that."""
+    desk = rolling(num_workers=1)
+    desk.publish(1)
+    assert turns(staged(desk, "w0", 1)) == ["w0"]
+    desk.load("w0", 1)
+    assert turns(staged(desk, "w0", 1)) == []
+    assert not has(desk.tick(10.5), Note)
+
+
 def test_together_nobody_is_held_and_nobody_needs_a_turn():
     desk = Desk(num_workers=2)
     desk.start(workers=("w0", "w1"))

@@ -106,6 +106,19 @@ def test_of_groups_that_must_not_pass_their_deadline_those_of_the_next_two_steps
         assert f"(soonest: {named})" in waits(desk)[0]
 
 
+def test_a_batch_that_waits_for_an_evaluation_on_shared_devices_says_so() -> None:
+    settings = {"num_eval_rows": 1, "eval_at_end": False, "groups_per_step": 1, "num_steps": 2, "max_staleness": None}
+    desk = started(is_colocated=True, **settings)
+    desk.finish(0)
+    desk.ask(1)
+    held = "trainer waits for batch 1: 1 of 1 groups ready, but an evaluation needs the engines first; w0 holds"
+    assert waits(desk)[0].startswith(held)
+    desk = started(**settings)
+    desk.finish(0)
+    desk.ask(1)
+    assert not any("needs the engines" in line for line in waits(desk))
+
+
 def test_a_run_that_is_trained_and_saved_waits_for_its_last_evaluation_alone() -> None:
     desk = started(groups_per_step=1, num_steps=1, num_eval_rows=2, eval_at_start=False)
     desk.finish(0)

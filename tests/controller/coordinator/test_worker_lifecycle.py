@@ -46,6 +46,39 @@ def test_a_new_process_is_sent_the_version_and_no_cancellation() -> None:
     assert not has(effects, SendCancel)
 
 
+def test_a_hello_read_after_its_process_is_gone_for_good_brings_no_worker_back() -> None:
+    desk = running(num_workers=2)
+    desk.join("w1")
+    desk.lose("w0", is_permanent=True)
+    effects = desk.join("w0")
+    assert only(effects, Note).text == "w0 says Hello, and its process has ended"
+    assert not desk.coordinator._state.workers["w0"].is_present
+    assert not has(desk.load("w0", 0), SendVersion)
+    assert desk.held == {}, "a sample leased to it would wait until its group's timeout"
+    assert only(desk.join("w0", incarnation="b"), SendVersion).incarnation == "b"
+
+
+def test_the_first_hello_of_a_process_is_ignored_where_its_loss_for_good_was_read_before() -> None:
+    desk = running(num_workers=2)
+    desk.join("w1")
+    desk.lose("w0")
+    desk.do(WorkerLost(worker="w0", reason="killed", is_permanent=True, incarnation="b"))
+    assert not has(desk.join("w0", incarnation="b"), SendVersion)
+    assert is_stuck(desk.coordinator._state, desk.coordinator._state.workers["w0"])
+
+
+def test_a_late_loss_for_good_of_its_predecessor_keeps_no_worker_away() -> None:
+    desk = running(num_workers=2)
+    desk.join("w1")
+    desk.join("w0", incarnation="b")
+    desk.do(WorkerDraining(worker="w0", incarnation="b"))
+    desk.do(WorkerLost(worker="w0", reason="silent", may_live=True))
+    desk.do(WorkerLost(worker="w0", reason="killed", is_permanent=True, incarnation="a"))
+    desk.join("w0", incarnation="b")
+    worker = desk.coordinator._state.workers["w0"]
+    assert (worker.is_present, worker.is_gone, worker.is_draining) == (True, False, True)
+
+
 def test_a_draining_worker_gets_nothing_new_and_leaves_without_being_called_lost() -> None:
     desk = running()
     effects = desk.do(WorkerDraining(worker="w0"))

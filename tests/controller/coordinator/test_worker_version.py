@@ -19,6 +19,8 @@ from controller.coordinator.worker_version import TABLE, VersionAction, VersionE
 JOB = EvalJob(1, 1, "v1", "l0", "periodic", 1, [0])
 STATES = tuple(VersionState)
 MUST_NOT_HAPPEN = {
+    (VersionState.SWAPPING, VersionEvent.STAGED),
+    (VersionState.RETRY_SWAPPING, VersionEvent.STAGED),
     *((state, VersionEvent.TURN_GRANTED) for state in STATES if "staged" not in state.value),
     *((state, VersionEvent.OVERDUE) for state in STATES if state.value in ("idle", "quarantined")),
     *((state, VersionEvent.OVERDUE) for state in STATES if "staged" in state.value),
@@ -125,6 +127,8 @@ class Fields:
         self.version = max(self.version, version)
         if self.version >= self.announced:
             self.end_load()
+        elif self.quarantine and self.load_due_s == math.inf and self.staged == -1:
+            self.must_announce_again = True  # the only change since: it was forgotten before
         self.quarantine, self.load_attempts, self.unloadable = "", 0, -1
 
     def fail(self, reason: str, retry_at_s: float) -> None:
@@ -170,7 +174,7 @@ class Fields:
             case "pin_to":
                 return not self.quarantine
             case "stage":
-                return self.announced >= 0
+                return self.announced >= 0 and not self.has_turn
         return True
 
 

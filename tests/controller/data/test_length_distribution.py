@@ -61,12 +61,12 @@ def test_a_run_gives_the_lengths_of_the_samples_that_its_steps_used(tmp_path: Pa
     with pytest.raises(UserError, match="the ledger cannot be read: there is none"):
         parse_lengths(str(tmp_path), cap=50)
     with Ledger(tmp_path, run_id="r") as ledger:
-        ledger._db.execute("INSERT INTO groups VALUES (3, 0, 1, 1, 'live', '', '', NULL, NULL)")
+        ledger._db.execute("INSERT INTO groups VALUES (3, 0, 1, 1, 'live', '', '', NULL, NULL, NULL)")
     with pytest.raises(UserError, match="no step of this run used a sample"):
         parse_lengths(str(tmp_path), cap=50)
     with Ledger(tmp_path, run_id="r") as ledger:
         ledger._db.execute("UPDATE groups SET fate = 'consumed', step = 1")
-        ledger._db.execute("INSERT INTO groups VALUES (4, 0, 1, 1, 'consumed', '', '', 2, NULL)")
+        ledger._db.execute("INSERT INTO groups VALUES (4, 0, 1, 1, 'consumed', '', '', 2, NULL, NULL)")
         for group, index, tokens in ((3, 0, 9), (3, 1, 0), (4, 0, 5)):
             ledger._db.execute(
                 "INSERT INTO samples VALUES (?, ?, 1, ?, 0, 0, 'scored', 1.0, 1, '', '{}', NULL, 0, 0)",

@@ -149,7 +149,10 @@ def test_deepspeed_without_its_compilers_is_a_warning_that_names_the_missing_one
     assert packages.deepspeed(FakeMachine(versions={"deepspeed": "0.14.0"}, programs=TOOLS)).verdict == "warning"
 
 
-def test_deepspeeds_prebuilt_kernels_are_read_from_its_record_without_importing_it() -> None:
+def test_deepspeeds_prebuilt_kernels_are_read_from_its_record_without_importing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)  # of another test
     record = "version='0.19.8'\ninstalled_ops={'async_io': False, 'cpu_adam': True, 'fused_adam': True}\n"
     machine = FakeMachine(
         versions={"deepspeed": "0.19.8"}, programs=TOOLS,

@@ -27,7 +27,7 @@ def test_lines_come_in_the_order_of_the_checks_whatever_ends_first() -> None:
     second_done = threading.Event()
 
     def slow(machine: Machine) -> Finding:
-        second_done.wait(10)
+        second_done.wait(300.0)
         return ok("slow")
 
     def fast(machine: Machine) -> Finding:
@@ -55,7 +55,7 @@ def test_check_that_hangs_is_reported_and_the_others_are_not_held_up() -> None:
     release = threading.Event()
 
     def hang(machine: Machine) -> Finding:
-        release.wait(30)
+        release.wait(300.0)
         return ok("too late")
 
     checks = [
@@ -99,7 +99,7 @@ def test_program_past_its_deadline_is_killed_with_all_it_started(tmp_path: Path,
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < until_s:
         time.sleep(0.01)
     here.end()
-    thread.join(20)
+    thread.join(300.0)
     assert not thread.is_alive()
     assert box[0].fault == "ended by SIGKILL"
     grandchild = Path(f"/proc/{pid_file.read_text()}")
@@ -149,7 +149,7 @@ def test_probe_is_run_once_and_its_answer_found_among_other_output(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300.0)
     assert [answer.data for answer in answers] == [{"a": 1}] * 3
     assert (tmp_path / "runs").read_text() == "x"
 
@@ -275,7 +275,7 @@ def test_real_command_finds_all_that_the_quickstart_needs(arguments: list[str], 
     home = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "controller", "doctor", *arguments],
-        capture_output=True, text=True, cwd=tmp_path, timeout=200,
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
         env={"PYTHONPATH": str(home), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

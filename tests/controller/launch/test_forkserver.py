@@ -370,7 +370,7 @@ def test_what_is_preloaded_starts_no_thread_and_touches_no_device():
     )
     environment = child_environment(1, user_path=Path.cwd())
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.split() == ["1", "False"], done.stderr
 

@@ -23,10 +23,15 @@ from controller.launch.cluster.job_guard import guard
 
 def work():
     asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+
+    def ask(*_):
+        asked.append(1)
+        open(sys.argv[1] + ".asked", "w").close()
+
+    signal.signal(signal.SIGTERM, ask)
     open(sys.argv[1] + ".tmp", "w").write(str(os.getpid()))
     os.rename(sys.argv[1] + ".tmp", sys.argv[1])
-    for _ in range(1200):
+    for _ in range(12_000):
         if len(asked) >= int(sys.argv[2]):
             open(sys.argv[1] + ".saved", "w").write(str(len(asked)))
             print("saved", flush=True)
@@ -56,7 +61,7 @@ class Guarded:
 
     @staticmethod
     def until(condition) -> None:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while not condition():
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
@@ -64,7 +69,7 @@ class Guarded:
 
 def test_worker_is_no_descendant_and_its_status_and_output_are_the_guards(tmp_path):
     guarded = Guarded(tmp_path, 0)
-    out, _ = guarded.process.communicate(timeout=60)
+    out, _ = guarded.process.communicate(timeout=300)
     assert guarded.process.returncode == 7
     assert "saved" in out
 
@@ -75,7 +80,7 @@ def test_stop_is_passed_on_and_waited_for(tmp_path):
         child.pid for child in psutil.Process(guarded.process.pid).children(recursive=True)
     ]
     guarded.process.send_signal(signal.SIGTERM)
-    assert guarded.process.wait(60) == 7
+    assert guarded.process.wait(300.0) == 7
     assert guarded.saved.read_text() == "1"
 
 
@@ -83,9 +88,9 @@ def test_guard_killed_after_a_stop_leaves_its_worker_time_to_save(tmp_path):
     """As Ray does it: SIGTERM, and SIGKILL when that has not ended it. The death is no second stop."""
     guarded = Guarded(tmp_path, 2)
     guarded.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    guarded.until(guarded.file.with_suffix(".asked").exists)  # the guard has passed it on
     guarded.process.kill()
-    guarded.process.wait(60)
+    guarded.process.wait(300.0)
     time.sleep(0.5)
     assert guarded.worker.is_running()
     assert not guarded.saved.exists()

@@ -12,7 +12,7 @@ import pytest
 from small_run import bounded, until
 
 from areal_like.errors import OperationError
-from areal_like.process import describe_status
+from areal_like.process import describe_status, is_alive
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment
 
@@ -90,7 +90,7 @@ def test_what_a_dead_process_had_started_goes_with_it(tmp_path):
         orphan = psutil.Process(int(tail_of(launcher.log_of("parent"))))
         assert orphan.is_running()
         launcher.reap()
-        await until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: not is_alive(orphan))
 
     bounded(test())
 
@@ -154,11 +154,7 @@ def test_cancelled_start_leaves_no_process(tmp_path):
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await launcher.stop_all(5.0)
-        alive = [
-            child
-            for child in psutil.Process().children()
-            if child.pid not in before and child.status() != psutil.STATUS_ZOMBIE
-        ]
+        alive = [child for child in psutil.Process().children() if child.pid not in before and is_alive(child)]
         assert alive == []
 
     bounded(test())

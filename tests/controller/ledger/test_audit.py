@@ -134,6 +134,24 @@ def test_every_wrong_record_is_found(copy: Path, statement: str, finding: str) -
     assert finding in change(copy, statement)
 
 
+def test_passes_over_a_batch_are_counted_and_excuse_no_group_in_two_steps(copy: Path) -> None:
+    before = audit(copy)
+    assert (before.num_trained, before.num_repeats) == (24, 0)
+    assert "repeats" not in before.lines()[0]
+    db = sqlite3.connect(copy / "ledger.sqlite")
+    (newest,) = db.execute("SELECT MAX(seq) FROM lineages").fetchone()
+    (num_again,) = db.execute("SELECT COUNT(*) FROM batches WHERE seq > ?", (newest,)).fetchone()
+    db.close()
+    assert num_again > 0, "a step that was trained again counts by the lineage that trained it for good"
+    assert change(copy, f"UPDATE lineages SET passes_per_batch = CASE seq WHEN {newest} THEN 3 ELSE 2 END") == ""
+    report = audit(copy)
+    repeats = 4 * (2 * num_again + (6 - num_again))
+    assert (report.num_trained, report.num_repeats) == (24, repeats)
+    assert f"24 samples trained on, each in one step, with {repeats} repeats in it" in report.lines()[0]
+    again = "(SELECT groups FROM batches WHERE step = 1 AND is_replay = 0)"
+    assert "group 0 was used by 2 steps" in change(copy, f"UPDATE batches SET groups = {again} WHERE step = 6")
+
+
 @pytest.fixture
 def in_flight(tmp_path: Path) -> Path:
     """A group of two: the first sample has five tokens, brought by two reports; nothing is finished."""

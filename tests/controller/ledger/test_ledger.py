@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -12,15 +13,17 @@ import weakref
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from ledger_entries import admit, checkpoint, finished, lineage, partial, shipped
 
 from areal_like.errors import LedgerError, UserError
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
-from controller.coordinator.effects import DropGroup, FilterGroup
+from controller.coordinator.effects import DropGroup, FilterGroup, RecordEval, RecordIncident
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.audit import audit
-from controller.ledger.ledger import Ledger, LedgerEntry
+from controller.ledger.ledger import LEDGER_FILE, Ledger, LedgerEntry, PurgeReport
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -64,6 +67,27 @@ def test_finishing_supersedes_partial_tokens_and_a_failed_burst_leaves_nothing(t
         assert ledger.trajectories(1, 0)[0].num_sampled == 1
         assert ledger.trajectories(0, 0)[0].num_sampled == 3
     assert audit(tmp_path).num_drawn == 2
+
+
+def test_samples_after_half_a_write_are_read_from_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.writev
+
+    def half(fd: int, buffers: list[bytes]) -> int:
+        whole(fd, buffers[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), finished(0, [0, 0])])
+        with monkeypatch.context() as full:
+            full.setattr(os, "writev", half)
+            with pytest.raises(LedgerError, match="is the disk full"):
+                ledger.apply([admit(1), finished(1, [0])])
+        ledger.apply([admit(1), finished(1, [0, 0, 0])])
+    with Ledger(tmp_path, cache_bytes=0) as ledger:
+        assert [ledger.trajectories(number, 0)[0].num_sampled for number in (0, 1)] == [2, 3]
+    assert audit(tmp_path).is_clean
 
 
 def test_a_fall_back_disowns_later_checkpoints_and_the_newest_recording_of_a_step_counts(tmp_path: Path) -> None:
@@ -195,11 +219,13 @@ def test_retention_keeps_what_a_checkpoint_does_not_cover_and_frees_the_rest(tmp
 def test_retention_keeps_used_payloads_as_far_as_configured(tmp_path: Path) -> None:
     filled(tmp_path)
     size = next((tmp_path / "segments").glob("*.seg")).stat().st_size
-    for keep_bytes, num_files in ((None, 0), (10 * size, 0), (2 * size, 1), (0, 2)):
+    nothing = PurgeReport(num_samples=0, num_files=0, freed_bytes=0)
+    for keep_bytes, num_files in ((None, 0), (10 * size, 0), (3 * size, 0), (3 * size - 1, 1), (0, 2)):
         with Ledger(tmp_path, keep_bytes=keep_bytes) as ledger:
             if keep_bytes is None:
                 ledger.apply([shipped(step, step - 1) for step in (1, 2, 3)])
-            assert ledger.purge(covered_step=3).num_files == num_files
+            report = ledger.purge(covered_step=3)
+            assert report == nothing if not num_files else report.num_files == report.num_samples == num_files
 
 
 def test_payloads_leave_memory_once_their_group_is_given_for_training_or_ends(tmp_path: Path) -> None:
@@ -251,3 +277,76 @@ def test_a_sample_without_a_score_is_stored_with_who_failed_how_often_and_what_f
         "components": {}, "reason": "no answer", "timings": {"score": 2.0}, "finish_reason": "stop", "scorer": "judge",
     }  # fmt: skip
     assert facts == [{**usual, "failed_in": "judge", "attempts": 3, "policy": "drop_sample"}, usual]
+
+
+def test_incidents_are_kept_in_order(tmp_path: Path) -> None:
+    said = [("trainer_died", "signal SIGKILL"), ("disk_full", "")]
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([LedgerEntry(effect=RecordIncident(kind=kind, text=text)) for kind, text in said])
+        assert ledger.seq == 2
+    db = sqlite3.connect(tmp_path / LEDGER_FILE)
+    assert db.execute("SELECT kind, text FROM incidents ORDER BY seq").fetchall() == said
+
+
+def test_a_purge_that_fails_removes_nothing_and_the_ledger_goes_on(tmp_path: Path) -> None:
+    filled(tmp_path)
+    files = sorted((tmp_path / "segments").glob("*.seg"))
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([shipped(1, 0)])
+        other = sqlite3.connect(tmp_path / LEDGER_FILE)
+        other.execute("CREATE TRIGGER no BEFORE UPDATE ON samples BEGIN SELECT RAISE(ABORT, 'broken'); END")
+        with pytest.raises(LedgerError, match=r"cannot purge \(broken\)"):
+            ledger.purge(covered_step=1)
+        other.execute("DROP TRIGGER no")
+        other.close()
+        assert sorted((tmp_path / "segments").glob("*.seg")) == files
+        ledger.apply([admit(9)])
+        assert ledger.purge(covered_step=1).num_samples == 1
+
+
+def test_what_is_read_of_a_run_besides_its_samples(tmp_path: Path) -> None:
+    given = TurnCheckpoint(
+        given_places_G=np.zeros(1, np.int32), given_tokens_G=np.ones(1, np.int32), num_turns=1, state=b"s"
+    )
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), admit(1)])
+        first, second = partial(0, 0, [0, 0]), partial(0, 2, [0])
+        ledger.apply([first, msgspec.structs.replace(second, checkpoint=given), lineage("l1", checkpoint=3)])
+        for version, values in ((0, (1.0, None)), (3, (0.5,)), (0, (0.25,))):
+            ledger.apply([
+                LedgerEntry(effect=RecordEval(version=version, lineage="l0", kind="periodic", values=values))
+            ])  # fmt: skip
+        assert ledger.lineages() == {"l0": 0, "l1": 3}
+        assert ledger.evaluations() == {0: (0.25,), 3: (0.5,)}
+        found = ledger.turn_checkpoint(0, 0)
+        assert found is not None
+        assert (found.num_turns, found.state, found.given_tokens_G.tolist()) == (1, b"s", [1])
+        assert ledger.turn_checkpoint(1, 0) is None
+
+
+def open_files(folder: Path) -> list[str]:
+    """Those of this process below a folder."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith(str(folder))]
+
+
+def test_a_closed_ledger_holds_no_file_open_and_leaves_no_log_to_its_readers(tmp_path: Path) -> None:
+    filled(tmp_path)
+    ledger = Ledger(tmp_path, cache_bytes=0)
+    ledger.apply([admit(9), finished(9, [0])])
+    assert ledger.trajectories(0, 0)
+    reader = sqlite3.connect(tmp_path / LEDGER_FILE)
+    assert reader.execute("SELECT COUNT(*) FROM samples").fetchone()[0] > 0
+    ledger.close()
+    assert (tmp_path / f"{LEDGER_FILE}-wal").stat().st_size == 0
+    reader.close()
+    assert open_files(tmp_path) == []
+
+
+def test_a_ledger_that_cannot_be_opened_holds_no_file_open(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for path in (tmp_path / "segments").glob("*.seg"):
+        path.unlink()
+    with pytest.raises(LedgerError) as refused:
+        Ledger(tmp_path)
+    assert open_files(tmp_path) == [], refused.value

@@ -16,7 +16,7 @@ from ledger_entries import admit, finished, lineage, partial
 from areal_like.errors import LedgerError, UserError
 from controller.ledger import mirror
 from controller.ledger.audit import audit
-from controller.ledger.ledger import Ledger
+from controller.ledger.ledger import Ledger, LedgerEntry
 from controller.ledger.mirror import HOME_FILE, LedgerHome
 
 
@@ -181,3 +181,162 @@ def test_the_mirror_is_renewed_after_its_interval_and_a_second_after_a_saved_che
         "the ledger's copy in the run folder is out of date: damaged",
         "the ledger's copy in the run folder is out of date: disk full",
     ]
+
+
+# ---------------------------------------------------------------- which of the two ledgers a session begins with
+
+
+def begun(home: LedgerHome, *entries: LedgerEntry) -> None:
+    """A session that applied these and whose machine is then gone; the run folder has no copy of them."""
+    with Ledger(home.open(), run_id="r1") as ledger:
+        ledger.apply(entries)
+    leave(home)
+
+
+def num_drawn(home: LedgerHome) -> int:
+    with Ledger(home.open(), run_id="r1") as ledger:
+        return ledger.load().num_drawn
+
+
+def test_a_session_knows_whether_its_ledger_is_as_old_as_the_last_copy(tmp_path: Path) -> None:
+    first = home_of(tmp_path)
+    begun(first, lineage(), admit(0))
+    assert not first.is_restored, "there was no copy"
+    first.copy()
+    again = home_of(tmp_path)
+    assert num_drawn(again) == 1
+    assert not again.is_restored, "what was left here is whole"
+    leave(again)
+    elsewhere = home_of(tmp_path, "b")
+    assert num_drawn(elsewhere) == 1
+    assert elsewhere.is_restored
+    elsewhere.unlock()
+
+
+def test_a_newer_ledger_here_is_not_thrown_away_because_the_note_of_its_place_is_missing(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    with Ledger(home.open(), run_id="r1") as ledger:
+        ledger.apply([lineage(), admit(0)])
+        home.copy()
+        ledger.apply([admit(1)])
+    leave(home)
+    (tmp_path / "run" / HOME_FILE).unlink()
+    lost = home_of(tmp_path)
+    with pytest.raises(
+        UserError, match=r"holds a newer ledger of this run \(3 facts\) than the run folder \(2\)"
+    ) as raised:
+        lost.open()
+    assert raised.value.where == str(tmp_path / "run")
+    assert raised.value.remedy == (
+        f"restore ledger.home, or remove {lost.folder} to continue from the run folder's copy"
+    )
+    assert (lost.folder / "ledger.sqlite").exists()
+    assert lost._run_lock is None, "another controller may have the run"
+
+
+def test_without_the_note_an_equal_ledger_here_is_made_again_from_the_copy(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    begun(home, lineage(), admit(0))
+    home.copy()
+    (tmp_path / "run" / HOME_FILE).unlink()
+    again = home_of(tmp_path)
+    assert num_drawn(again) == 1
+    assert again.is_restored
+    again.unlock()
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"token": "another"}'])
+def test_what_lies_here_is_void_where_the_note_names_another_place(tmp_path: Path, note: str) -> None:
+    home = home_of(tmp_path)
+    begun(home, lineage(), admit(0))
+    home.copy()
+    begun(home_of(tmp_path), admit(1))
+    (tmp_path / "run" / HOME_FILE).write_text(note)
+    again = home_of(tmp_path)
+    assert num_drawn(again) == 1, "the run went on elsewhere from the copy"
+    assert again.is_restored
+    again.unlock()
+
+
+# ---------------------------------------------------------------- copies
+
+
+def segments_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (folder / "segments").glob("*.seg")}
+
+
+def test_every_copy_brings_the_bytes_that_are_new_and_no_others(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    with Ledger(home.open(), run_id="r1") as ledger:
+        home.copy()
+        assert list((tmp_path / "run" / "segments").iterdir()) == []
+        for number in range(4):
+            ledger.apply([*([lineage()] if number == 0 else []), admit(number), finished(number, [0] * (number + 1))])
+            home.copy()
+            assert segments_of(tmp_path / "run") == segments_of(home.folder)
+            home.copy()
+            assert segments_of(tmp_path / "run") == segments_of(home.folder), "a second copy adds nothing"
+    home.unlock()
+
+
+def test_nothing_is_copied_before_there_is_a_ledger(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    home.open()
+    home.copy()
+    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+    home.unlock()
+
+
+@pytest.mark.parametrize(("num_gone", "is_copied"), [(1, True), (2, True), (3, False)])
+def test_a_copy_that_a_purge_disturbs_begins_again_and_the_old_one_stays_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gone: int, is_copied: bool
+) -> None:
+    home = home_of(tmp_path)
+    tries: list[int] = []
+    append = mirror._append_rest
+
+    def append_rest(source: Path, target: Path) -> None:
+        tries.append(audit(tmp_path / "run").num_drawn)
+        if len(tries) <= num_gone:
+            raise FileNotFoundError(source)
+        append(source, target)
+
+    with Ledger(home.open(), run_id="r1") as ledger:
+        ledger.apply([lineage(), admit(0)])
+        home.copy()
+        ledger.apply([finished(0, [0]), admit(1)])
+        monkeypatch.setattr(mirror, "_append_rest", append_rest)
+        if is_copied:
+            home.copy()
+        else:
+            with pytest.raises(LedgerError, match="tokens were purged repeatedly while the ledger was copied"):
+                home.copy()
+    assert tries == [1] * min(num_gone + 1, 3), "what readers see is the old copy until the new one is whole"
+    assert audit(tmp_path / "run").num_drawn == (2 if is_copied else 1)
+    home.unlock()
+
+
+def test_a_ledger_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    assert mirror._num_facts(tmp_path / "none") == 0
+    (tmp_path / "odd").write_text("no database" * 100)
+    assert mirror._num_facts(tmp_path / "odd") == 0
+    with sqlite3.connect(tmp_path / "empty") as db:
+        db.execute("CREATE TABLE meta (key TEXT, value TEXT)")
+    db.close()
+    assert mirror._num_facts(tmp_path / "empty") == 0
+    with Ledger(tmp_path, run_id="r1") as ledger:
+        ledger.apply([lineage(), admit(0), admit(1)])
+    assert mirror._num_facts(tmp_path / "ledger.sqlite") == 3
+
+
+def test_another_controller_may_have_the_run_after_the_end_and_not_before(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    home.open()
+    with pytest.raises(UserError, match="another controller"):
+        home_of(tmp_path).open()
+    home.unlock()
+    home.unlock()
+    other = home_of(tmp_path)
+    other.open()
+    other.close()
+    home_of(tmp_path).open()

@@ -33,12 +33,15 @@ def changed(path: Path) -> Iterator[sqlite3.Connection]:
 
 def lineage(path: Path, group_size: int, name: str = "l0") -> None:
     with changed(path) as db:
-        db.execute("INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep')", [name, group_size])
+        db.execute("INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep', 1)", [name, group_size])
 
 
-def group(path: Path, group_id: int, fate: str = "consumed", step: int | None = None, reason: str = "") -> None:
+def group(
+    path: Path, group_id: int, fate: str = "consumed", step: int | None = None, reason: str = "", detail: str = ""
+) -> None:
     with changed(path) as db:
-        db.execute("INSERT INTO groups VALUES (?, 0, 1, 1, ?, ?, '', ?, NULL)", [group_id, fate, reason, step])
+        row = [group_id, fate, reason, detail, step]
+        db.execute("INSERT INTO groups VALUES (?, 0, 1, 1, ?, ?, ?, ?, NULL, NULL)", row)
 
 
 def sample(
@@ -61,6 +64,21 @@ def read(path: Path, max_samples: int = 1000) -> SampleStats:
 
 def test_a_ledger_without_groups_tells_nothing(path: Path) -> None:
     assert read_samples(path, max_samples=10) is None
+
+
+def test_what_filters_left_out_is_reported_by_difficulty_and_length(path: Path) -> None:
+    for group_id, detail, num_tokens in ((0, "0", 30), (1, "1", 10), (2, "1", 20)):
+        group(path, group_id, "filtered", detail=detail)
+        for index in range(2):
+            sample(path, group_id, index, num_tokens=num_tokens + index)
+    assert read(path).removed == {"filtered": [(0.0, 1, 30.5), (1.0, 2, 15.5)]}
+    with changed(path) as db:
+        skipped = [(3, 7, 0.0, 40.0), (5, 7, 1.0, 10.0), (9, 8, 0.96, 20.0)]
+        db.executemany("INSERT INTO skipped_draws VALUES (?, ?, ?, ?)", skipped)
+    assert read(path).removed["passed over"] == [(0.0, 1, 40.0), (1.0, 2, 15.0)]
+    with changed(path) as db:
+        db.execute("DROP TABLE skipped_draws")  # a ledger of an older version
+    assert list(read(path).removed) == ["filtered"]
 
 
 def test_arrays_follow_the_steps_and_within_a_step_the_groups_and_samples(path: Path) -> None:
@@ -211,6 +229,11 @@ def test_equal_rewards_are_counted_in_the_last_fifth_of_the_steps(path: Path) ->
 def test_of_equal_rewards_those_at_the_best_value_ever_seen_are_distinguished(path: Path) -> None:
     rewards = [(1, [0.0, 2.0]), (9, [2.0, 2.0]), (9, [0.5, 0.5]), (9, [2.0, 2.0]), (9, [1.0, 2.0])]
     assert late(path, *rewards) == (0.75, 2 / 3)
+
+
+@pytest.mark.parametrize(("value", "solved"), [(1.0, 1.0), (0.0, 0.0), (-1.0, 0.0)])
+def test_one_value_for_all_samples_is_the_best_only_as_a_success(path: Path, value: float, solved: float) -> None:
+    assert late(path, (1, [value, value]), (2, [value, value])) == (1.0, solved)
 
 
 def test_the_last_step_of_a_short_run_counts(path: Path) -> None:

@@ -87,6 +87,9 @@ def test_turns_are_stored_with_partial_tokens_and_older_records_have_none() -> N
     assert found.given_tokens_G.tolist() == [5, 6, 7]
     assert found.given_places_G.tolist() == [0, 0, 2]
     assert (found.num_turns, found.state) == (2, b"s")
+    first = unpack_checkpoint(pack_segment(segment_of([1]), msgspec.structs.replace(stored, num_turns=0)))
+    assert first is not None
+    assert first.num_turns == 0, "an episode may have a state before its first answer"
     plain = pack_segment(segment_of([1]))
     assert unpack_checkpoint(plain) is None
     assert unpack_checkpoint(msgspec.msgpack.encode(msgspec.msgpack.decode(plain)[:9])) is None

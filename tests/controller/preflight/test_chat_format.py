@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from controller.config.run_config import RunConfig
 from controller.preflight.chat_format import problems_of
+from rollout.chat.formats import find_format
+from trainer.model.tokenizers import build_tokenizer
 
 HERMES = '<tool_call>{"name": , "arguments": }</tool_call>'
 
@@ -42,6 +45,36 @@ def test_tokenizer_without_a_template_is_refused_even_where_the_format_is_named(
     (tmp_path / "tokenizer_config.json").write_text("{damaged")
     (problem,) = problems_of(config_of(tmp_path, format="hermes"))
     assert "no chat template" in problem.what
+
+
+@pytest.mark.parametrize("tokenizer", sorted(set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS)))
+@pytest.mark.parametrize("options", [{}, {"format": "hermes"}])
+def test_built_in_tokenizer_has_no_template_and_is_refused(tokenizer: str, options: dict[str, Any]) -> None:
+    (problem,) = problems_of(config_of(Path(tokenizer), **options))
+    assert problem.keys == ("rollout.workflow_options.format",)
+    assert problem.what == f"{tokenizer}: the tokenizer has no chat template"
+    assert problem.remedy == "choose another model.tokenizer"
+    assert not list(problems_of(config_of(Path(tokenizer), "single_turn")))
+
+
+def test_agents_need_a_template_in_whatever_notation(tmp_path: Path) -> None:
+    (problem,) = problems_of(config_of(Path("bytes"), "agent", command=["true"]))
+    assert problem.keys == ("model.tokenizer",)
+    assert "bytes has no chat template" in problem.what
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert not list(problems_of(config_of(tmp_path, "agent", command=["true"])))
+
+
+@pytest.mark.parametrize("workflow", ["agent", "tools"])
+def test_built_in_tokenizers_for_chats_suit_agents_and_tools(workflow: str) -> None:
+    assert not list(problems_of(config_of(Path("chat:tool_sum"), workflow)))
+
+
+def test_built_in_tokenizers_have_a_template_in_a_known_format_or_none() -> None:
+    for name in BUILT_IN_TOKENIZERS:
+        template = build_tokenizer(name, None).chat_template
+        assert (template is not None) == (name in BUILT_IN_CHAT_TOKENIZERS)
+        assert template is None or find_format(template, where="x").name == "hermes"
 
 
 @pytest.mark.parametrize(

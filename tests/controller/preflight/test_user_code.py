@@ -223,13 +223,15 @@ import sys
 sys.path.insert(0, {home!r})
 from controller.preflight import user_code
 from controller.wiring.process_specs import {checker}
-list(user_code.problems_of({checker}, {{"reward.scorers.0.kind": ("mine:score", {{}})}}, 600.0))
+list(user_code.problems_of({checker}, {{"reward.scorers.0.kind": ("mine:score", {given})}}, 600.0))
 """
 
 
-@pytest.mark.parametrize("checker", ["SCORER_CHECK", "WORKFLOW_CHECK"])
+@pytest.mark.parametrize(
+    ("checker", "given"), [("SCORER_CHECK", {}), ("WORKFLOW_CHECK", {"options": {}, "models": []})]
+)
 def test_look_dies_with_a_command_that_is_killed_while_a_module_hangs_in_its_import(
-    tmp_path: Path, checker: str
+    tmp_path: Path, checker: str, given: dict[str, object]
 ) -> None:
     Path("mine.py").write_text(
         "import os, subprocess, time\n"
@@ -239,7 +241,7 @@ def test_look_dies_with_a_command_that_is_killed_while_a_module_hangs_in_its_imp
         "time.sleep(600)\n"
     )
     home = str(Path(controller.__path__[0]).parent)
-    command = subprocess.Popen([sys.executable, "-c", CHECKING.format(home=home, checker=checker)])
+    command = subprocess.Popen([sys.executable, "-c", CHECKING.format(home=home, checker=checker, given=given)])
     deadline = time.monotonic() + PATIENCE_S
     while not Path("pids").exists():
         assert time.monotonic() < deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from pathlib import Path
@@ -78,4 +79,10 @@ def test_what_has_no_name_at_the_top_of_a_module_is_refused(thing):
     if thing is types.SimpleNamespace:
         thing = local
     with pytest.raises(UserError, match="top level of a module"):
+        import_name(thing, KEY)
+
+
+@pytest.mark.parametrize(("thing", "shown"), [(lambda row: 1.0, "<lambda>"), (functools.partial(print), "partial")])
+def test_what_is_refused_is_called_by_its_name_or_else_by_its_type(thing, shown):
+    with pytest.raises(UserError, match=f"cannot import `{shown}`"):
         import_name(thing, KEY)

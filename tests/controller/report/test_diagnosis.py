@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_run import config, made_run, process, pulse_rows, step_rows, titles, verdict
+from made_run import config, made_run, process, pulse_rows, stats, step_rows, titles, verdict
 
+from controller.ledger.sample_reader import Removed
 from controller.report.advice import Pace, pace_of
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
@@ -109,6 +110,15 @@ def test_numbers_of_the_last_stretch_are_distinguished_from_those_of_the_whole_r
     assert shown(resumed, "groups used")[1] == "of 90 drawn, all since the start"
 
 
+def test_what_filters_left_out_is_shown_by_difficulty_and_length():
+    run = made_run(
+        samples=stats(np.array([0.0, 1.0]), removed={"passed over": [Removed(0.0, 1200, 40.4), Removed(1.0, 3, 9)]})
+    )
+    note = "1,200 at success rate 0 (40 tokens), 3 at success rate 1 (9 tokens)"
+    assert shown(run, "draws passed over") == ("1,203", note)
+    assert not [figure for figure in figures(run) if figure.label == "groups filtered"]
+
+
 def test_without_a_summary_rates_count_the_time_of_every_stretch():
     halves = [*step_rows()[:20], *step_rows()[:20]]
     for step, row in enumerate(halves, start=1):
@@ -183,6 +193,19 @@ def test_synchronous_run_waits_by_design_and_is_no_warning():
 def test_many_idle_rollouts_of_a_synchronous_run_are_no_warning_either():
     settings = config(mode="sync", staleness__max_staleness=0)
     assert diagnose(made_run(pulses=pulse_rows(**TOO_MANY), settings=settings))[0].severity == "good"
+
+
+def test_bound_that_holds_rollouts_back_is_distinguished_from_other_reasons_to_idle():
+    """Workers idle for want of work, or while they wait for scores or for the machine."""
+    pulses = pulse_rows(wait=0.9, busy=0.36, paused=0.0, slots_full=0.98)
+    for n, pulse in enumerate(pulses):
+        pulse["processes"]["rollout-0"]["counters"]["wait_work_s"] = 0.004 * n
+    assert verdict(pulses=pulses).kind == "rollouts_too_few"
+    assert verdict(pulses=pulse_rows(wait=0.9, busy=0.36, paused=0.0, slots_full=0.98)).kind == "no_overlap"
+    assert verdict(pulses=pulse_rows(wait=0.6, busy=0.8, paused=0.0, slots_full=0.03)).kind == "no_overlap", (
+        "more slots would be as empty"
+    )
+    assert verdict(pulses=pulse_rows(wait=0.6, busy=0.8, paused=0.0, slots_full=0.6)).kind == "rollouts_too_few"
 
 
 def test_slots_half_empty_while_the_trainer_waits_ask_for_a_looser_bound_not_for_more_slots():
@@ -292,64 +315,11 @@ def test_stale_groups_that_are_dropped_ask_for_waiting_or_a_looser_bound():
     assert "up to 19 % more batches" in found.predicted
 
 
-def test_failed_run_says_why_with_its_cause_in_the_first_line():
-    found = diagnose(
-        made_run(
-            kind="failed",
-            reason="480 groups in a row ended without a usable one",
-            steps=[],
-            summary=None,
-            pulses=pulse_rows(8, verdicts={"timed_out": 10.0}, makes_steps=False, **{**SLOW_SCORES, "wait": 1.0}),
-        )
-    )
-    assert found[0].title.startswith("The run failed after 0 of 40 steps. The reward function stalls the run")
-    assert "480 groups in a row" in found[0].detail
-    assert "Fix the scorer first" in found[0].advice
-    assert "areal-like resume" in found[0].advice
-
-
-UNSTABLE = {"ess": np.where(np.arange(40) >= 3, 0.9, 0.99)}
-
-
-@pytest.mark.parametrize(
-    "reason", ["data.eval: no such file -> give its path", "disk full", "trainer ended with signal 9"]
-)
-def test_run_that_died_of_something_else_is_not_advised_to_lower_its_learning_rate(reason):
-    found = diagnose(made_run(kind="failed", reason=reason, steps=step_rows(**UNSTABLE)[:20]))
-    assert found[0].title == "The run failed after 20 of 40 steps"
-    assert "lr" not in found[0].advice
-    assert ("Fix the cause named in the reason" in found[0].advice) is ("->" in reason)
-
-
-def test_run_that_died_of_its_policy_is_explained_by_it():
-    reason = "loss or gradient not finite in 10 steps in a row"
-    found = diagnose(made_run(kind="failed", reason=reason, steps=step_rows(**UNSTABLE)[:20]))
-    assert "Updates are unstable" in found[0].title
-    assert "trainer.optimizer.lr" in found[0].advice
-
-
-def test_crash_of_the_controller_is_not_blamed_on_the_policy():
-    found = diagnose(made_run(kind="crashed", steps=step_rows(**UNSTABLE)[:20]))
-    assert found[0].title == "The run crashed after 20 of 40 steps"
-    assert "lr" not in found[0].advice
-
-
 def test_idle_scoring_processes_are_not_called_a_stall():
     fast = {**SLOW_SCORES, "scoring": 0.001, "queue": 0.0}
     assert "reward function" not in titles(diagnose(made_run(pulses=pulse_rows(**fast))))
     failing = {**fast, "verdicts": {"scored": 20.0, "crashed": 20.0}}
     assert "The reward function stalls the run" in verdict(pulses=pulse_rows(**failing)).title
-
-
-def test_crashed_run_says_so_before_all_else():
-    found = verdict(kind="crashed", steps=step_rows()[:20], pulses=pulse_rows(**TOO_FEW)[:21])
-    assert found.title == "The run crashed after 20 of 40 steps"
-
-
-def test_stopped_run_keeps_its_diagnosis_first():
-    found = diagnose(made_run(kind="stopped", steps=step_rows()[:20], pulses=pulse_rows(**TOO_FEW)[:21]))
-    assert found[0].title.startswith("The trainer waited 60 %")
-    assert found[-1].title == "The run was stopped after 20 of 40 steps"
 
 
 def test_unclean_audit_comes_before_all_other_findings():
@@ -399,8 +369,11 @@ def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path)
 
 
 def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_one():
-    assert "only 40 % full" in verdict(steps=step_rows(packing_efficiency=0.4)).title
+    found = verdict(steps=step_rows(packing_efficiency=0.4))
+    assert "only 40 % full" in found.title
+    assert found.predicted.startswith("At most 60 % off the trainer's time")
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=1.0)).severity == "good"
+    assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=4.0, updates=4.0)).severity == "good"
 
 
 def test_damage_is_reported_with_what_can_still_be_said():

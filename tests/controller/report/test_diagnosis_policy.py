@@ -175,6 +175,12 @@ def test_groups_of_equal_rewards_are_hopeless_or_solved():
     assert findings[1].title.startswith("The task is nearly solved")
 
 
+def test_on_emulated_devices_rewards_say_nothing_about_the_policy():
+    hopeless = {"samples": stats(np.zeros(320)), "steps": step_rows(reward_mean=0.0)}
+    assert verdict(**hopeless).severity == "bad"
+    assert verdict(**hopeless, settings=config(emulation={"gpu": "h800", "model": "1.5b"})).severity == "good"
+
+
 def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_baseline():
     settings = config(trainer__advantage={"kind": "global_norm"})
     mixed = np.repeat([0.0, 1.0, 0.0, 0.0], 80)
@@ -191,3 +197,29 @@ def test_answers_that_are_all_cut_are_bad():
     found = verdict(steps=step_rows(cut_share=1.0, reward_mean=0.02))
     assert found.title == "100 % of the answers are cut at sampling.max_new_tokens (100)"
     assert found.severity == "bad"
+
+
+SILENT = {"reward_std": 0.0, "advantage_abs_mean": 0.0}
+
+
+@pytest.mark.parametrize(("reward", "why"), [(1.0, "the scorer gives every answer the same"), (0.0, "not recognise")])
+def test_rewards_that_were_always_the_same_are_no_solved_task(reward, why):
+    run = made_run(steps=step_rows(reward_mean=reward, **SILENT), samples=stats(np.full(320, reward)))
+    first = diagnose(run)[0]
+    assert (first.kind, first.severity) == ("no_signal", "bad")
+    assert first.title == f"Nothing can be learned: every answer since the first step got the reward {reward:g}"
+    assert why in first.detail
+
+
+def test_answers_that_are_all_cut_explain_equal_rewards_unless_these_are_the_best():
+    cut = {"cut_share": 0.97, **SILENT}
+    hopeless = diagnose(made_run(steps=step_rows(reward_mean=0.0, **cut), samples=stats(np.zeros(320))))
+    assert [one.kind for one in hopeless][:2] == ["answers_cut", "no_signal"]
+    full = diagnose(made_run(steps=step_rows(reward_mean=1.0, **cut), samples=stats(np.ones(320))))
+    assert [one.kind for one in full][:2] == ["no_signal", "answers_cut"]
+
+
+def test_cut_answers_are_no_alarm_where_the_reward_rises():
+    found = diagnose(made_run(steps=step_rows(cut_share=1.0)))
+    assert found[0].kind == "healthy"
+    assert "does not depend on the end of an answer" in found[1].detail

@@ -12,6 +12,7 @@ import run_zoo as zoo
 
 from controller.cli.arguments import RUN_COMMANDS
 from controller.cli.main import main
+from controller.report.finding import Finding
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOOKING = (["status"], ["status", "--json"], ["logs"], ["samples"], ["samples", "--format", "jsonl"])
@@ -157,11 +158,14 @@ def test_report_compare_and_doctor_are_called_with_what_was_typed(tmp_path, caps
         called.append((bench, as_json))
         return 7
 
-    monkeypatch.setattr("controller.report.page.write_report", lambda folder: called.append(folder.name) or "page")
+    died = Finding("crashed", "bad", "The run crashed")
+    monkeypatch.setattr(
+        "controller.report.page.draw_report", lambda folder: called.append(folder.name) or ("page", [died])
+    )
     monkeypatch.setattr("controller.report.compare.compare", lambda folders, out: called.append((len(folders), out)))
     monkeypatch.setattr("controller.doctor.command.doctor", doctor)
     zoo.make_run(tmp_path / "runs", "crashed", "job")
-    assert typed(capsys, "report", "job")[:2] == (0, "report: page\n")
+    assert typed(capsys, "report", "job")[:2] == (0, "bad: The run crashed\nreport: page\n")
     assert typed(capsys, "compare", "job", "job", "--out", "there")[0] == 0
     assert typed(capsys, "doctor", "--bench")[0] == 7
     assert called == ["job", (2, Path("there")), (True, False)]
@@ -185,7 +189,21 @@ def test_looking_at_runs_imports_neither_torch_nor_transformers(tmp_path):
         "heavy = {'torch', 'transformers', 'plotly', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
+def test_commands_that_only_read_files_import_neither_settings_nor_arrays(tmp_path):
+    """These take most of the half second of processor time that a command with a configuration starts with."""
+    folder = zoo.make_sampled_run(tmp_path)
+    code = (
+        "import sys; from controller.cli.main import main\n"
+        f"main(['status', {str(folder.root)!r}]); main(['logs', {str(folder.root)!r}]); main(['ps'])\n"
+        "heavy = {'pydantic', 'numpy', 'asyncio', 'jinja2'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 
@@ -202,6 +220,6 @@ def test_looking_works_where_torch_does_not(tmp_path, capsys, monkeypatch):
 def test_broken_pipe_is_no_traceback(tmp_path):
     folder = zoo.make_sampled_run(tmp_path)
     command = f"{sys.executable} -m controller samples {folder.root} --limit all --full | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
     assert "Traceback" not in done.stderr
     assert done.stdout.startswith("finished: 6")

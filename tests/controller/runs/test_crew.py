@@ -11,7 +11,10 @@ import run_zoo as zoo
 
 from areal_like.errors import UserError
 from controller.run_folder.run_folder import RunFolder
+from controller.runs.checkpoint import checkpoint
 from controller.runs.crew import add, drain
+from controller.runs.sample_rows import Choice
+from controller.runs.samples import samples
 from controller.runtime.control_requests import Requests
 
 
@@ -94,3 +97,21 @@ def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)
     with pytest.raises(UserError, match="needs a run in progress"):
         drain(folder, "rollout-0")
+
+
+@pytest.mark.parametrize("command", [add, checkpoint])
+def test_a_run_from_files_refuses_requests_with_its_reason(tmp_path, command):
+    folder, controller, time = run(tmp_path)
+    state = json.loads(folder.state.read_text())
+    folder.state.write_text(json.dumps({**state, "objective": "sft"}))
+    with pytest.raises(UserError, match="this run trains from files and takes no requests"):
+        command(folder, **time)
+    assert not controller.asked
+
+
+def test_a_run_from_files_has_no_samples(tmp_path):
+    folder = zoo.make_run(tmp_path, "finished")
+    state = json.loads(folder.state.read_text())
+    folder.state.write_text(json.dumps({**state, "objective": "sft"}))
+    with pytest.raises(UserError, match="it draws no samples"):
+        samples(folder, Choice())

@@ -310,7 +310,7 @@ class TestEpisodes:
     def test_jsonl_has_the_spans(self, forked, capsys):
         samples(forked, Choice(group=3, order="given"), format="jsonl")
         row = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert row["trajectories"][0]["spans"][1] == {"text": "<b>4;", "versions": ""}
+        assert row["trajectories"][0]["spans"][1] == {"text": "<b>4;", "versions": "", "source": ""}
 
 
 class TestJsonl:

@@ -192,7 +192,7 @@ class TestWhy:
     def test_findings_follow_the_status_and_stand_in_json(self, tmp_path):
         folder = zoo.make_run(tmp_path, "crashed")
         text = said(folder, why=True)[1]
-        assert "bad: The run crashed" in text
+        assert text.lstrip().startswith("bad: The run crashed"), "the cause comes before all else"
         assert "-> " in text
         assert json.loads(said(folder, as_json=True, why=True)[1])["findings"][0]["severity"] == "bad"
         assert "findings" not in json.loads(said(folder, as_json=True)[1])

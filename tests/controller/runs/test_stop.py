@@ -98,7 +98,7 @@ def test_run_ends_normally_and_is_reported(tmp_path, play, capsys):
     folder = zoo.make_run(tmp_path, "running")
     controller = play(folder)
     assert stop(folder, sleep=reaped(controller)) == 0
-    assert controller.process.wait(10) == 0
+    assert controller.process.wait(300.0) == 0
     said = capsys.readouterr().out
     assert "finishing the running step and saving" in said
     assert "stopped just now: SIGTERM" in said
@@ -110,7 +110,7 @@ def test_now_sends_a_second_signal(tmp_path, play, monkeypatch):
     folder = zoo.make_run(tmp_path, "running")
     controller = play(folder, "deaf")
     assert stop(folder, now=True, sleep=reaped(controller)) == 0
-    assert controller.process.wait(10) == 1
+    assert controller.process.wait(300.0) == 1
 
 
 def test_leaving_the_wait_does_not_call_the_stop_back(tmp_path, play, capsys):
@@ -123,7 +123,7 @@ def test_leaving_the_wait_does_not_call_the_stop_back(tmp_path, play, capsys):
     with pytest.raises(KeyboardInterrupt):
         stop(folder, sleep=sleep)
     assert "is still shutting down" in capsys.readouterr().err
-    assert controller.process.wait(10) == 0
+    assert controller.process.wait(300.0) == 0
 
 
 def test_run_that_fails_on_its_way_out_is_status_1(tmp_path, play, capsys):

@@ -22,10 +22,18 @@ class Session:
         self.is_evaluation = False
         self.findings: list[str] = []
         self.folder: Any = SimpleNamespace(
-            root=root, logs=root / "logs", summary=root / "summary.json", write_state=self.note("state")
+            root=root,
+            logs=root / "logs",
+            summary=root / "summary.json",
+            config=root / "config.yaml",
+            write_state=self.note("state"),
         )
         self.config: Any = SimpleNamespace(
-            metrics=SimpleNamespace(trace=False, report=True), emulation=None, group_size=2
+            metrics=SimpleNamespace(trace=False, report=True),
+            emulation=None,
+            group_size=2,
+            num_steps=7,
+            staleness=SimpleNamespace(bound=3),
         )
         self.end = SimpleNamespace(is_hurried=False)
         self.sink_counts: dict[str, Any] = {}
@@ -37,6 +45,9 @@ class Session:
         for name in ("merge_traces", "write_summary"):
             monkeypatch.setattr(conclusion, name, self.note(name))
         monkeypatch.setattr(conclusion, "print_summary", lambda summary, root, console: self.note("print")(summary))
+        monkeypatch.setattr(
+            conclusion, "next_steps", lambda summary, root, config: [f"next: {root.name}, {config.name}"]
+        )
         monkeypatch.setattr(conclusion, "draw_report", lambda root: f"report of {root.name}")
         monkeypatch.setattr(conclusion, "audit", self.audit)
 
@@ -71,7 +82,8 @@ def test_a_completed_run_has_a_summary_on_disk_and_on_screen_and_a_report(
     assert session.conclude(Outcome("completed", "all steps are done")) == 0
     wanted = {"groups": 3, "audit": "clean", "status": "completed", "wall_s": 9.0, "prepare_s": 2.0}
     assert session.done == [("write_summary", session.folder.summary, wanted), ("print", wanted)]
-    assert capsys.readouterr().out == f"report of {session.folder.root.name}\n"
+    name = session.folder.root.name
+    assert capsys.readouterr().out == f"report of {name}\n\nnext: {name}, config.yaml\n"
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [("exhausted", 0), ("stopped", 0)])
@@ -149,7 +161,8 @@ def test_no_report_is_drawn(session: Session, capsys: pytest.CaptureFixture[str]
     session.end.is_hurried = case == "hurried"
     session.config.metrics.report = case != "not wanted"
     assert session.conclude(Outcome("completed", "")) == 0
-    assert capsys.readouterr().out == ""
+    name = session.folder.root.name
+    assert capsys.readouterr().out == ("" if session.is_evaluation else f"\nnext: {name}, config.yaml\n")
     assert ("audit" in session.written()) == (case != "evaluation")
 
 
@@ -182,10 +195,12 @@ def test_lost_rows_of_sinks_are_in_the_summary(session: Session) -> None:
 
 
 @pytest.mark.parametrize(("published", "start", "version"), [(3, 1, 3), (-1, 1, 1)])
-@pytest.mark.parametrize("words", ["", "as on 64 GPUs"])
+@pytest.mark.parametrize(("words", "is_evaluation"), [("", False), ("as on 64 GPUs", True)])
 def test_a_run_is_counted_by_fates_sessions_and_restarts(
-    session: Session, monkeypatch: pytest.MonkeyPatch, published: int, start: int, version: int, words: str
-) -> None:
+    session: Session, monkeypatch: pytest.MonkeyPatch, published: int, start: int, version: int, words: str,
+    is_evaluation: bool,
+) -> None:  # fmt: skip
+    session.is_evaluation = is_evaluation
     state = SimpleNamespace(batches=("b",), num_lives=2, num_trainer_restarts=4)
     monkeypatch.setattr(conclusion, "fates", lambda counts, batches, **facts: {"of": (counts, batches), **facts})
     session.ledger = SimpleNamespace(load=lambda: state)  # type: ignore[attr-defined]
@@ -193,5 +208,6 @@ def test_a_run_is_counted_by_fates_sessions_and_restarts(
     coordinator: Any = SimpleNamespace(version=published, counts=lambda: "counts")
     assert count_run(session, coordinator, SimpleNamespace(version=start)) == {  # type: ignore[arg-type]
         "of": ("counts", ("b",)), "group_size": 2, "version": version, "lives": 2, "trainer_restarts": 4,
+        **({} if is_evaluation else {"num_steps": 7, "staleness_bound": 3}),
         **({"emulated": words} if words else {}),
     }  # fmt: skip

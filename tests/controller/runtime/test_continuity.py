@@ -236,6 +236,7 @@ def test_database_file_alone_holds_every_recorded_step(tmp_path):
         for step in range(1, 4):
             ledger.apply([admit(step - 1), finished(step - 1, [0])])
             ledger.apply([shipped(step, step - 1)])
+            assert ledger.wait_for_copy(60.0)
             (tmp_path / "copy").mkdir(exist_ok=True)
             shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "copy" / "ledger.sqlite")
             shutil.copytree(tmp_path / "segments", tmp_path / "copy" / "segments", dirs_exist_ok=True)

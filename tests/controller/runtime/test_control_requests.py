@@ -76,3 +76,30 @@ def test_a_folder_that_cannot_be_read_holds_no_requests(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "glob", failing)
     assert Requests(tmp_path).take() == []
+
+
+def test_answer_that_cannot_be_written_is_no_reason_to_end_the_run(tmp_path: Path) -> None:
+    desk = Requests(tmp_path / "never made")
+    desk.answer("k", "text", is_granted=True)
+    assert answer_to(tmp_path / "never made", "k") is None
+
+
+def test_answer_is_read_once_and_withdrawing_takes_it_away(tmp_path: Path) -> None:
+    desk = Requests(tmp_path)
+    desk.answer("k", "no", is_granted=False)
+    assert answer_to(tmp_path, "k") == (False, "no")
+    assert answer_to(tmp_path, "k") is None
+    desk.answer("k", "yes", is_granted=True)
+    withdraw(tmp_path, "k")
+    assert answer_to(tmp_path, "k") is None
+    (tmp_path / "k.answer").write_text('{"other": 1}')
+    assert answer_to(tmp_path, "k") == (False, "")
+
+
+def test_requests_are_taken_in_the_order_they_were_left_and_each_has_a_key_of_its_own(tmp_path: Path) -> None:
+    desk = Requests(tmp_path)
+    keys = [ask(tmp_path, wish) for wish in ("add", "checkpoint", "drain")]  # type: ignore[arg-type]
+    assert [(request.key, request.wish, request.worker) for request in desk.take()] == [
+        (keys[0], "add", ""), (keys[1], "checkpoint", ""), (keys[2], "drain", ""),
+    ]  # fmt: skip
+    assert len(set(keys)) == 3

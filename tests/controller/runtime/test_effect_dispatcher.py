@@ -29,12 +29,15 @@ from controller.coordinator.effects import (
     SendRewrite,
     SendSwap,
     SendVersion,
+    StoreFinished,
 )
 from controller.coordinator.events import Tick, WorkerLost
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.runtime.effect_dispatcher import EffectDispatcher
 from controller.runtime.inbound import InboundEvent
 from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.trainer_progress import TrainerProgress
+from controller.telemetry.eval_answers import NUM_ANSWERS, EvalAnswers
 
 DROPPED = DropGroup(group_id=3, reason="stale", detail="late")
 ACK = SendAck(worker="w", lease_ids=(1,))
@@ -55,13 +58,14 @@ class Bench:
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
             lengths=SimpleNamespace(record=self.note("lengths")), accuracy={4: 0.5},
-            add_evaluation=lambda version, values: self.num_scored,
+            add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
         display = SimpleNamespace(note=self.note("show"), accuracy=self.note("accuracy"))
         components = SimpleNamespace(
             coordinator=self.coordinator,
             ledger=SimpleNamespace(apply=self.apply, purge=self.note("purge")),
             supervisor=SimpleNamespace(end=self.note("end"), watches_role=lambda role: role in self.watched),
+            rows=SimpleNamespace(eval=lambda row: {"prompt": f"{row}+1="}),
             end=self.end,
             tracer=SimpleNamespace(
                 span=lambda name, **facts: contextlib.nullcontext(), instant=self.note("instant")
@@ -72,8 +76,8 @@ class Bench:
         )  # fmt: skip
         out = SimpleNamespace(
             leases=lambda effect: self.note("leases")() or self.is_sampling, send=self.note("send"),
-            version=self.note("version"), batch=lambda effect, counts: self.batch(effect, counts),
-            forget_ended_evals=self.note("forget"), take_lost=self.take_lost,
+            version=self.note("version"), release=self.note("release"), take_lost=self.take_lost,
+            batch=lambda effect, counts: self.batch(effect, counts), forget_ended_evals=self.note("forget"),
         )  # fmt: skip
         steps = SimpleNamespace(
             published=self.note("published"), starts=self.note("starts"), shipped=self.note("shipped")
@@ -161,7 +165,6 @@ def test_a_step_is_reported_once_however_often_its_version_is_announced() -> Non
         (SendCancel(worker="w", lease_ids=(1,)), "w", m.CancelLeases(lease_ids=(1,))),
         (SendRecall(worker="w", lease_ids=(2,)), "w", m.RecallLeases(lease_ids=(2,))),
         (SendSwap(worker="w", version=3, lineage="l0"), "w", m.SwapVersion(version=3, lineage="l0")),
-        (SendRelease(worker="w", number=4), "w", m.ReleaseMemory(number=4)),
         (SendRewrite(version=5, lineage="l0"), "trainer", m.RewriteVersion(version=5, lineage="l0")),
     ],
 )
@@ -185,6 +188,11 @@ def test_a_step_starts_with_the_first_lease_of_training(is_sampling: bool) -> No
 def test_a_version_is_announced() -> None:
     effect = SendVersion(worker="w", version=1, lineage="l0", manifest_path="v1")
     assert Bench([effect]).handle() == [("version", effect)]
+
+
+def test_memory_is_asked_for() -> None:
+    effect = SendRelease(worker="w", number=4, incarnation="a")
+    assert Bench([effect]).handle() == [("release", effect)]
 
 
 def test_a_worker_is_terminated_and_the_user_knows_why() -> None:
@@ -213,7 +221,7 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
     measured = [
         (
             "measure", "eval", ("version", 4), ("accuracy", 0.5), ("num_scored", 2), ("num_rows", 3),
-            ("eval", "periodic"),
+            ("eval", "periodic"), ("answers", []),
         ),
         ("accuracy", 4, 0.5, 2),
     ]  # fmt: skip
@@ -221,6 +229,25 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
     assert evaluated(2) == [("forget",), missing, *measured]
     assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy"]
     assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
+
+
+def answered(row: int, purpose: Any = "eval") -> StoreFinished:
+    outcome = SampleOutcome(
+        lease_id=row, group_id=row, sample_index=0, num_tokens=1, first_version=4, last_version=4,
+        verdict_kind="scored", value=0.0,
+    )  # fmt: skip
+    return StoreFinished(purpose=purpose, outcome=outcome, value=0.5, is_kept=True)
+
+
+def test_answers_to_the_first_rows_of_an_evaluation_are_measured_with_it() -> None:
+    done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0,) * 4)
+    bench = Bench([answered(2)], [answered(0)], [answered(1, "train")], [answered(NUM_ANSWERS)], [done])
+    words = [SimpleNamespace(trajectories=(), verdict=None, timings={}, response_text=f"=#{n}") for n in range(5)]
+    bench.dispatcher.handle([InboundEvent(Tick(), finished=one) for one in words])  # type: ignore[arg-type]
+    (answers,) = [dict(facts[1:])["answers"] for what, *facts in bench.done if what == "measure"]
+    assert [(one["row"], one["prompt"], one["answer"], one["value"]) for one in answers] == [
+        (0, "0+1=", "=#1", 0.5), (2, "2+1=", "=#0", 0.5),
+    ]  # fmt: skip
 
 
 def test_an_evaluation_that_is_given_up_is_said() -> None:

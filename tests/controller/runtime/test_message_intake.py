@@ -19,9 +19,13 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.gone: set[str] = set()
+        """Processes that are not under supervision."""
         self.trainer = TrainerProgress(SimpleNamespace(trained=2))  # type: ignore[arg-type]
         components = SimpleNamespace(
-            supervisor=self.part("supervisor", "reported", "release"),
+            supervisor=SimpleNamespace(
+                watches=lambda name: name not in self.gone, **vars(self.part("supervisor", "reported", "release"))
+            ),
             worker_admin=self.part("admin", "goodbye", "draining", "checkpoint_saved", "checkpoint_failed"),
             telemetry=SimpleNamespace(display=self.part("display", "note"), journal=self.part("journal", "measure")),
             tracer=self.part("tracer", "instant"),
@@ -65,6 +69,12 @@ def test_a_worker_that_says_hello_joins_and_another_process_is_only_known() -> N
     assert bench.calls == [("supervisor.reported", "rollout-1"), ("monitor.received", "rollout-1")]
     assert bench.hear("reward-0", hello("reward")) is None
     assert ("monitor.received", "reward-0") in bench.calls
+
+
+def test_a_hello_read_after_its_worker_ended_for_good_brings_it_not_back() -> None:
+    bench = Bench()
+    bench.gone.add("rollout-1")
+    assert bench.hear("rollout-1", hello("rollout")) is None
 
 
 def test_only_a_workers_goodbye_and_notice_concern_the_run() -> None:

@@ -28,7 +28,7 @@ import json, pathlib, sys
 spec = json.loads(pathlib.Path(sys.argv[-1]).read_text())
 rows = pathlib.Path(spec["sft_rows"]).read_text().splitlines()
 status = pathlib.Path(spec["status_path"])
-status.open("a").write(json.dumps({"step": len(rows), "loss": 1.23456}) + "\\n")
+status.open("a").write(json.dumps({"step": len(rows), "num_steps": 3, "loss": 1.23456, "seconds": 0.5}) + "\\n")
 folder = pathlib.Path(spec["out_dir"])
 folder.mkdir(parents=True)
 (folder / "config.json").write_text("{}")
@@ -115,13 +115,24 @@ def test_run_whose_predecessor_failed_to_prepare_takes_its_turn(tmp_path):
 def test_progress_is_shown_and_demonstrations_do_not_stay_behind(tmp_path):
     async def test():
         scene = Scene(tmp_path)
-        (scene.folder.logs / "prepare.status.jsonl").write_text('{"step": 99, "loss": 9.0}\n')
+        (scene.folder.logs / "prepare.status.jsonl").write_text(
+            '{"step": 99, "num_steps": 99, "loss": 9.0, "seconds": 1}\n'
+        )
         await scene.prepare(scene.launcher())
-        assert "step 3  loss 1.235" in scene.shown.getvalue()
-        assert "step 99" not in scene.shown.getvalue(), "that was an earlier stretch of the run"
+        assert "warm start 3/3  loss 1.2346" in scene.shown.getvalue()
+        assert "99/99" not in scene.shown.getvalue(), "that was an earlier stretch of the run"
         assert not (scene.folder.processes / "demonstrations.jsonl").exists()
 
     bounded(test())
+
+
+def test_time_left_of_downloads_and_steps_follows_their_pace():
+    download = model_preparation._progress({"num_bytes": 10**9, "total_bytes": 4 * 10**9, "seconds": 5.0})
+    assert download.line() == "download 1.0 GB of 4.0 GB  15 s left"
+    steps = model_preparation._progress({"step": 50, "num_steps": 300, "loss": None, "seconds": 4.0})
+    assert steps.line() == "warm start 50/300  loss -  20 s left"
+    unknown = model_preparation._progress({"num_bytes": 10**9, "total_bytes": None, "seconds": 5.0})
+    assert unknown.line() == "download 1.0 GB"
 
 
 def test_plain_model_folder_is_used_as_it_is(tmp_path):

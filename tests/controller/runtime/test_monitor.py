@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved
-from controller.coordinator.snapshot import Counts
+from controller.coordinator.snapshot import Counts, EvaluationUnderWay
 from controller.runtime import monitor as monitor_module
 from controller.runtime.monitor import Monitor
 from controller.runtime.supervisor import Loss
+from controller.telemetry.progress import Progress
 from controller.telemetry.pulse import ProcessNow
 
 
@@ -27,13 +28,14 @@ class Bench:
         self.shown: list[Any] = []
         self.offered: list[dict[str, Any]] = []
         self.counters: list[tuple[str, str, dict[str, float]]] = []
+        self.num_evaluated = 0
         counts = Counts(
             drawn=9, consumed=3, filtered=1, dropped={"stale": 2, "timeout": 1}, running=1, ready=1, samples_finished=8
         )
         heartbeat = SimpleNamespace(counters={"tokens": 5.0})
         telemetry = SimpleNamespace(
             tally=SimpleNamespace(
-                add_counters=lambda *of: self.counters.append(of), steps=6, accuracy={10: 0.5, 2: 0.25}
+                add_counters=lambda *of: self.counters.append(of), steps=6, accuracy={10: 0.5, 2: 0.25}, is_resumed=True
             ),
             display=SimpleNamespace(show=self.shown.append, note=lambda text, kind: self.notes.append((text, kind))),
             journal=SimpleNamespace(measure=lambda kind, **row: self.rows.append((kind, row)), last_step={"step": 6}),
@@ -44,7 +46,10 @@ class Bench:
         )
         components = SimpleNamespace(
             telemetry=telemetry,
-            coordinator=SimpleNamespace(version=7, waits=lambda: ["a waits"], counts=lambda: counts),
+            coordinator=SimpleNamespace(
+                version=7, waits=lambda: ["a waits"], counts=lambda: counts,
+                evaluations=lambda: [EvaluationUnderWay(version=20, num_done=self.num_evaluated, num_rows=50)],
+            ),
             supervisor=SimpleNamespace(
                 states=lambda: {"rollout-0": "generate"},
                 processes=lambda: {"rollout-0": ProcessNow("rollout", "generate", 4)},
@@ -55,7 +60,9 @@ class Bench:
                 "trainer": SimpleNamespace(incarnation="j", heartbeat=None),
             }),
         )  # fmt: skip
-        steps = SimpleNamespace(eta_s=lambda: 33.0, wall_s=lambda: 1.23456)
+        steps = SimpleNamespace(
+            eta_s=lambda: 33.0, wall_s=lambda: 1.23456, progress=lambda: Progress("steps", 6, 9, 33.0)
+        )
         self.monitor = Monitor(components, steps=steps, clock=lambda: self.now_s)  # type: ignore[arg-type]
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -74,6 +81,11 @@ def test_every_tick_takes_in_heartbeats_and_shows_the_moment() -> None:
     assert (shown.version, shown.waits, shown.states, shown.counts, shown.elapsed_s) == (
         7, ["a waits"], {"rollout-0": "generate"}, COUNTS, 1.0,
     )  # fmt: skip
+    assert shown.is_resumed
+    assert shown.progress == [Progress("steps", 6, 9, 33.0), Progress("evaluation of version 20", 0, 50)]
+    bench.num_evaluated = 20
+    bench.tick(10.0)
+    assert bench.shown[-1].progress[1].left_s == 15.0
 
 
 def test_a_pulse_is_written_at_once_and_then_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:

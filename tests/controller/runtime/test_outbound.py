@@ -11,7 +11,7 @@ from real_ledger import segment_of
 
 from areal_like.trajectory import Segment
 from areal_like.wire import messages as m
-from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendVersion
+from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendRelease, SendVersion
 from controller.coordinator.events import WorkerLost
 from controller.coordinator.snapshot import BatchGroup, Counts
 from controller.runtime.outbound import Outgoing, TaskSettings, stream_seed
@@ -76,14 +76,14 @@ class Bench:
 def order(lease_id: int, purpose: Literal["train", "eval"] = "train", prefix_tokens: int = 0) -> LeaseOrder:
     return LeaseOrder(
         lease_id=lease_id, group_id=4, sample_index=1, purpose=purpose, min_version=3, prefix_tokens=prefix_tokens,
-        moved_from="rollout-7",
+        draw=6, moved_from="rollout-7",
     )  # fmt: skip
 
 
 def test_a_lease_of_training_carries_its_row_its_tokens_so_far_and_a_stream_of_its_own() -> None:
     (task,) = Bench().tasks(order(1, prefix_tokens=3))
     assert task == m.SampleTask(
-        lease_id=1, group_id=4, sample_index=1, purpose="train", min_version=3, row={"prompt": "train 4"},
+        lease_id=1, group_id=4, sample_index=1, purpose="train", min_version=3, row={"prompt": "train 6"},
         sampling=TRAIN, seed=stream_seed(9, "train", 4, 1), prefix=task.prefix, moved_from="rollout-7",
         segment_tokens=64,
     )  # fmt: skip
@@ -154,6 +154,17 @@ def test_a_version_is_announced_to_the_process_it_is_meant_for_and_not_to_its_su
     bench.out.version(effect)
     announced = m.AnnounceVersion(version=3, lineage="l0", manifest_path="/m", deadline_s=33.0, is_held=True)
     assert bench.hub.sent == ([("rollout-0", announced)] if is_sent else [])
+
+
+@pytest.mark.parametrize(("incarnation", "is_sent"), [("a", True), (None, True), ("b", False)])
+def test_memory_is_asked_of_the_process_it_is_meant_for_and_not_of_its_successor(
+    incarnation: str | None, is_sent: bool
+) -> None:
+    bench = Bench()
+    if incarnation is not None:
+        bench.hub.peers["rollout-0"] = SimpleNamespace(incarnation=incarnation)
+    bench.out.release(SendRelease(worker="rollout-0", number=7, incarnation="a"))
+    assert bench.hub.sent == ([("rollout-0", m.ReleaseMemory(number=7))] if is_sent else [])
 
 
 @pytest.mark.parametrize("role", ["rollout", "trainer", None])

@@ -169,7 +169,7 @@ def test_other_processes_are_looked_after_while_the_checkpoint_of_a_dead_trainer
     is_read = threading.Event()
 
     def slow(*args: Any, **more: Any) -> Found:
-        assert is_read.wait(30.0)
+        assert is_read.wait(300.0)
         return Found()
 
     async def test():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from small_run import Trainer, Worker, answer, assert_whole, bounded, concurrently, small_run, until
 
 from areal_like.wire import messages as m
 from controller.ledger.ledger import Ledger
+from controller.runtime.server import BURST
 from controller.runtime.supervisor import Loss
 
 
@@ -36,6 +38,24 @@ def test_what_is_finished_during_the_farewell_is_kept_for_the_next_stretch(tmp_p
     with Ledger(tmp_path) as ledger:
         finished = [sample for group in ledger.load().live for sample in group.samples if sample.is_finished]
     assert len(finished) == 1
+
+
+@pytest.mark.parametrize(("num_waiting", "num_read"), [(0, 1), (3, 4), (10 * BURST, BURST)])
+def test_farewell_reads_what_has_come_when_its_time_is_over(tmp_path, num_waiting, num_read):
+    """Up to one that finds nothing, and at most a burst: a process may send indefinitely."""
+    looks: list[float] = []
+
+    async def look(timeout_s, grace_s):
+        looks.append(timeout_s)
+        return len(looks) <= num_waiting
+
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.server._take_last_words = look
+            await run.server.farewell(0.0)
+
+    bounded(test())
+    assert looks == [0.0] * num_read
 
 
 def test_farewell_does_not_wait_for_the_dead(tmp_path):

@@ -20,7 +20,7 @@ def test_totals_go_on_from_the_steps_and_evaluations_that_the_checkpoint_covers(
             evaluation = RecordEval(version=step, lineage="l0", kind="periodic", values=(1.0,))
             ledger.apply([LedgerEntry(effect=evaluation)])
         start, tally = StartingPoint(ledger.load(), version=2), Tally()
-        restore_tally(tally, ledger, start)
+        restore_tally(tally, ledger, start, tmp_path / "metrics.jsonl")
     assert start.lineage == "l1"
     assert tally.steps == 2
     assert sorted(tally.accuracy) == [1, 2]

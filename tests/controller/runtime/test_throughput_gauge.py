@@ -76,3 +76,26 @@ def test_busy_time_is_gathered_until_a_second_of_it_is_there() -> None:
     assert read(gauge, 500, 0.5) is None
     assert read(gauge, 1000, 0.9375) is None
     assert read(gauge, 1200, 1.0) == 1200
+
+
+def test_each_worker_has_a_speed_of_its_own() -> None:
+    gauge = SpeedGauge()
+    for name in ("w0", "w1"):
+        assert gauge.read(name, "a", {"tokens": 0.0, "busy_s": 0.0}) is None
+    assert gauge.read("w0", "a", {"tokens": 100.0, "busy_s": 1.0}) == (100.0, 0.0)
+    assert gauge.read("w1", "a", {"tokens": 300.0, "busy_s": 1.0}) == (300.0, 0.0)
+
+
+def test_change_is_news_beyond_the_share_and_counted_from_what_was_reported_last() -> None:
+    gauge = SpeedGauge()
+    read(gauge, 0, 0)
+    assert read(gauge, 1000, 1.0) == 1000
+    assert read(gauge, 2050, 2.0) is None, "a twentieth is not more than a twentieth"
+    assert read(gauge, 3101, 3.0) == 1051, "two small changes are a large one together"
+
+
+def test_steps_alone_may_be_the_news() -> None:
+    gauge = SpeedGauge()
+    for tokens, steps, busy_s in ((0.0, 0.0, 0.0), (100.0, 10.0, 1.0)):
+        gauge.read("w", "a", {"tokens": tokens, "steps": steps, "busy_s": busy_s})
+    assert gauge.read("w", "a", {"tokens": 200.0, "steps": 30.0, "busy_s": 2.0}) == (100.0, 20.0)

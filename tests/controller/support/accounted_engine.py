@@ -48,8 +48,8 @@ class AccountedEngine:
     def __init__(self, cluster: LinkedCluster, worker: VirtualWorker) -> None:
         self._cluster, self._worker = cluster, worker
         self.version = -1
-        self.is_failing = self.is_stuck = False
-        """The next load fails; the next release never ends."""
+        self.is_failing = self.is_stuck = self.is_hung = False
+        """The next load fails; no release ends; no load ends."""
         self.is_releasing = False
         self._step: asyncio.Future[None] | None = None
 
@@ -57,6 +57,8 @@ class AccountedEngine:
         self._worker.has_memory = True
         self._cluster.check_memory()
         await self._wait_for_the_schedule()
+        while self.is_hung:
+            await self._wait_for_the_schedule()
         if self.is_failing:
             self.is_failing = False
             raise WeightError("checksum differs")

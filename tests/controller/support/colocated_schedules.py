@@ -38,9 +38,11 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "silences": ("silence", "silence_at_handover"),
     "trainer_out_of_reach": ("lose_touch_with_trainer", "lose_touch_with_trainer"),
     "worker_deaths": ("kill_worker", "drain_worker", "fail_to_load", "get_stuck"),
+    "quarantines": ("fail_to_load", "fail_to_load", "hang_in_load", "kill_worker", "crash", "kill_trainer"),
     "everything": (
         "crash", "kill_trainer", "kill_trainer_at_handover", "silence", "silence_at_handover",
-        "lose_touch_with_trainer", "kill_worker", "drain_worker", "fail_to_load", "get_stuck", "duplicate", "drain_one",
+        "lose_touch_with_trainer", "kill_worker", "drain_worker", "fail_to_load", "get_stuck", "hang_in_load",
+        "duplicate", "drain_one",
     ),
 }  # fmt: skip
 """Faults by the name of a kind of schedule."""
@@ -54,7 +56,7 @@ def colocated_settings(rng: random.Random) -> CoordinatorSettings:
         random_settings(rng), mode="sync", is_colocated=True, groups_per_step=rng.choice([1, 2, 3]),
         group_size=rng.choice([1, 2]), load_deadline_s=rng.choice([8.0, 1e6]), max_load_attempts=1000,
         num_steps=rng.randint(4, 12), group_timeout_s=1e6,
-        num_eval_rows=rng.choice([0, 0, 0, 2]), max_sample_losses=100,
+        num_eval_rows=rng.choice([0, 0, 2]), max_sample_losses=100,
     )  # fmt: skip
 
 
@@ -119,6 +121,7 @@ def main() -> int:
                 lineages=len(cluster.ledger.lineages), ended=cluster.num_ended,
             )  # fmt: skip
             totals[cluster.end.status if cluster.end else "no end"] += 1
+            totals[f"on_stale {cluster.settings.on_stale}"] += 1
     taken_s = time.monotonic() - started_s
     print(f"{number} schedules in {taken_s:.0f} s, {failures.total()} failed: {dict(failures)}; {dict(totals)}")
     return 1 if failures else 0

@@ -6,7 +6,7 @@ one thing there. Refuses: everything in between (colocated_schedules.py), and ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from linked_cluster import LinkedCluster
 from virtual_cluster import VirtualWorker
@@ -81,6 +81,68 @@ def announce_behind_releases(cluster: LinkedCluster) -> Plan:
     cluster.paused_engines.discard(name)
 
 
+def resume_in_quarantine(cluster: LinkedCluster) -> Plan:
+    """The run is resumed while a worker is quarantined."""
+    name = yield from _quarantine(cluster)
+    if name:
+        cluster.restart()
+
+
+def replace_after_two_failures(cluster: LinkedCluster) -> Plan:
+    """A worker cannot load a version, nor at the second attempt; then another process takes its name."""
+    name = yield from _quarantine(cluster)
+    if not name:
+        return
+    incarnation = cluster.workers[name].incarnation
+    weights = cluster.coordinator._state.workers[name].weights
+    cluster.engines[name].is_failing = True
+    for _ in range(200):
+        if weights.load_attempts > 1 and not cluster.engines[name].is_failing:
+            break
+        yield
+    if cluster.workers[name].is_alive and cluster.workers[name].incarnation == incarnation:
+        cluster._die(cluster.workers[name], "killed", is_permanent=False)
+
+
+def quarantine_behind_a_hung_load(cluster: LinkedCluster) -> Plan:
+    """A worker never loads another version; the trainer dies, or the run is resumed, while it is quarantined."""
+    cluster.hang_in_load()
+    for _ in range(200):
+        if _quarantined(cluster):
+            break
+        yield
+    if _quarantined(cluster) and cluster.rng.random() < 0.7:
+        cluster.rng.choice([cluster.kill_trainer, cluster.restart])()
+
+
+def die_before_the_handover(cluster: LinkedCluster) -> Plan:
+    """The trainer dies, or the run is resumed, while its batch is held back until the engines are empty."""
+    while cluster.coordinator._state.devices.held_batch is None:
+        yield
+    for _ in range(cluster.rng.choice([0, 0, 1, 3])):
+        yield
+    cluster.rng.choice([cluster.kill_trainer, cluster.kill_trainer, cluster.restart])()
+    for _ in range(cluster.rng.choice([5, 40])):
+        yield
+
+
+def _quarantine(cluster: LinkedCluster) -> Generator[None, None, str]:
+    """Have the next load of a worker fail. Returns its name once it is quarantined; empty where it is not in time."""
+    worker = cluster._alive()
+    if worker is None:
+        return ""
+    cluster.engines[worker.name].is_failing = True
+    for _ in range(200):
+        if worker.name in _quarantined(cluster):
+            return worker.name
+        yield
+    return ""
+
+
+def _quarantined(cluster: LinkedCluster) -> list[str]:
+    return [worker.name for worker in cluster.coordinator._state.workers.values() if worker.weights.quarantine]
+
+
 def _releasing(cluster: LinkedCluster) -> VirtualWorker | None:
     found = [worker for worker in cluster.asked() if cluster.engines[worker.name].is_releasing]
     return cluster.rng.choice(found) if found else None
@@ -99,6 +161,10 @@ PLANS: dict[str, Callable[[LinkedCluster], Plan]] = {
     "replay_far": replay_far,
     "delay_second_answer": delay_second_answer,
     "announce_behind_releases": announce_behind_releases,
+    "resume_in_quarantine": resume_in_quarantine,
+    "replace_after_two_failures": replace_after_two_failures,
+    "quarantine_behind_a_hung_load": quarantine_behind_a_hung_load,
+    "die_before_the_handover": die_before_the_handover,
 }
 """By the name of a kind of schedule."""
 

@@ -18,6 +18,7 @@ from controller.coordinator.effects import (
     RecordEval,
     RecordGroup,
     RecordLineage,
+    RecordSkips,
     StoreFinished,
     StorePartial,
 )
@@ -44,6 +45,7 @@ class SampleFacts:
 @dataclass
 class GroupFacts:
     version: int
+    draw: int
     samples: dict[int, SampleFacts] = field(default_factory=dict)
     fate: str = "live"
 
@@ -59,6 +61,7 @@ class LedgerModel:
         self.groups_per_step, self.group_size = groups_per_step, group_size
         self.bound, self.on_stale = bound, on_stale
         self.groups: dict[int, GroupFacts] = {}
+        self.skipped: set[int] = set()
         self.fates: Counter[str] = Counter()
         self.batches: dict[int, BatchRecord] = {}
         self.lineages: list[str] = []
@@ -78,6 +81,10 @@ class LedgerModel:
                 self.checkpoints = [c for c in self.checkpoints if c.version <= effect.checkpoint_version]
             case RecordGroup():
                 self._admit(effect)
+            case RecordSkips():
+                for skip in effect.draws:
+                    assert skip.draw == len(self.groups) + len(self.skipped), "positions are passed over in order"
+                    self.skipped.add(skip.draw)
             case StorePartial():
                 assert versions is not None
                 self._store_partial(effect, versions)
@@ -114,7 +121,10 @@ class LedgerModel:
 
     def _admit(self, effect: RecordGroup) -> None:
         assert effect.group_id == len(self.groups), "draws are numbered 0, 1, 2, ..."
-        self.groups[effect.group_id] = GroupFacts(effect.version)
+        assert effect.draw is not None
+        assert effect.draw not in self.skipped, "a position was passed over and taken"
+        assert effect.draw == len(self.groups) + len(self.skipped), "a position was neither taken nor passed over"
+        self.groups[effect.group_id] = GroupFacts(effect.version, effect.draw)
         self.fates["live"] += 1
         started = self.fates["live"] + self.fates["consumed"]
         assert effect.started == started, f"started is {started}, not {effect.started}"
@@ -207,6 +217,7 @@ class LedgerModel:
             GroupRecord(
                 group_id=group_id,
                 version=group.version,
+                draw=group.draw,
                 samples=tuple(_record(i, s) for i, s in sorted(group.samples.items()) if s.is_finished or s.partial),
             )
             for group_id, group in self.groups.items()
@@ -217,6 +228,7 @@ class LedgerModel:
             num_lineages=len(self.lineages),
             num_trainer_restarts=self.num_trainer_restarts,
             num_drawn=len(self.groups),
+            next_draw=max((group.draw for group in self.groups.values()), default=-1) + 1,
             num_filtered=fates["filtered"],
             dropped={fate: n for fate, n in sorted(fates.items()) if fate not in ("live", "consumed", "filtered")},
             live=live,

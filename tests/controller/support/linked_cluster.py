@@ -143,7 +143,7 @@ class LinkedCluster(VirtualCluster):
             worker = self.workers[name]
             if not worker.is_alive or not worker.is_known or self.joined.get(name) != str(worker.incarnation):
                 return  # out of reach, or meant for a process that is dead
-            if isinstance(effect, SendVersion) and effect.incarnation != str(worker.incarnation):
+            if isinstance(effect, SendVersion | SendRelease) and effect.incarnation != str(worker.incarnation):
                 return  # its successor has said Hello meanwhile
             if isinstance(effect, SendLeases):
                 self._send_leases(worker, effect)
@@ -279,6 +279,23 @@ class LinkedCluster(VirtualCluster):
         if worker is not None and self.settings.load_deadline_s < 100.0:
             self.engines[worker.name].is_stuck = True
 
+    def hang_in_load(self) -> None:
+        """An engine whose loads never end, while another worker stays fit: only its end helps."""
+        names = {worker.name for worker in self.workers.values() if not worker.is_leaving and not worker.is_away}
+        names -= self.leaving
+        is_spared = len(names) > 1 and not self._is_any_hung()
+        worker = self._alive()
+        if worker is not None and worker.name in names and is_spared and self.settings.load_deadline_s < 100.0:
+            self.engines[worker.name].is_hung = True
+
+    def _is_any_hung(self) -> bool:
+        return any(engine.is_hung for engine in self.engines.values())
+
+    def drain_worker(self) -> None:
+        """Not while a worker hangs: it might be the last one."""
+        if not self._is_any_hung():
+            super().drain_worker()
+
     def silence(self) -> None:
         """The controller cannot reach a worker that goes on; what is on its way may be lost, in either direction."""
         if (worker := self._alive()) is not None:
@@ -390,7 +407,10 @@ class LinkedCluster(VirtualCluster):
     # ------------------------------------------------------------ liveness
 
     def check_end(self) -> None:
-        """Acknowledgements travel as well."""
+        """Acknowledgements travel as well, and reach who is back in touch."""
+        for worker in self.workers.values():
+            if worker.is_alive and not worker.is_known:
+                self._come_back(worker)
         for _ in range(3):
             for worker in self.workers.values():  # `resend` picks one of them at random
                 self._resend(worker)

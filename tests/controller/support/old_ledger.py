@@ -45,7 +45,8 @@ def make_old(path: Path) -> None:
     db.executescript(FIRST_SCHEMA)
     db.execute("ATTACH ? AS current", (str(path),))
     for table in TABLES:
-        db.execute(f"INSERT INTO main.{table} SELECT * FROM current.{table}")
+        columns = ", ".join(f'"{row[1]}"' for row in db.execute(f"PRAGMA main.table_info({table})"))
+        db.execute(f"INSERT INTO main.{table} SELECT {columns} FROM current.{table}")
     db.execute("UPDATE main.meta SET value = '1' WHERE key = 'schema'")
     db.close()
     old.replace(path)

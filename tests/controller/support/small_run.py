@@ -50,7 +50,7 @@ from controller.telemetry.status import StatusFile
 from controller.telemetry.summary import Tally
 from controller.telemetry.telemetry import Telemetry
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 ANSWER_TOKENS = 4
 
 

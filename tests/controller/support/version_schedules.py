@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from roster_oracle import kept, looked_up
 from schedules import random_settings
-from virtual_cluster import VirtualCluster
+from virtual_cluster import VirtualCluster, VirtualWorker
 
 from controller.coordinator import rewriting
-from controller.coordinator.effects import Effect, Note, SendLeases
+from controller.coordinator.effects import Effect, Note, SendLeases, SendVersion
 from controller.coordinator.events import Event, WorkerJoined, WorkerLost, WorkerVersionLoaded, WorkerVersionStaged
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Worker
@@ -28,7 +28,7 @@ STEADY = (
 )  # fmt: skip
 FAULTS = (
     "fail_to_load", "damage_version", "lose_announcement", "silence", "kill_worker", "drain_worker", "kill_trainer",
-    "wait_long", "stage_again", "stage_again",
+    "wait_long", "stage_again", "stage_again", "hang",
 )  # fmt: skip
 EXPECTED = (VersionState.LOADING, VersionState.SWAPPING, VersionState.RETRYING, VersionState.RETRY_SWAPPING)
 QUARANTINED = (
@@ -53,14 +53,25 @@ class VersionCluster(VirtualCluster):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.barred: set[str] = set()
         """Workers that get no leases until they have loaded a version."""
+        self.hung: set[tuple[str, int]] = set()
+        """Processes, by name and incarnation, that never load another version."""
         super().__init__(*args, **options)
 
     def handle_burst(self, burst: list[tuple[Event, dict[int, list[int]]]], **options: bool) -> None:
         """One event at a time, so that effects are checked in the order of the events that they answer."""
         for one in burst:
+            unstaged = self._not_to_be_staged_by(one[0])
             super().handle_burst([one], **options)
             if self.end is None:
                 self._check_versions()
+                assert unstaged is None or not unstaged.is_staged, "staged another version than was announced"
+
+    def _not_to_be_staged_by(self, event: Event) -> WorkerVersion | None:
+        """The version of the worker that says it has staged another one than was announced to it."""
+        worker = self.coordinator._state.workers.get(getattr(event, "worker", ""))
+        if worker is None or worker.weights.is_staged or not isinstance(event, WorkerVersionStaged):
+            return None
+        return worker.weights if event.version != worker.weights.announced else None
 
     def _watch(self, event: Event) -> None:
         super()._watch(event)
@@ -70,6 +81,9 @@ class VersionCluster(VirtualCluster):
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Note) and effect.kind == "quarantined":
             self.barred.add(effect.text.split()[0])
+        if isinstance(effect, SendVersion):
+            weights = self.coordinator._state.workers[effect.worker].weights
+            assert weights.load_due_s < float("inf"), "a version was announced without a deadline"
         if isinstance(effect, SendLeases):
             assert effect.worker not in self.barred, "atomic-versions: a quarantined worker is leased to"
         super()._carry_out(effect)
@@ -82,7 +96,7 @@ class VersionCluster(VirtualCluster):
         state = self.coordinator._state
         for worker in state.workers.values():
             check_version(worker.weights)
-            assert worker.weights.pin is None or (worker.is_present and not worker.is_draining), "pinned and away"
+            assert worker.weights.pin is None or worker.is_working, "an evaluation waits for a worker that is away"
             assert not self._is_forgotten(worker), f"{worker.name} is behind, and nothing is expected of it"
         assert kept(state.workers) == looked_up(state.workers), "the lists of workers are out of date"
 
@@ -90,6 +104,7 @@ class VersionCluster(VirtualCluster):
         trainer, weights = self.coordinator._state.trainer, worker.weights
         is_available = bool(trainer.manifest_path) and not rewriting.is_under_way(trainer, trainer.version)
         is_behind = weights.state is VersionState.IDLE and weights.version < weights.announced
+        is_behind &= not weights.must_announce_again
         return worker.is_present and not worker.is_draining and is_behind and is_available
 
     # ------------------------------------------------------------ faults
@@ -110,6 +125,32 @@ class VersionCluster(VirtualCluster):
             self.post(
                 worker.name, WorkerVersionStaged(worker=worker.name, version=worker.announced, lineage=worker.lineage)
             )
+
+    def hang(self) -> None:
+        """A worker never loads another version, and goes on with its samples: often one that holds older groups.
+
+        Another worker stays fit for new ones.
+        """
+        present = [worker for worker in self.workers.values() if self._stays(worker)]
+        alive = [worker for worker in present if worker.is_alive]
+        if alive and len(present) > 1 and not self._is_any_hung() and self.settings.load_deadline_s < 100.0:
+            worker = self.rng.choice([worker for worker in alive if worker.tasks] or alive)
+            self.hung.add((worker.name, worker.incarnation))
+
+    def _stays(self, worker: VirtualWorker) -> bool:
+        return not worker.is_leaving and not worker.is_away and worker.name not in self.leaving
+
+    def _is_any_hung(self) -> bool:
+        return any((worker.name, worker.incarnation) in self.hung for worker in self.workers.values())
+
+    def drain_worker(self) -> None:
+        """Not while a worker hangs: it might be the last one."""
+        if not self._is_any_hung():
+            super().drain_worker()
+
+    def _load(self, worker: VirtualWorker) -> None:
+        if (worker.name, worker.incarnation) not in self.hung:
+            super()._load(worker)
 
     def wait_long(self) -> None:
         """A deadline of a load passes."""

@@ -287,7 +287,7 @@ def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
     with pytest.raises(subprocess.TimeoutExpired):
         sink.close()
     assert sink._process is not None
-    assert sink._process.wait(10) == -9
+    assert sink._process.wait(300.0) == -9
     if (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()):  # a busy machine may not get so far
         assert not psutil.pid_exists(int(pid))
     assert time.monotonic() - started_s < 60

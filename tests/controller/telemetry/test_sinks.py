@@ -11,7 +11,7 @@ from small_run import Trainer, Worker, bounded, concurrently, small_run
 from controller.telemetry import sinks as sinks_module
 from controller.telemetry.sinks import QUEUE_ROWS, Sinks, SinkThread
 
-PATIENCE_S = 10.0
+PATIENCE_S = 300.0
 
 
 class FakeSink:

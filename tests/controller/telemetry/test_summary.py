@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, Counts
-from controller.telemetry.summary import Tally, fates, print_summary, write_summary
+from controller.telemetry.summary import Tally, fates, write_summary
 
 PROMISED = {
     "accuracy_before", "accuracy_after", "wall_s", "steps", "samples_per_s", "tokens_per_s", "trainer_wait_share",
@@ -102,25 +100,19 @@ def test_steps_of_earlier_stretches_count_but_not_for_the_rates():
     assert (summary["steps"], summary["staleness_max"], summary["samples_per_s"]) == (2, 3, 2.0)
 
 
-def test_what_is_written_is_what_is_printed_whatever_stands_in_it(tmp_path):
+def test_what_is_written_is_the_summary(tmp_path):
     summary = {"audit": "exactly-once: steps [/] have [bold]holes", "steps": 3, "accuracy_before": None, "share": 0.25}
     write_summary(tmp_path / "summary.json", summary)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    shown = StringIO()
-    print_summary(summary, tmp_path / "[red]odd[/]", Console(file=shown, width=200))
-    text = shown.getvalue()
-    assert "exactly-once: steps [/] have [bold]holes" in text
-    assert "[red]odd[/]" in text
-    assert all(key in text for key in summary)
 
 
-def test_accuracies_are_shown_with_three_decimals(tmp_path):
-    shown = StringIO()
-    summary = {"accuracy_before": 0.5, "accuracy_after": 1.0, "accuracy_by_version": {"0": 0.5, "3": 1.0}}
-    print_summary(summary, tmp_path, Console(file=shown, width=200))
-    words = [line.split() for line in shown.getvalue().splitlines()[:3]]
-    assert words == [
-        ["accuracy_before", "0.500"],
-        ["accuracy_after", "1.000"],
-        ["accuracy_by_version", "0:", "0.500", "3:", "1.000"],
-    ]
+def test_answers_before_and_after_are_in_the_summary_once_there_are_both():
+    tally = Tally()
+    for version, answer in ((0, "wrong"), (3, "right")):
+        assert "answers" not in tally.summary({}, status="completed", wall_s=1.0, prepare_s=0.0)
+        tally.answers.record(version, 0, {"prompt": "1+1="}, answer, float(version > 0))
+        tally.answers.finish(version)
+    (found,) = tally.summary({}, status="completed", wall_s=1.0, prepare_s=0.0)["answers"]
+    assert found == {
+        "prompt": "1+1=", "before": "wrong", "value_before": 0.0, "after": "right", "value_after": 1.0,
+    }  # fmt: skip

@@ -5,92 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import textwrap
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-import numpy as np
 import psutil
 import pytest
-from chat_tokenizer import byte_tokenizer
+from agent_policy import ADD, ASK, CALL, Policy, asked, played, serving
 
 from areal_like.errors import UserError
-from areal_like.trajectory import Segment
-from areal_like.verdict import Verdict
 from rollout.agent.listener import listening
 from rollout.agent.session import AgentSession
 from rollout.agent.workflow import AgentWorkflow
 from rollout.chat.formats import FORMATS
-from rollout.tokens import PromptTokens
-from rollout.transcript import Answer
 from rollout.workflow import SampleCut, load_workflow
-
-TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }} <tool_call> arguments<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = '<think>Hm.</think><tool_call>{"name": "add",  "arguments": {"x": 3, "y": 4}}</tool_call><|im_end|>'
-ASK = {"model": "policy", "messages": [{"role": "user", "content": "3 and 4?"}]}
-
-
-class Policy:
-    """Says its lines, one for each request; a line that is an exception is raised."""
-
-    def __init__(self, *lines: Any, template: str = TEMPLATE, max_context: int = 4000) -> None:
-        self.tokenizer = byte_tokenizer(template)
-        self.eos = self.tokenizer.eos_token_id
-        self.lines, self.prompts, self.limits, self.scored = list(lines), [], [], []
-        self.tokens = PromptTokens(
-            self.tokenizer, template=None, add_bos="auto", max_context=max_context, stop_ids=(self.eos,)
-        )
-        self.going = asyncio.Event()
-        self.going.set()
-
-    async def generate(self, transcript: Any, *, max_new_tokens: int | None = None) -> Answer:
-        self.prompts.append(transcript.tokens_T.tolist())
-        self.limits.append(max_new_tokens)
-        await self.going.wait()
-        line = self.lines.pop(0)
-        if isinstance(line, BaseException):
-            raise line
-        made = self.tokens.encode(line)[:max_new_tokens]
-        segment = Segment(made, np.full(len(made), -0.5, np.float32), np.full(len(made), 2, np.int32))
-        ended = bool(len(made)) and made[-1] == self.eos
-        return Answer(
-            segment=segment, finish_reason="stop" if ended else "length", number=len(self.prompts) - 1,
-            ended_by="end_of_sequence" if ended else "length", stop_token=self.eos if ended else None,
-        )  # fmt: skip
-
-    async def score(self, response: str, answer: Any) -> Verdict:
-        self.scored.append(response)
-        return Verdict(kind="scored", value=float(response == "7"), components={"correct": 1.0}, scorer="s")
-
-    def sampled(self, trajectory: Any) -> str:
-        return str(self.tokenizer.decode(trajectory.tokens_T[trajectory.loss_mask_T]))
-
-
-def asked(policy: Policy, *requests: Any, path: str = "/v1/chat/completions", **session: Any) -> Any:
-    """Send requests one after the other; (status, body) of each, and the session. A request may be (body, headers)."""
-
-    async def ask() -> Any:
-        agent = AgentSession(policy, FORMATS["hermes"], **session)  # type: ignore[arg-type]
-        answers = []
-        async with listening(agent) as address, aiohttp.ClientSession() as client:
-            for request in requests:
-                body, headers = request if isinstance(request, tuple) else (request, {})
-                headers = {"Authorization": f"Bearer {agent.secret}", **headers}
-                data = body if isinstance(body, str) else json.dumps(body)
-                async with client.post(address + path, data=data, headers=headers) as response:
-                    text = await response.text()
-                    is_json = response.content_type == "application/json"
-                    answers.append((response.status, json.loads(text) if is_json else text))
-        return answers, agent
-
-    return asyncio.run(ask())
 
 
 def test_a_conversation_with_a_tool_continues_the_sampled_tokens_and_is_one_trajectory() -> None:
@@ -197,20 +125,22 @@ def test_a_request_that_cannot_be_answered_gets_a_sentence_and_the_next_is_answe
     assert agent.counts["agent_refused"] == 1
 
 
-def test_a_wrong_key_an_unknown_path_and_a_call_after_the_end_are_refused() -> None:
-    answers, _ = asked(Policy(), (ASK, {"Authorization": "Bearer x"}))
+def test_a_wrong_key_an_unknown_path_and_a_call_after_the_end_are_refused_and_counted() -> None:
+    answers, agent = asked(Policy(), (ASK, {"Authorization": "Bearer x"}))
     assert answers[0][0] == 401
     assert "OPENAI_API_KEY" in answers[0][1]["error"]["message"]
+    assert agent.counts["agent_refused"] == 1
     assert asked(Policy(), ASK, path="/v1/embeddings")[0][0][0] == 404
 
-    async def late() -> str:
-        agent = AgentSession(Policy(), FORMATS["hermes"])  # type: ignore[arg-type]
-        agent.is_over = True
-        with pytest.raises(Exception, match="the sample has ended") as refused:
-            await agent.reply(SimpleNamespace(), key="k", is_repeated=False)  # type: ignore[arg-type]
-        return str(refused.value.status)  # type: ignore[attr-defined]
+    async def late() -> Any:
+        async with serving(Policy()) as (agent, address, client):
+            agent.is_over = True
+            async with client.post(f"{address}/v1/chat/completions", json=ASK) as response:
+                return response.status, await response.json(), agent.counts["agent_refused"]
 
-    assert asyncio.run(late()) == "409"
+    status, answer, num_refused = asyncio.run(late())
+    assert (status, answer["error"]["code"], num_refused) == (409, "sample_ended", 1)
+    assert answer["error"]["message"] == "the sample has ended"
 
 
 def test_an_empty_answer_has_empty_content_and_one_with_calls_has_none() -> None:
@@ -241,20 +171,6 @@ def test_a_reward_that_is_no_number_is_refused(body: Any) -> None:
 
 # ---------------------------------------------------------------- programs
 
-HELPERS = """
-    import json, os, sys, urllib.request
-
-    def post(url, body):
-        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        return json.load(urllib.request.urlopen(request))
-
-    def ask(messages, **more):
-        body = {"model": "policy", "messages": messages, **more}
-        return post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
-
-    row = json.loads(os.environ["AREAL_LIKE_ROW"])
-"""
 TWO_TURNS = """
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     messages = [{"role": "user", "content": row["prompt"]}]
@@ -266,14 +182,6 @@ TWO_TURNS = """
 """
 
 
-def played(policy: Policy, program: str, tmp_path: Any, **options: Any) -> Any:
-    path = tmp_path / "agent.py"
-    path.write_text(textwrap.dedent(HELPERS) + textwrap.dedent(program))
-    workflow = load_workflow("agent", {"command": [sys.executable, "-S", str(path)], **options})
-    task = SimpleNamespace(row={"prompt": "3 and 4?", "answer": "7"})
-    return asyncio.run(workflow.run(task, policy))  # type: ignore[arg-type]
-
-
 @pytest.mark.processes
 def test_an_unchanged_program_takes_two_turns_and_its_last_answer_is_judged(tmp_path: Any) -> None:
     policy = Policy(CALL, "7<|im_end|>")
@@ -283,6 +191,51 @@ def test_an_unchanged_program_takes_two_turns_and_its_last_answer_is_judged(tmp_
     assert sample.verdict.components["turns"] == 2
     assert sample.verdict.components["agent_tool_calls"] == 1
     assert set(sample.trajectory.versions_T[sample.trajectory.loss_mask_T]) == {2}
+
+
+@pytest.mark.processes
+def test_a_sample_goes_on_after_requests_that_were_refused_and_its_verdict_counts_them(tmp_path: Any) -> None:
+    program = """
+        import urllib.error
+
+        def refused(**more):
+            try:
+                ask([{"role": "user", "content": "3 and 4?"}], **more)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)["error"]["message"].split(":")[0]
+
+        key = os.environ["OPENAI_API_KEY"]
+        os.environ["OPENAI_API_KEY"] = "another"
+        print(refused())
+        os.environ["OPENAI_API_KEY"] = key
+        print(refused(n=2), refused(logit_bias={"5": 1}))
+        ask([{"role": "user", "content": "3 and 4?"}], tools=[{"type": "function", "function": {"name": "add"}}])
+    """
+    unknown = '<tool_call>{"name": "divide", "arguments": {}}</tool_call><tool_call>{"name"</tool_call><|im_end|>'
+    sample = played(Policy(unknown), program, tmp_path)
+    assert sample.verdict.is_scored, sample.verdict
+    counts = {name: sample.verdict.components[f"agent_{name}"] for name in ("requests", "refused", "malformed_calls")}
+    assert counts == {"requests": 4.0, "refused": 3.0, "malformed_calls": 2.0}
+
+
+@pytest.mark.processes
+def test_a_program_finds_the_policy_by_the_variables_of_both_sdks_and_past_a_proxy(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    program = """
+        assert os.environ["NO_PROXY"] == "example.org,127.0.0.1", os.environ["NO_PROXY"]
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}]}
+        headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "Content-Type": "application/json"}
+        url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        (block,) = json.load(urllib.request.urlopen(request))["content"]
+        assert block["text"] == "7", block
+    """
+    sample = played(Policy("7<|im_end|>"), program, tmp_path)
+    assert sample.verdict.value == 1.0, sample.verdict
 
 
 @pytest.mark.processes
@@ -360,6 +313,9 @@ def test_a_sample_that_is_cut_or_cancelled_leaves_no_process(tmp_path: Any) -> N
         ({"command": "python agent.py"}, "list of words"),
         ({"command": []}, "list of words"),
         ({"command": ["no-such-program-here"]}, "there is no program 'no-such-program-here'"),
+        ({"command": ["sh", "agent.sh"]}, "there is no file 'agent.sh'"),
+        ({"command": ["sh"], "preload": "openai"}, "preload must be a list of modules"),
+        ({"command": ["sh"], "preload": ["openai"]}, "leave preload out"),
         ({"command": ["sh"], "reward": "coin"}, "write scorer or agent"),
         ({"command": ["sh"], "timeout_s": 0}, "timeout_s must be greater than 0"),
         ({"command": ["sh"], "format": "hermse"}, "did you mean hermes"),
@@ -373,5 +329,5 @@ def test_options_that_cannot_be_used_are_refused(options: Any, said: str) -> Non
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
     policy = Policy(template="")
-    with pytest.raises(UserError, match="needs a chat template"):
+    with pytest.raises(UserError, match="need a chat template"):
         asyncio.run(AgentWorkflow(command=["sh"]).run(SimpleNamespace(row={}), policy))  # type: ignore[arg-type]

@@ -161,8 +161,11 @@ def test_an_answer_that_the_template_ends_with_no_known_mark_is_continued_from_i
     )
     prompt = store.prompt([*question, reply, {"role": "user", "content": "on"}])
     assert prompt.anchor is None
-    assert store.num_rendered_again == 1
+    assert store.num_rendered_again == 0, "nothing was sampled from there"
     assert len(store.trajectories()) == 1
+    store.record(prompt, Answer(segment=segment, finish_reason="length", number=1), reply, stop="", closing="")
+    assert store.num_rendered_again == 1
+    assert len(store.trajectories()) == 2
 
 
 @pytest.mark.parametrize(

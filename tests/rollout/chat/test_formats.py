@@ -247,3 +247,128 @@ def test_past_calls_have_the_shape_that_the_template_takes() -> None:
     assert len(FORMATS["llama3_json"].past_calls(["a", "b"])["tool_calls"]) == 1
     deepseek = FORMATS["deepseek_v3"].past_calls([""])
     assert [one["function"] for one in deepseek["tool_calls"]] == [{"name": "unknown", "arguments": "{}"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<|im_start|>assistant\n<think>", True),
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>assistant\n", False),
+        ("<think> a", False),
+    ],
+)
+def test_prompt_that_ends_with_the_opening_mark_opens_the_reasoning(prompt: str, is_open: bool) -> None:
+    assert FORMATS["hermes"].opens_reasoning(prompt) is is_open
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content"),
+    [
+        ("7", False, "", "7"),
+        (" \n<think> a </think> 7 ", False, "a", "7"),
+        ("<think>a", True, "a", ""),
+        ("a</think>7", True, "a", "7"),
+        ("a</think>7", False, "a", "7"),
+        ("a", True, "a", ""),
+        ("</think>7", True, "", "7"),
+    ],
+)
+def test_reasoning_is_what_stands_before_its_closing_mark(
+    text: str, is_open: bool, reasoning: str, content: str
+) -> None:
+    parsed = FORMATS["hermes"].parse(text, is_reasoning_open=is_open)
+    assert (parsed.reasoning, parsed.content) == (reasoning, content)
+    assert parsed.is_reasoning_open == (content == "")
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("7<|im_end|>", "7"),
+        ("7<|im_end|>\n", "7"),
+        ("7<|endoftext|>", "7"),
+        ("<|im_end|>7", "<|im_end|>7"),
+        ("7<|im_end|><|im_end|>", "7<|im_end|>"),
+    ],
+)
+def test_one_stop_mark_at_the_end_is_dropped(text: str, content: str) -> None:
+    assert FORMATS["hermes"].parse(text).content == content
+
+
+def test_message_with_past_calls_has_everything_that_templates_ask_for() -> None:
+    assert FORMATS["hermes"].past_calls(["add", ""]) == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {}}},
+            {"id": "call00001", "type": "function", "function": {"name": "unknown", "arguments": {}}},
+        ],
+    }
+    assert len(FORMATS["hermes"].past_calls([])["tool_calls"]) == 1
+    assert len(FORMATS["hermes"].past_calls(["f"] * 70)["tool_calls"]) == 64
+    assert len(FORMATS["deepseek_v3"].past_calls(["f"] * 70)["tool_calls"]) == 64
+    assert [one["function"]["name"] for one in FORMATS["deepseek_v3"].past_calls(["a", "b", "c"])["tool_calls"]] == [
+        "a", "b", "c",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "function", "name": "add", "parameters": {"x": 1}}',
+        ' {"type" : "function", "function": {"name": "add", "parameters": {"x": 1}}}',
+        '{"name": "add", "parameters": {"x": 1}, "type": "function"}',
+        '<|python_tag|>{"type": "function", "name": "add", "parameters": {"x": 1}}',
+    ],
+)
+def test_llama_call_may_name_its_type(text: str) -> None:
+    (call,) = FORMATS["llama3_json"].parse(text).calls
+    assert (call.name, json.loads(call.arguments), call.fault) == ("add", {"x": 1}, "")
+
+
+def test_llama_calls_of_several_forms_follow_each_other_and_other_types_are_answers() -> None:
+    text = '{"type": "function", "function": {"name": "a"}}; {"name": "b"} {"type": "function", "function": 3}'
+    assert [(call.name, bool(call.fault)) for call in FORMATS["llama3_json"].parse(text).calls] == [
+        ("a", False), ("b", False), ("", True),
+    ]  # fmt: skip
+    answer = '{"type": "circle", "name": "o"}'
+    assert FORMATS["llama3_json"].parse(answer).content == answer
+
+
+CALL = _hermes([("add", {})])
+QUOTED = _hermes([("say", {"x": "a </think> b <think> c"})])
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "reasoning", "content"),
+    [
+        (f"{CALL}<think>Wait.</think>Three.", [], f"{CALL}Wait.", "Three."),
+        (f"Hm. {CALL} <think>Wait.</think>{QUOTED}", ["say"], f"Hm. {CALL} Wait.", ""),
+        (f"<think>a</think>{CALL}<think>b</think>Four.", [], f"a\n{CALL}b", "Four."),
+        (f"{CALL} so </think>Five.{CALL}", ["add"], f"{CALL} so", "Five."),
+        (f"{QUOTED}Six.{QUOTED}", ["say", "say"], "", "Six."),
+        (f"<tool_call>{{bad <think>b</think>{CALL}", ["add"], "<tool_call>{bad b", ""),
+    ],
+)
+def test_what_stands_before_the_end_of_the_last_reasoning_is_reasoning(
+    text: str, names: list[str], reasoning: str, content: str
+) -> None:
+    parsed = FORMATS["hermes"].parse(text)
+    assert [call.name for call in parsed.calls] == names
+    assert (parsed.reasoning, parsed.content, parsed.is_reasoning_open) == (reasoning, content, False)
+
+
+def test_calls_before_a_reasoning_that_does_not_end_are_none() -> None:
+    parsed = FORMATS["hermes"].parse(f"Seven. {CALL}<think>or {QUOTED}")
+    assert parsed.is_reasoning_open
+    assert (parsed.calls, parsed.content) == ((), "")
+    assert parsed.reasoning == f"Seven. {CALL}or {QUOTED}".replace("</think>", "").replace("<think>", "")
+
+
+def test_many_marks_inside_calls_are_passed_over_quickly() -> None:
+    many = "<think></think>" * 20_000
+    text = f"<think>a</think>Six.{_hermes([('say', {'x': many})] * 3)}"
+    parsed = FORMATS["hermes"].parse(text)
+    assert (len(parsed.calls), parsed.content) == (3, "Six.")

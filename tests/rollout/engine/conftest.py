@@ -27,7 +27,7 @@ LLAMA_LIKE: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "tie_word_embeddings": False,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def publish(store: WeightStore, version: int, tensors: dict[str, torch.Tensor]) -> Path:

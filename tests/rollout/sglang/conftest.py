@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from areal_like.process import is_alive
 from areal_like.trajectory import Segment
 from areal_like.weights.weight_store import TensorBytes, WeightStore
 from areal_like.wire.messages import Sampling
@@ -122,7 +123,7 @@ class FakeWorld:
     def living_servers(self) -> list[psutil.Process]:
         """Children of this process that live and were not there before the test."""
         children = [child for child in psutil.Process().children() if child not in self.children_before]
-        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in children if is_alive(child)]
 
     @staticmethod
     def ask(request_id: int = 1, max_new_tokens: int = 20, prefix: Segment | None = None, **more: Any) -> Any:

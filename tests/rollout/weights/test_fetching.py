@@ -150,7 +150,7 @@ def file(tmp_path: Path) -> ChunkFile:
 
 def run(test: Coroutine[Any, Any, Any]) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(300.0):
             return await test
 
     return asyncio.run(bounded())

@@ -29,7 +29,7 @@ from trainer.weights.sender import WeightSender
 from trainer.weights.version_writer import VersionWriter
 
 RUN = "run-1"
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class SilentRoot:

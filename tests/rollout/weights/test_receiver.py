@@ -38,7 +38,7 @@ from trainer.weights.version_writer import VersionWriter
 
 RUN = "run-1"
 CHUNK = 16 << 10
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class Site:

@@ -18,7 +18,7 @@ from services.reward.judging.problem import Asserts, Findings
 from services.reward.judging.program import LateProgram, ProgramOver
 from services.reward.sandbox import inside_answering, inside_writing
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 SHARED = {inside_writing: ("Writer", "tag", "CannotPass", "MAX_NAME_CHARS")}
 """What the parts of the inside find in one namespace where they run."""
 

@@ -24,7 +24,7 @@ from areal_like.wire.messages import Goodbye, Heartbeat, Hello, Message, ScoreRe
 from services.processes.process_tree import living
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 def wait_until(is_true: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -141,7 +141,7 @@ class Service:
 
         self.call(put())
 
-    def request(self, do: str, response: str = "", deadline_s: float = 20.0, **row: Any) -> ScoreRequest:
+    def request(self, do: str, response: str = "", deadline_s: float = PATIENCE_S, **row: Any) -> ScoreRequest:
         return ScoreRequest(
             request_id=f"q{next(self._ids)}",
             scorer=row.pop("scorer", ""),
@@ -152,7 +152,7 @@ class Service:
             deadline_s=deadline_s,
         )
 
-    def post(self, do: str, response: str = "", deadline_s: float = 20.0, **row: Any) -> str:
+    def post(self, do: str, response: str = "", deadline_s: float = PATIENCE_S, **row: Any) -> str:
         """Ask without waiting; gives the request's id."""
         request = self.request(do, response, deadline_s, **row)
         self.send(request)
@@ -162,7 +162,7 @@ class Service:
         wait_until(lambda: self.replies[request_id], f"the verdict on {request_id}; log: {self.log[-3000:]}")
         return self.replies[request_id][0]
 
-    def ask(self, do: str, response: str = "", deadline_s: float = 20.0, **row: Any) -> Verdict:
+    def ask(self, do: str, response: str = "", deadline_s: float = PATIENCE_S, **row: Any) -> Verdict:
         return self.verdict_of(self.post(do, response, deadline_s, **row))
 
     def scoring_pids(self) -> set[int]:

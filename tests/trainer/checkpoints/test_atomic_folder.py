@@ -174,8 +174,21 @@ def test_replaced_target_comes_back_where_it_is_missing_and_goes_where_it_is_not
     assert (tmp_path / "step.1" / "file").read_text() == content
 
 
-def test_process_that_may_be_asked_is_alive() -> None:
-    assert module._is_alive(ME)
+@pytest.mark.parametrize(
+    ("answer", "is_alive"), [(None, True), (PermissionError(), True), (ProcessLookupError(), False)]
+)
+def test_process_is_alive_unless_the_system_knows_none_of_its_number(
+    answer: Exception | None, is_alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of somebody else's, which may not be asked."""
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (4711, 0), "a question, no signal"
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(module.os, "kill", kill)
+    assert module._is_alive(4711) is is_alive
 
 
 def test_name_of_a_removed_folder_is_gone_before_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

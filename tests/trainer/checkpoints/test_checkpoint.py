@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import resource
@@ -113,6 +114,22 @@ def test_unreadable_manifest_is_no_checkpoint(text: str, tmp_path: Path) -> None
     with pytest.raises(WeightError, match=r"manifest\.json"):
         checkpoint.verify(folder)
     assert latest_valid(tmp_path) is None
+
+
+@pytest.mark.parametrize(("number", "is_read"), [(1, False), (2, True), (3, False)])
+def test_checkpoints_of_format_2_are_read_and_no_others(number: int, is_read: bool, tmp_path: Path) -> None:
+    """What runs wrote yesterday has the number 2: a change of what checkpoints consist of takes another one."""
+    folder = save(tmp_path, 20)
+    manifest = folder / "manifest.json"
+    recorded = json.loads(manifest.read_text())
+    assert recorded["format"] == 2
+    manifest.write_text(json.dumps({**recorded, "format": number}))
+    if is_read:
+        checkpoint.verify(folder)
+        return
+    with pytest.raises(WeightError) as raised:
+        checkpoint.verify(folder)
+    assert str(raised.value) == f"{manifest} has format {number}; this version reads format 2"
 
 
 def test_partial_folder_is_never_taken(tmp_path: Path) -> None:

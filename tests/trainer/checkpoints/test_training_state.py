@@ -179,3 +179,14 @@ def test_tensor_left_out_by_the_model_is_not_saved(tmp_path: Path) -> None:
     files = ModelFiles("{}", None, frozenset({"left"}))
     files.write(tmp_path, {"left": torch.ones(1), "kept": torch.ones(1)})
     assert set(load_file(tmp_path / module.WEIGHTS)) == {"kept"}
+
+
+def test_a_model_is_held_only_where_its_tensors_have_other_names_on_disk(tiny_model: Any, tmp_path: Path) -> None:
+    """Once it is spread over ranks, a reference to the whole one would keep its memory. Old names do not count."""
+    made = tiny_model()
+    assert ModelFiles.of(made).model is None
+    write_model(made, tmp_path, dtype="float32")
+    loaded = type(made).from_pretrained(str(tmp_path))
+    assert ModelFiles.of(loaded).model is None
+    loaded._weight_conversions = ["renamed"]
+    assert ModelFiles.of(loaded).model is loaded

@@ -75,6 +75,20 @@ def test_silent_sequences_come_first_on_every_rank_and_only_where_that_saves_pas
         assert len(dealt[0]) == together
 
 
+@pytest.mark.parametrize(("num_silent_sequences", "num_apart"), [(6, 2), (7, 0)])
+def test_silent_sequences_are_apart_where_their_passes_cost_less_than_the_backward_pass_they_save(
+    num_silent_sequences: int, num_apart: int
+) -> None:
+    """Four loud ones leave room for four silent ones: together there are five micro-batches, apart four loud ones. Two
+    forward passes are less than a forward and a backward pass, which cost as much as three."""
+    lengths = [7] * 4 + [3] * num_silent_sequences
+    is_silent = [length == 3 for length in lengths]
+    assert len(deal(lengths, 1, 10)[0]) == 5
+    dealt, num_silent = deal_apart(lengths, is_silent, 1, 10)
+    assert num_silent == num_apart
+    assert len(dealt[0]) == (6 if num_apart else 5)
+
+
 def test_closer_packing_finds_what_taking_the_longest_first_misses() -> None:
     lengths = [44, 36, 20, 22, 26, 52, 52, 25, 23]  # 44 + 36 + 20, 52 + 26 + 22, 52 + 25 + 23
     assert len(pack(lengths, 100)) == 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from areal_like.errors import UserError
-from trainer.model.attention import MAX_FLASH_HEAD_DIM, AttentionChoice, attach, choose, packed_attention
+from trainer.model.attention import AttentionChoice, attach, choose, packed_attention
 from trainer.model.segments import make_segments
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,6 +50,10 @@ def test_sixteen_bit_kernels_need_an_ampere_gpu(
     if not fits:
         with pytest.raises(UserError, match=r"needs compute capability 8.0 \(Ampere\) or newer"):
             choose("flash_attn", CUDA, "bfloat16")
+
+
+MAX_FLASH_HEAD_DIM = 256
+"""What the kernels take."""
 
 
 @pytest.mark.parametrize(("head_dim", "fits"), [(MAX_FLASH_HEAD_DIM, True), (MAX_FLASH_HEAD_DIM + 8, False)])

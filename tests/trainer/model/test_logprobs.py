@@ -16,7 +16,7 @@ from areal_like.context_limit import ContextLimit
 from areal_like.errors import UserError
 from trainer.model import logprobs
 from trainer.model.attention import AttentionChoice, attach
-from trainer.model.logprobs import Head, token_logprobs
+from trainer.model.logprobs import Head, greedy_logprobs, token_logprobs
 from trainer.model.packed import PackedSequences
 
 SDPA = AttentionChoice("sdpa", "test")
@@ -108,6 +108,30 @@ class _LargestTensor(TorchDispatchMode):
             if isinstance(value, torch.Tensor) and value.ndim and value.shape[-1] == self.vocabulary:
                 self.numel = max(self.numel, value.numel())
         return result
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 1024])
+@pytest.mark.parametrize("family", ["qwen3", "granite"])
+def test_the_likeliest_tokens_are_those_of_single_sequences(
+    family: str, chunk_tokens: int, tiny_model: Callable[..., Any], sequences: Any
+) -> None:
+    model, (tokens, masks) = tiny_model(family), sequences(LENGTHS)
+    with torch.no_grad():
+        for sequence in tokens:  # half of the tokens are the model's own choice
+            logits_TV = model(input_ids=torch.from_numpy(sequence).long()[None], use_cache=False).logits[0]
+            sequence[2::2] = logits_TV.argmax(-1)[1:-1:2].numpy()[: len(sequence[2::2])]
+        expected_N, _ = _reference(model, tokens, masks, 1.0)
+        best_N = []
+        for sequence, mask in zip(tokens, masks, strict=True):
+            ids = torch.from_numpy(sequence).long()
+            best_N.append((model(input_ids=ids[None], use_cache=False).logits[0].argmax(-1)[:-1] == ids[1:])[mask[1:]])
+    attach(model, SDPA)
+    logprobs_N, is_greedy_N = greedy_logprobs(model, PackedSequences.build(tokens, masks), chunk_tokens=chunk_tokens)
+    torch.testing.assert_close(logprobs_N, expected_N, rtol=1e-4, atol=1e-4)
+    assert torch.equal(is_greedy_N, torch.cat(best_N))
+    assert is_greedy_N.any()
+    assert not is_greedy_N.all()
+    assert not logprobs_N.requires_grad
 
 
 def test_a_micro_batchs_logits_never_exist_at_once(tiny_model: Callable[..., Any], sequences: Any) -> None:
@@ -306,3 +330,26 @@ def test_sequence_beyond_the_models_positions_is_refused(
         packed = PackedSequences.build(*sequences((9, length)))
         with pytest.raises(UserError, match="31") if is_refused else contextlib.nullcontext():
             logprobs.hidden_states(model, packed)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "room", "is_direct"),
+    [(torch.float32, 0, True), (torch.float32, -1, False), (torch.bfloat16, 0, False), (torch.bfloat16, -1, False)],
+)
+def test_only_few_logits_in_float32_are_kept_in_one_piece(
+    tiny_model: Callable[..., PreTrainedModel], sequences: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, room: int, is_direct: bool,
+) -> None:  # fmt: skip
+    """More would be a micro-batch's logits at once."""
+    model, packed = tiny_model(), PackedSequences.build(*sequences((9, 6)))
+    attach(model, AttentionChoice("sdpa", "test"))
+    taken: list[str] = []
+    direct, chunked = logprobs._direct, logprobs._ChunkedLogprobs.apply
+    monkeypatch.setattr(logprobs, "DIRECT_LOGITS", packed.num_predictions * model.config.vocab_size + room)
+    monkeypatch.setattr(logprobs, "_compute_dtype", lambda hidden: dtype)
+    monkeypatch.setattr(logprobs, "_direct", lambda *args: taken.append("direct") or direct(*args))
+    monkeypatch.setattr(logprobs._ChunkedLogprobs, "apply", lambda *args: taken.append("chunks") or chunked(*args))
+    found_N, entropy_N = token_logprobs(model, packed, temperature=1.0, chunk_tokens=4, with_entropy=False)
+    assert taken == ["direct" if is_direct else "chunks"]
+    assert len(found_N) == packed.num_predictions
+    assert entropy_N is None

@@ -6,18 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
-from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
+from trainer.adapter_files import AdapterFiles, BaseIdentity
 from trainer.config import AdapterSettings
 from trainer.export import named_tensors, write_model
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.logprobs import token_logprobs
-from trainer.model.lora import LoraLinear, Merged, adapter_off, add_adapter, is_adapters
+from trainer.model.lora import (
+    LoraLinear,
+    Merged,
+    adapter_off,
+    adapter_tensors,
+    add_adapter,
+    find_targets,
+    is_adapters,
+    merge_adapter,
+    rounded,
+)
 from trainer.model.packed import PackedSequences
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -97,9 +106,37 @@ def test_a_new_adapter_changes_nothing_and_is_a_function_of_its_seed(
     torch.testing.assert_close(new_N, base_N, atol=0, rtol=0)
     first, second = (named_tensors(adapted(tiny_model(), is_trained=False)) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    gaussian = named_tensors(adapted(tiny_model(), is_trained=False, init="gaussian"))
-    stds = [float(tensor.std()) for name, tensor in gaussian.items() if name.endswith("lora_A")]
-    assert np.mean(stds) == pytest.approx(1 / 4, rel=0.1)
+    other = tiny_model()
+    add_adapter(other, AdapterSettings(rank=4, alpha=8.0), seed=4)
+    assert not torch.equal(named_tensors(other)[A_OF_UP], first[A_OF_UP])
+
+
+A_OF_UP = "model.layers.0.mlp.up_proj.lora_A"
+
+
+def first_weights(model: PreTrainedModel, **settings: Any) -> dict[str, torch.Tensor]:
+    """A of every target before training."""
+    tensors = named_tensors(adapted(model, is_trained=False, **settings))
+    return {name: tensor for name, tensor in tensors.items() if name.endswith("lora_A")}
+
+
+def test_a_begins_uniform_within_one_over_the_root_of_the_inputs_and_every_target_differs(
+    tiny_model: MakeModel,
+) -> None:
+    found = first_weights(tiny_model(), rank=16)
+    for name, first_RI in found.items():
+        bound = first_RI.shape[1] ** -0.5
+        assert -bound <= float(first_RI.min()) < -0.95 * bound, name
+        assert 0.95 * bound < float(first_RI.max()) <= bound, name
+    other_layer = found[A_OF_UP.replace("layers.0", "layers.1")]
+    assert not torch.equal(other_layer, found[A_OF_UP])
+
+
+def test_a_may_begin_normal_with_deviation_one_over_the_rank(tiny_model: MakeModel) -> None:
+    values = torch.cat([first_RI.flatten() for first_RI in first_weights(tiny_model(), init="gaussian").values()])
+    assert float(values.std()) == pytest.approx(1 / 4, rel=0.05)
+    assert abs(float(values.mean())) < 0.02
+    assert float(values.abs().max()) > 0.5, "no uniform one has this deviation and such values"
 
 
 def test_merged_weights_compute_what_the_adapter_does_and_the_base_is_behind_it(
@@ -154,14 +191,114 @@ def test_a_target_that_is_not_there_is_one_sentence(tiny_model: MakeModel, targe
     assert raised.value.where == "trainer.lora.targets"
 
 
-def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path, tiny_model: MakeModel) -> None:
-    model, settings = adapted(tiny_model(), targets=("q_proj",)), AdapterSettings(rank=4, alpha=8.0)
-    AdapterFiles.of(model, settings, BASE).write(tmp_path, named_tensors(model))
-    same = adapted(tiny_model(), targets=("q_proj",), is_trained=False)
-    load_adapter(tmp_path, same, settings, BASE)
-    saved, loaded = named_tensors(model), named_tensors(same)
-    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
-    with pytest.raises(UserError, match="rank 4, targets q_proj"):
-        load_adapter(tmp_path, adapted(tiny_model(), targets=("q_proj",), rank=2), settings, BASE)
-    with pytest.raises(UserError, match="belongs to another base"):
-        load_adapter(tmp_path, same, settings, BaseIdentity("base", "float32", {"w": 1}))
+def test_a_model_without_such_modules_says_that_there_are_none(tiny_model: MakeModel) -> None:
+    model = tiny_model()
+    for parent in [module for module in model.modules() if not isinstance(module, torch.nn.Linear)]:
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.Linear) and child is not model.get_output_embeddings():
+                setattr(parent, name, torch.nn.Identity())
+    with pytest.raises(UserError, match="the model has no linear module q_proj -> its linear modules are none"):
+        find_targets(model, ["q_proj"], where="here")
+    with pytest.raises(UserError, match=r"here: lm_head is the head, .* -> remove it, or take all-linear"):
+        find_targets(model, ["lm_head"], where="here")
+
+
+def test_a_target_is_a_whole_part_of_a_name_and_targets_are_in_the_models_order(tiny_model: MakeModel) -> None:
+    found = find_targets(tiny_model(), ["up_proj", "self_attn.k_proj", "model.layers.0.self_attn.q_proj"], where="here")
+    assert list(found) == [
+        "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.mlp.up_proj",
+        "model.layers.1.self_attn.k_proj", "model.layers.1.mlp.up_proj",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"no linear module attn\.k_proj"):
+        find_targets(tiny_model(), ["attn.k_proj"], where="here")
+
+
+def in_bfloat16(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16).to(torch.float32)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_rounded_computes_with_the_merged_weights_of_a_version_without_gradients(
+    tiny_model: MakeModel, sequences: Callable[..., Any], is_on: bool
+) -> None:
+    model, plain = adapted(tiny_model()), tiny_model()
+    before_N = logprobs(model, sequences)
+    merged = Merged(named_tensors(model), 2.0) if is_on else named_tensors(plain)
+    targets = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+    plain.load_state_dict({name: in_bfloat16(one) if name in targets else one for name, one in merged.items()})
+    with torch.no_grad():
+        expected_N = logprobs(plain, sequences)
+    with rounded(model, torch.bfloat16):
+        if is_on:
+            found_N = logprobs(model, sequences)
+        else:
+            with adapter_off(model):
+                found_N = logprobs(model, sequences)
+    assert torch.equal(found_N, expected_N)
+    assert not found_N.requires_grad
+    assert not torch.equal(found_N, before_N)
+    assert torch.equal(logprobs(model, sequences), before_N), "afterwards it computes as before"
+
+
+def test_rounding_to_float32_is_no_rounding(tiny_model: MakeModel, sequences: Callable[..., Any]) -> None:
+    model = adapted(tiny_model())
+    with rounded(model, torch.float32):
+        found_N = logprobs(model, sequences)
+    assert torch.equal(found_N, logprobs(model, sequences))
+    assert found_N.requires_grad
+
+
+def test_the_product_is_not_rounded_before_it_is_added_where_passes_compute_in_bfloat16(tiny_model: MakeModel) -> None:
+    model = adapted(tiny_model())
+    merged = Merged(named_tensors(model), 2.0)
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            with torch.autocast("cpu", torch.bfloat16):
+                weight_OI = module._rounded_weight(torch.bfloat16)
+            assert torch.equal(weight_OI, in_bfloat16(merged[f"{name}.weight"]))
+            assert not weight_OI.requires_grad
+
+
+def test_what_is_switched_for_a_while_is_switched_back_after_an_error(tiny_model: MakeModel) -> None:
+    model = adapted(tiny_model())
+    with pytest.raises(KeyError), adapter_off(model), rounded(model, torch.bfloat16):
+        raise KeyError
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            assert module.is_adapted
+            assert module.rounds_to is None
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_a_merged_model_is_a_plain_one_again_that_is_trained_whole(
+    tiny_model: MakeModel, sequences: Callable[..., Any], family: str
+) -> None:
+    model, plain = adapted(tiny_model(family), targets=("q_proj", "down_proj")), tiny_model(family)
+    expected = dict(Merged(named_tensors(model), 2.0))
+    merge_adapter(model)
+    assert {type(module) for module in model.modules()} == {type(module) for module in plain.modules()}
+    tensors = named_tensors(model)
+    assert tensors.keys() == expected.keys() == named_tensors(plain).keys()
+    assert all(torch.equal(tensors[name], one) for name, one in expected.items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    plain.load_state_dict(tensors)
+    assert torch.equal(logprobs(model, sequences), logprobs(plain, sequences))
+    assert not any(hasattr(module, "lora_A") or hasattr(module, "rounds_to") for module in model.modules())
+
+
+def test_merged_is_base_plus_scale_times_b_a_and_other_tensors_are_the_bases() -> None:
+    generator = torch.Generator().manual_seed(2)
+    tensors = {
+        "q.weight": torch.randn(5, 3, generator=generator), "q.bias": torch.randn(5, generator=generator),
+        "q.lora_A": torch.randn(2, 3, generator=generator), "q.lora_B": torch.randn(5, 2, generator=generator),
+        "norm.weight": torch.randn(3, generator=generator),
+    }  # fmt: skip
+    merged = Merged(tensors, 0.5)
+    assert len(merged) == 3
+    assert list(merged) == ["q.weight", "q.bias", "norm.weight"]
+    array = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+    expected = array["q.weight"] + 0.5 * (array["q.lora_B"] @ array["q.lora_A"])
+    torch.testing.assert_close(merged["q.weight"].double().numpy(), expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(merged["q.bias"], tensors["q.bias"])
+    assert torch.equal(merged["norm.weight"], tensors["norm.weight"])
+    assert list(adapter_tensors(tensors)) == ["q.lora_A", "q.lora_B"]

@@ -58,7 +58,7 @@ def cut_in_two(folder: Path) -> list[str]:
 def test_folder_is_taken_as_it_is_and_a_hub_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Any]] = []
 
-    def download(name: str, allow_patterns: Any, etag_timeout: float) -> str:
+    def download(name: str, allow_patterns: Any, etag_timeout: float, tqdm_class: type | None) -> str:
         asked.append((name, allow_patterns))
         assert etag_timeout > 0
         return str(tmp_path / "snapshot")
@@ -154,7 +154,8 @@ def test_unknown_tensors_are_ignored_with_a_warning_and_missing_ones_are_listed_
 
 def test_mismatch_is_put_into_words_whatever_transformers_reports() -> None:
     assert module._mismatch_words(("w", (2, 3), (4, 3))) == "w has shape (2, 3) in the file and (4, 3) by config.json"
-    assert module._mismatch_words("w") == "w has another shape"
+    for other in ("w", "wte", ("w", (2, 3))):
+        assert module._mismatch_words(other) == f"{other} has another shape"
 
 
 def test_trained_model_is_in_evaluation_mode_without_dropout_anywhere() -> None:

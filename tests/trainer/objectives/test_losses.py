@@ -147,6 +147,83 @@ def test_loss_and_gradient_equal_the_oracle(kind: str, seed: int) -> None:
     assert all(np.isfinite(number) for number in sums.metrics(1).values())
 
 
+def _gspo_metrics(x: Numbers, o: Any) -> Numbers:
+    ratio = np.exp(_by_sequence(x["c"] - x["p"], np.mean))
+    clipped = np.clip(ratio, 1 - o.eps_low, 1 + o.eps_high)
+    return {"clip_fraction": clipped * x["A"] < ratio * x["A"]}
+
+
+def _sapo_metrics(x: Numbers, o: Any) -> Numbers:
+    t = np.where(x["A"] > 0, o.temperature_positive, o.temperature_negative)
+    gate = 1 / (1 + np.exp(-t * (np.exp(x["c"] - x["p"]) - 1)))
+    return {"gate_slope": 4 * gate * (1 - gate)}
+
+
+def _dppo_metrics(x: Numbers, o: Any) -> Numbers:
+    rise = np.exp(x["c"]) - np.exp(x["b"])
+    dropped = ((x["A"] > 0) & (rise > o.max_increase)) | ((x["A"] < 0) & (rise < -o.max_decrease))
+    return {"clip_fraction": dropped}
+
+
+def _vespo_metrics(x: Numbers, o: Any) -> Numbers:
+    with_one = _vespo({**x, "A": np.where(x["A"] >= 0, 1e-9, -1e-9), "c": np.ones_like(x["c"])}, o)
+    return {"phi_mean": np.abs(with_one) * 1e9}
+
+
+def _bapo_metrics(x: Numbers, o: Any) -> Numbers:
+    ratio = np.exp(x["c"] - x["b"])
+    low, high = x["low"], x["high"]
+    cut = (x["A"] < 0) & (ratio > o.dual_clip)
+    clipped = np.clip(ratio, low, high) * x["A"] < ratio * x["A"]
+    return {"clip_fraction": clipped, "dual_clip_share": cut, "clip_low": low, "clip_high": high}
+
+
+METRICS: dict[str, Callable[[Numbers, Any], Numbers]] = {
+    "gspo": _gspo_metrics, "cispo": lambda x, o: {"clip_fraction": np.exp(x["c"] - x["p"]) > o.max_ratio},
+    "sapo": _sapo_metrics, "dppo": _dppo_metrics, "vespo": _vespo_metrics, "bapo": _bapo_metrics,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("kind", CASES)
+def test_what_a_loss_reports_equals_the_oracle_also_where_an_advantage_is_0(kind: str, has_zeros: bool) -> None:
+    _, options, others = CASES[kind]
+    settings = LossSettings(kind=kind, options=options, **others)
+    x = _numbers(settings.proximal == "behaviour", seed=1)
+    x["c"] = x["f"] = x["c"] + np.where(np.arange(len(x["c"])) % 6 == 0, 0.7, 0.0)
+    if has_zeros:
+        x["A"] = np.where(np.arange(len(x["A"])) % 3 == 0, 0.0, x["A"])
+    inputs = _with_statistics(_inputs(x), settings)
+    if kind == "bapo":
+        bounds = inputs.step["bapo"]
+        x |= {name: np.full(len(x["c"]), bounds[name]) for name in ("low", "high")}
+    _, sums = policy_loss(torch.from_numpy(x["c"]), torch.zeros(sum(LENGTHS)), inputs, settings)
+    metrics = sums.metrics(1)
+    for name, values in METRICS[kind](x, loss_of(settings).options).items():
+        assert metrics[name] == pytest.approx(float(np.mean(values)), rel=1e-6), name
+
+
+def test_bounds_of_a_loss_are_inside_them() -> None:
+    """Chosen as what the token has, bit for bit."""
+    b, c = torch.tensor([-2.0, -1.0]).double(), torch.tensor([-1.5, -1.75]).double()
+    tokens = TokenInputs(b, torch.tensor([1.0, -1.0]).double(), 0 * b, 0 * b, b)
+    rise_N, ratio_N = c.exp() - b.exp(), (c - b).exp()
+    for change, dropped in ((0.0, [False, False]), (-1e-9, [True, True])):
+        options = {"max_increase": float(rise_N[0]) + change, "max_decrease": -float(rise_N[1]) + change}
+        chosen = loss_of(LossSettings(kind="dppo", options=options, **OFF))
+        found = chosen.objective.loss(c, tokens, chosen.options)
+        assert found.token_metrics["clip_fraction"].tolist() == dropped
+        chosen = loss_of(LossSettings(kind="cispo", options={"max_ratio": float(ratio_N[0]) + change}))
+        found = chosen.objective.loss(c, tokens, chosen.options)
+        assert found.token_metrics["clip_fraction"].tolist() == [dropped[0], False]
+    against = replace(tokens, advantage_N=-tokens.advantage_N.abs(), step={"bapo": {"low": 0.5, "high": 2.0}})
+    for change, is_cut in ((0.0, False), (-1e-9, True)):
+        options = {"dual_clip": float(ratio_N[0]) + change}
+        chosen = loss_of(LossSettings(kind="bapo", options=options, **OFF))
+        found = chosen.objective.loss(c, against, chosen.options)
+        assert found.token_metrics["dual_clip_share"].tolist() == [is_cut, False]
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_some_tokens_are_cut_in_the_cases_of_the_oracle(kind: str) -> None:
     _, options, others = CASES[kind]

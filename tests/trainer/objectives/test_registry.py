@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from areal_like.errors import UserError
 from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings, WeightClip
-from trainer.objectives.port import Needs
+from trainer.objectives.port import Advantage, Needs, Objective, RewardedSamples, Sequences, TokenInputs
 from trainer.objectives.registry import (
     ADVANTAGES,
     CORRECTIONS,
@@ -27,6 +29,32 @@ OFF: dict[str, Any] = {"proximal": "behaviour", "weight": WeightClip(mode="off")
 
 def correction(kind: str, **options: Any) -> CorrectionSettings:
     return CorrectionSettings(kind=kind, options=options)
+
+
+def use(section: Any, options: Any) -> None:
+    """Compute with these options on eight tokens of three samples; whatever may be set gives finite numbers."""
+    ids_N = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    behaviour_N = torch.linspace(-2.0, -0.1, 8)
+    current_N = behaviour_N + torch.tensor([0.1, -0.2, 0.0, 0.3, -0.1, 0.05, 0.0, -0.4])
+    tokens = TokenInputs(
+        behaviour_N=behaviour_N, advantage_N=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.5, 0.5, 0.5]),
+        staleness_N=torch.arange(8.0) % 3, coefficient_N=torch.full((8,), 0.125), proximal_N=behaviour_N,
+        sequences=Sequences(ids_N, 3), is_cut_N=ids_N == 2, current_N=current_N, drift_N=current_N - behaviour_N,
+    )  # fmt: skip
+    if isinstance(section, Advantage):
+        samples = RewardedSamples(
+            np.array([0.0, 1.0, 3.0]), np.array([4, 4, 9]), np.array([3, 2, 3]), values_N=np.linspace(-1, 1, 8),
+            end_values_Q=np.array([0.5, 0.0, 1.0]), turn_starts_N=np.isin(np.arange(8), [0, 2, 3, 5, 7]),
+            is_cut_Q=np.array([False, False, True]),
+        )  # fmt: skip
+        assert np.isfinite(section.compute(samples, options)).all()
+        return
+    if section.statistics is not None:
+        tokens = replace(tokens, step={section.name: section.statistics([tokens], list, options)})
+    if isinstance(section, Objective):
+        assert section.loss(current_N, tokens, options).policy_N.isfinite().all()
+    else:
+        assert len(section.factor(tokens, options)) == 8
 
 
 # ---------------------------------------------------------------- options
@@ -97,7 +125,9 @@ def test_option_has_the_default_and_the_bounds_of_its_method(
     assert field.is_required() if default is ... else field.default == default
     others = {name: 1.0 for name, one in section.options.model_fields.items() if one.is_required()}
     for value in allowed:
-        assert getattr(section.options(**{**others, option: value}), option) == value
+        options = section.options(**{**others, option: value})
+        assert getattr(options, option) == value
+        use(section, options)
     for value in refused:
         with pytest.raises(ValueError, match="validation error"):
             section.options(**{**others, option: value})
@@ -113,6 +143,8 @@ def test_every_option_has_its_claim() -> None:
 
 
 def test_losses_say_what_they_need_and_which_keys_they_read() -> None:
+    for one in OBJECTIVES.values():
+        use(one, one.options())
     needs = {name: one.needs_with(one.options()) for name, one in OBJECTIVES.items()}
     assert needs == {
         "decoupled_ppo": Needs(), "gspo": Needs(sequences=True), "cispo": Needs(), "sapo": Needs(),
@@ -130,6 +162,7 @@ def test_losses_say_what_they_need_and_which_keys_they_read() -> None:
 def test_corrections_say_what_they_need_and_which_is_an_importance_weight() -> None:
     by_sequence = {"veto", "geometric_mask", "sequence_rejection", "kl_rejection", "opsm", "sequence_weight"}
     for name, one in CORRECTIONS.items():
+        use(one, one.options(**{key: 1.0 for key, field in one.options.model_fields.items() if field.is_required()}))
         assert one.needs == Needs(sequences=name in by_sequence), name
         assert one.is_weight == (name == "sequence_weight"), name
         assert (one.statistics is not None) == (name == "m2po"), name
@@ -139,6 +172,7 @@ def test_advantages_say_whether_they_compare_within_the_group_and_what_a_lone_sa
     over_the_batch = {"global_norm", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns"}
     without_group = {"global_norm", "reinforce_pp", "gae"}
     for name, one in ADVANTAGES.items():
+        use(one, one.options())
         assert one.is_within_group == (name not in over_the_batch), name
         assert bool(one.single_sample) == (name not in without_group), name
         assert one.needs_values == (name == "gae"), name

@@ -18,7 +18,7 @@ from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightS
 from trainer.weights import group_root as module
 from trainer.weights.group_root import ROOT, GroupRoot
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 class Work:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
 from areal_like.errors import TransferBroken
 from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup, buckets
-from areal_like.weights.weight_store import TensorBytes, WeightStore, open_payload
+from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, open_payload
 from trainer.config import GroupSettings
 from trainer.weights import group_rounds
-from trainer.weights.group_rounds import GroupRounds
+from trainer.weights.group_rounds import FIRST_S, GroupRounds
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class PlayedRoot:
@@ -29,6 +31,7 @@ class PlayedRoot:
     def __init__(self, name: str, size: int, **settings: object) -> None:
         self.name, self.size, self.host, self.port = name, size, settings["host"], 4711
         self.backend, self.num_brought, self.has_left = settings["backend"], 0, False
+        self.settings = settings
         PlayedRoot.made.append(self)
 
     def bring(self, manifest: object, payload: memoryview, bucket_bytes: int) -> None:
@@ -46,9 +49,8 @@ class Stage:
     def __init__(self, root: Path, **settings: float) -> None:
         self.store = WeightStore(root / "store", "disk", keep=9)
         self.sent: list[tuple[str, GroupCall | NoGroup]] = []
-        self.rounds = GroupRounds(
-            GroupSettings(**settings), run_id="r", host="127.0.0.1", device="cpu", send=self._send
-        )
+        self.settings = GroupSettings(**settings)
+        self.rounds = GroupRounds(self.settings, run_id="r", host="127.0.0.1", device="cpu", send=self._send)
 
     def _send(self, peer: str, message: GroupCall | NoGroup) -> bool:
         self.sent.append((peer, message))
@@ -247,27 +249,41 @@ def bytes_of(size: int, is_half: int) -> memoryview:
     return memoryview(bytes(size * (2 if is_half else 4)))
 
 
-def test_missing_worker_is_waited_for_until_the_time_to_gather_is_over(play, monkeypatch):
-    """The clock stands still: whatever begins without the missing one began too early."""
+class Clock:
+    """It stands still unless a test moves it: whatever begins too early is seen."""
 
-    class Clock:
-        now_s = 100.0
+    def __init__(self) -> None:
+        self.now_s = 100.0
 
-        def monotonic(self) -> float:
-            return self.now_s
+    def monotonic(self) -> float:
+        return self.now_s
 
-    clock = Clock()
 
+@pytest.fixture
+def clock(monkeypatch):
+    played = Clock()
+    monkeypatch.setattr(group_rounds, "time", played)
+    return played
+
+
+async def looked(stage, times: int = 20) -> None:
+    """The rounds have looked at the clock again."""
+    for _ in range(times):
+        await asyncio.sleep(0.001)
+        stage.rounds._changed.set()
+
+
+def test_missing_worker_is_waited_for_until_the_time_to_gather_is_over(play, clock):
     async def scenario(stage):
         stage.offer(0)
         stage.join("a", "b", version=0)
+        await looked(stage)
+        clock.now_s += 0.5
+        await looked(stage)
         await stage.held(1)
-        monkeypatch.setattr(group_rounds, "time", clock)
         stage.offer(1)
         stage.join("a", version=1)
-        for _ in range(50):
-            await asyncio.sleep(0.001)
-            stage.rounds._changed.set()
+        await looked(stage)
         assert not stage.calls(1)
         clock.now_s += 0.5
         stage.rounds._changed.set()
@@ -275,3 +291,123 @@ def test_missing_worker_is_waited_for_until_the_time_to_gather_is_over(play, mon
         assert set(stage.calls(1)) == {"a"}
 
     play(scenario, gather_s=0.5)
+
+
+@pytest.mark.parametrize(("gather_s", "begins_s"), [(40.0, FIRST_S), (0.25, 0.25)])
+def test_a_round_without_anybody_to_wait_for_gathers_for_a_moment(play, clock, gather_s, begins_s):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", version=0)
+        await looked(stage)
+        clock.now_s += begins_s - 0.125
+        await looked(stage)
+        assert not stage.calls(0)
+        clock.now_s += 0.125
+        await looked(stage)
+        await stage.until(lambda: stage.calls(0))
+
+    play(scenario, gather_s=gather_s)
+
+
+def test_a_round_begins_at_once_when_all_of_the_last_one_are_there(play, clock):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        await looked(stage)
+        clock.now_s += FIRST_S
+        await looked(stage)
+        await stage.held(1)
+        stage.offer(1)
+        stage.join("c", "a", version=1)
+        await looked(stage)
+        assert not stage.calls(1)
+        stage.join("b", version=1)
+        await stage.until(lambda: stage.calls(1))
+        assert {peer: call.rank for peer, call in stage.calls(1).items()} == {"a": 1, "b": 2, "c": 3}
+
+    play(scenario, gather_s=PATIENCE_S)
+
+
+def test_a_worker_that_left_before_the_round_is_not_called_and_one_of_no_group_voids_none(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        stage.rounds.left("b")
+        await stage.held(1)
+        assert set(stage.calls(0)) == {"a"}
+        stage.rounds.left("z")
+        stage.offer(1)
+        stage.join("a", version=1)
+        await stage.held(2)
+        assert not stage.calls(1)["a"].is_new
+        stage.rounds.left("a")
+        stage.offer(2)
+        stage.join("a", version=2)
+        await stage.held(3)
+        assert stage.calls(2)["a"].is_new, "another process of this name is in no group"
+
+    play(scenario)
+
+
+def test_refusals_say_why(play):
+    async def scenario(stage):
+        stage.join("a", version=0)
+        stage.offer(0)
+        stage.join("b", version=0)
+        await stage.held(1)
+        stage.join("c", version=0)
+        stage.join("d", version=0, lineage="l9")
+        stage.offer(1)
+        stage.join("e", version=1)
+        stage.offer(2)
+        other = "it is not the newest, or its round is over"
+        assert stage.refusals() == {
+            ("a", 0): other, ("c", 0): "its round has begun", ("d", 0): other, ("e", 1): "a newer version is out"
+        }  # fmt: skip
+
+    play(scenario)
+
+
+def test_a_call_says_all_that_a_member_needs_and_rounds_are_counted(play):
+    async def scenario(stage):
+        stage.offer(3, "l2")
+        stage.join("a", version=3, lineage="l2")
+        await stage.held(1)
+        (call,) = stage.calls(3).values()
+        manifest = msgspec.json.decode(call.manifest, type=WeightManifest)
+        assert (call.version, call.lineage, call.group) == (3, "l2", "r.l2.weights.1")
+        assert (call.host, call.port, call.backend, call.rank, call.size) == ("127.0.0.1", 4711, "gloo", 1, 2)
+        assert (call.bucket_bytes, call.deadline_s) == (stage.settings.bucket_bytes, 7.5)
+        assert (manifest.version, manifest.num_bytes >= 32) == (3, True)
+        assert stage.rounds.counters == {
+            "weights_group_rounds": 1.0, "weights_group_broken": 0.0, "weights_group_generations": 1.0,
+            "weights_group_bytes": float(manifest.num_bytes),
+        }  # fmt: skip
+        assert PlayedRoot.made[0].settings == {
+            "host": "127.0.0.1", "backend": "gloo", "device": "cpu", "deadline_s": 7.5
+        }  # fmt: skip
+
+    play(scenario, transfer_s=7.5)
+    (root,) = PlayedRoot.made
+    for thread in [one for one in threading.enumerate() if one.name.startswith("weights-group")]:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert root.has_left, "the end leaves the group"
+
+
+@pytest.mark.parametrize(
+    ("configured", "own", "devices", "backend"),
+    [
+        ("auto", "cuda:0", ("cuda", "cuda"), "nccl"), ("auto", "cuda:0", ("cuda", "cpu"), "gloo"),
+        ("auto", "cpu", ("cuda",), "gloo"), ("gloo", "cuda", ("cuda",), "gloo"), ("nccl", "cpu", ("cpu",), "nccl"),
+    ],
+)  # fmt: skip
+def test_nccl_is_taken_where_it_is_configured_or_every_end_is_a_gpu(configured, own, devices, backend):
+    settings = GroupSettings(backend=configured)
+    rounds = GroupRounds(settings, run_id="r", host="h", device=own, send=lambda *_: True)
+    joined = {
+        str(number): JoinRequest(version=0, lineage="l0", num_ranks=1, device=device)
+        for number, device in enumerate(devices)
+    }
+    offer = group_rounds._Round(0, "l0", None, memoryview(b""), joined)
+    assert rounds._backend(offer) == backend

@@ -29,7 +29,7 @@ from areal_like.wire.messages import Goodbye, Hello, Message
 from trainer.weights import sender as sender_module
 from trainer.weights.sender import SILENT_S, WeightSender
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 CHUNK_BYTES = 64
 
 

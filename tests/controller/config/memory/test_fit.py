@@ -10,9 +10,16 @@ from valid_config import config_of, make
 from areal_like.decoder_shape import PUBLIC_SHAPES, DecoderShape
 from controller.config.loading import build
 from controller.config.memory.estimate import trainer_memory
-from controller.config.memory.fit import CONTEXT_BYTES, fit_problems, fit_remarks, lacks
+from controller.config.memory.fit import (
+    CONTEXT_BYTES,
+    SMALLEST_MICRO_BATCH,
+    fit_problems,
+    fit_remarks,
+    lacks,
+    trainer_settings,
+)
 from controller.config.run_config import RunConfig
-from controller.preflight import preflight
+from controller.preflight import machine, preflight
 
 SMALL, MIDDLE, LARGE = (PUBLIC_SHAPES[f"Qwen/Qwen3-{size}"] for size in ("1.7B", "8B", "32B"))
 GPU = {"device": "cuda", "precision": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 16384}
@@ -37,6 +44,19 @@ def with_change(config: RunConfig, change: str) -> RunConfig:
             section = section[part]
         section[key.rpartition(".")[2]] = int(value) if value.isdecimal() else value == "true" or value
     return RunConfig.model_validate(data)
+
+
+def test_micro_batches_are_halved_first_down_to_a_part_or_the_longest_sequence() -> None:
+    config = run(rollout={"engine": {"max_context": 512}})
+    words = [words for words, _ in trainer_settings(config)]
+    halved = [16384 >> times for times in range(1, SMALLEST_MICRO_BATCH.bit_length())]
+    assert words[: len(halved) + 1] == [
+        *(f"trainer.micro_batch_tokens: {tokens}" for tokens in halved), "trainer.backend: fsdp and trainer.ranks: 2"
+    ]  # fmt: skip
+    config = run(rollout={"engine": {"max_context": 8192}})
+    assert [words for words, _ in trainer_settings(config)][:2] == [
+        "trainer.micro_batch_tokens: 8192", "trainer.backend: fsdp and trainer.ranks: 2"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -109,7 +129,7 @@ def test_cpus_emulated_devices_and_backends_that_adapt_are_not_judged() -> None:
 
 
 def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 2)
     on_cpu = preflight.look(make(), "validate").notes
     assert "GPUs: this machine has 2, and the run uses 0; rollout.engine.device: cuda" in " ".join(on_cpu)
     both = make(rollout__engine__device="cuda:0", trainer__device="cuda:1")

@@ -17,7 +17,7 @@ from controller.config import model_folder
 from controller.config.derived import advise, derive, kv_cache_bytes
 from controller.config.loading import build, load_config, shipped_configs
 from controller.config.validation.run import cross_check, is_loopback
-from controller.preflight import preflight
+from controller.preflight import machine, packages, preflight
 from controller.run_folder.units import size_text
 from controller.telemetry import sink_kinds
 from services.reward.sandbox import demands
@@ -107,6 +107,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "deepspeed cannot train an adapter -> trainer.backend: torch, fsdp, auto, or lora: null",
         ),
         ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "cannot be emulated"),
+        ({"trainer.lr_by_ess": {}, "emulation": {}}, "trainer.lr_by_ess", "compute no log-probs"),
         (
             {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
             "trainer.lora.publish",
@@ -193,6 +194,9 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"data.train": {"path": "x", "columns": {"id": "y"}}}, "data.train.columns.id", "own names"),
         ({"data.train": {"path": "x", "columns": {"prompt": None}}}, "data.train.columns.prompt", "name a column"),
         ({"data.train": {"generator": "runing_sum"}}, "data.train.generator", "module:function"),
+        ({"data.mix": [{"generator": "running_sum"}], "data.epochs": 2}, "data.epochs", "several are mixed"),
+        ({"data.mix": [{"generator": "runing_sum"}]}, "data.mix.0.generator", "module:function"),
+        ({"data.curriculum": {}, "data.epochs": 1}, "data.curriculum", "no row comes back"),
         ({"data.eval": None, "eval.every_steps": 5}, "eval.every_steps", "no data.eval"),
         ({"reward.scorers": [{"kind": "maths"}]}, "reward.scorers.0.kind", "did you mean math"),
         ({"reward.scorers": [{"kind": "math", "weight": 0}]}, "reward.scorers", "weight 0"),
@@ -240,6 +244,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
         ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),
         ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
+        ({"launch.controller_silence_s": 1.0}, "launch.controller_silence_s", "at least 2"),
         ({"name": "../x"}, "name", "folder"),
         ({"sampling.stop_token_ids": [2**40]}, "sampling.stop_token_ids.0", "31 bits"),
         ({"name": "two\nlines"}, "name", "folder"),
@@ -486,16 +491,16 @@ class TestMachine:
         assert [problem.keys[0] for problem in found.absent] == ["launch.host"]
 
     def test_a_named_kernel_that_is_not_installed_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+        monkeypatch.setattr(packages, "find_spec", lambda name: None)
         config = make(trainer__attention="flash_attn", trainer__device="cuda")
         assert "flash-attn" in str(preflight.look(config, "validate").problems[0])
 
     def test_cuda_without_a_gpu_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+        monkeypatch.setattr(machine, "count_gpus", lambda: 0)
         assert "no NVIDIA GPU" in str(preflight.look(make(trainer__device="cuda"), "validate").absent[-1])
 
     def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+        monkeypatch.setattr(machine, "count_gpus", lambda: 2)
         config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
         assert "want together 3 GPUs, and this machine has 2" in str(preflight.look(config, "train").absent[-1])
         config = make(trainer__device="cuda:5", rollout={"engine": {"device": "cuda:0"}})

@@ -1,0 +1,189 @@
+"""The runs that `python -m benchmarks.diagnosis` diagnoses: sick ones, healthy ones, and what must be said of each.
+
+Owns: configuration, scorers and losses of a user's, what happens to a run while it runs, the expected kinds. Refuses:
+starting anything, judging (diagnosis.py).
+
+What was expected was written down before a set-up was run for the first time. Set-ups with `is_unseen` were run for the
+first time when the rules were finished.
+
+Waits are planted on emulated devices, which take their time asleep, and faults of learning in runs of a tiny model that
+take steps only (`mode: sync`): neither depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FILES = {
+    "my_rewards.py": '''\
+import random
+import time
+
+
+def fair(row, response, **info):
+    return sum(character in "13579" for character in response) / max(1, len(response))
+
+
+def zero(row, response, **info):
+    return 0.0
+
+
+def one(row, response, **info):
+    return 1.0
+
+
+def hangs(row, response, **info):
+    if random.random() < 0.25:
+        time.sleep(3600)
+    return float(len(response) % 2)
+
+
+def slow(row, response, **info):
+    time.sleep(0.25)
+    return float(len(response) % 2)
+
+
+def raises(row, response, **info):
+    raise ValueError("no column named solution")
+
+
+def raises_often(row, response, **info):
+    if random.random() < 0.15:
+        raise ValueError("cannot parse the answer")
+    return fair(row, response)
+
+
+def if_ended(row, response, *, finish_reason, **info):
+    return float(finish_reason == "stop")
+
+
+def of_prompt(row, response, **info):
+    return float(sum(map(ord, row["prompt"])) % 2)
+
+
+def seldom_differs(row, response, **info):
+    return 0.5 if sum(map(ord, row["prompt"])) % 4 else fair(row, response)
+
+
+''',
+    "my_losses.py": '''\
+def not_a_number(logprobs_N, tokens):
+    return logprobs_N * float("nan")
+''',
+}  # fmt: skip
+"""Modules of the user's, in the folder that the command is typed in."""
+
+QUIET = ("metrics.report=false", "name=run")
+EMULATED = (
+    "emulated", "groups_per_step=8", "group_size=4", "num_steps=12", "emulation.mean_tokens=2000", *QUIET,
+)  # fmt: skip
+"""As configs/emulated.yaml, smaller: a batch of 32 answers of 2,000 tokens on average."""
+BALANCED = (
+    *EMULATED, "emulation.speedup=5", "rollout.num_workers=2", "emulation.trainer_gpus=1", "emulation.train_mfu=0.2",
+)  # fmt: skip
+OWN = (
+    "own_data", "model.tokenizer=characters:running_sum", "data.train={generator: running_sum, split: train}",
+    "data.eval=null", "sampling.max_new_tokens=60", "rollout.engine.max_context=128", "groups_per_step=4",
+    "num_steps=12", "mode=sync", "staleness.max_staleness=0", *QUIET,
+)  # fmt: skip
+"""The model of configs/own_data.yaml with a vocabulary of 18, so that its answers end, and with steps one after the
+other: who waits for whom is not the question."""
+
+
+def scorer(name: str) -> str:
+    """The override that scores with a function of my_rewards.py."""
+    return f"reward.scorers=[{{kind: 'my_rewards:{name}'}}]"
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """One run. `expected`: kinds of the first finding that are right, as `kind` or `kind:cause`."""
+
+    name: str
+    expected: tuple[str, ...]
+    words: tuple[str, ...]
+    """What follows `areal-like COMMAND`."""
+    is_sick: bool = True
+    is_unseen: bool = False
+    command: str = "train"
+    during: str = ""
+    """What happens while it runs: `kill WORKER`, again and again, `kill controller`, `stop` or `drain`."""
+    at_step: int = 0
+    """When that begins."""
+    is_resumed: bool = False
+    """`areal-like resume` follows."""
+    is_disk_full: bool = False
+    """The checkpoints' folder refuses every file."""
+
+
+def _sick(name: str, expected: str, *words: str, **more: object) -> SetUp:
+    return SetUp(name, tuple(expected.split()), words, **more)  # type: ignore[arg-type]
+
+
+def _healthy(name: str, expected: str, *words: str, **more: object) -> SetUp:
+    return SetUp(name, tuple(expected.split()), words, is_sick=False, **more)  # type: ignore[arg-type]
+
+
+SICK = (
+    _sick("too few slots", "rollouts_too_few", *EMULATED, "emulation.speedup=40", "rollout.num_workers=1",
+          "rollout.engine.num_slots=2", "rollout.queue_samples=16"),
+    _sick("trainer is the bottleneck", "trainer_bound", *EMULATED, "emulation.speedup=20", "rollout.num_workers=4",
+          "emulation.trainer_gpus=1", "emulation.train_mfu=0.02"),
+    _sick("staleness bound too small", "no_overlap", *BALANCED, "staleness.max_staleness=1"),
+    _sick("scorer hangs", "scoring_stalls", *BALANCED, scorer("hangs"), "reward.timeout_s=0.5", "reward.retries=0"),
+    _sick("scorer too slow", "scoring_stalls", *BALANCED, scorer("slow")),
+    _sick("rewards always 0", "no_signal", *OWN, scorer("zero")),
+    _sick("rewards always 1", "no_signal", *OWN, scorer("one")),
+    _sick("absurd learning rate", "policy_collapsed policy_unstable", *OWN, scorer("fair"), "groups_per_step=8",
+          "trainer.optimizer.lr=1.0", "trainer.optimizer.warmup_steps=0", "num_steps=14"),
+    _sick("answers cut at the limit", "answers_cut", *OWN, scorer("if_ended"), "sampling.max_new_tokens=2"),
+    _sick("no group with a signal", "failed:signal", *OWN, scorer("of_prompt"), "filter_zero_signal=true"),
+    _sick("few groups with a signal", "groups_filtered", *OWN, scorer("seldom_differs"), "filter_zero_signal=true"),
+    _sick("worker dies until the budget ends", "failed:process", *BALANCED, "rollout.num_workers=1",
+          "rollout.max_restarts=1", during="kill rollout-0", at_step=2),
+    _sick("scorer always raises", "failed:scoring", *OWN, scorer("raises")),
+    _sick("no room for a checkpoint", "failed:disk", *OWN, scorer("fair"), "trainer.checkpoint.every_steps=4",
+          is_disk_full=True),
+    _sick("loss is not a number", "failed:policy updates_skipped", *OWN, scorer("fair"),
+          "trainer.loss.kind=my_losses:not_a_number"),
+    _sick("groups dropped as stale", "groups_dropped length_shift", *BALANCED, "staleness.max_staleness=1",
+          "staleness.on_stale=drop", "emulation.train_mfu=1.0", "rollout.engine.num_slots=8"),
+    _sick("controller killed", "crashed:controller", *BALANCED, during="kill controller", at_step=4),
+)  # fmt: skip
+UNSEEN_SICK = (
+    _sick("scorer raises for one answer in seven", "scoring_fails", *BALANCED, scorer("raises_often"), is_unseen=True),
+    _sick("temperature near 0", "no_signal", *OWN, scorer("fair"), "sampling.temperature=0.001", is_unseen=True),
+    _sick("reward service dies until the budget ends", "failed:process", *BALANCED, "reward.max_restarts=1",
+          during="kill reward", at_step=2, is_unseen=True),
+    _sick("trainer dies until the budget ends", "failed:process", *BALANCED, "trainer.max_restarts=0",
+          during="kill trainer", at_step=3, is_unseen=True),
+    _sick("bound keeps one worker and trainer apart", "no_overlap rollouts_too_few", *BALANCED,
+          "rollout.num_workers=1", "staleness.max_staleness=1", "emulation.train_mfu=0.1", is_unseen=True),
+)  # fmt: skip
+HEALTHY = (
+    _healthy("balanced", "healthy", *BALANCED),
+    _healthy("one step", "too_short", *BALANCED, "num_steps=1"),
+    _healthy("two steps", "too_short", *BALANCED, "num_steps=2"),
+    _healthy("three steps", "too_short", *OWN, scorer("fair"), "num_steps=3"),
+    _healthy("five steps", "too_short", *BALANCED, "num_steps=5"),
+    _healthy("five steps of the few slots", "too_short", *EMULATED, "emulation.speedup=40", "rollout.num_workers=1",
+             "rollout.engine.num_slots=4", "rollout.queue_samples=16", "num_steps=5"),
+    _healthy("one step off", "healthy", *BALANCED, "mode=one_step_off", "staleness.max_staleness=1"),
+    _healthy("steps one after the other", "healthy too_short", *OWN, scorer("fair"), "num_steps=16"),
+    _healthy("LoRA", "healthy too_short", *OWN, scorer("fair"), "trainer.lora={rank: 4}", "num_steps=10"),
+    _healthy("worker drained", "healthy", *BALANCED, "rollout.num_workers=3", during="drain", at_step=4),
+    _healthy("stopped by the user", "healthy", *BALANCED, "num_steps=40", during="stop", at_step=10),
+    _healthy("resumed after a crash", "healthy", *BALANCED, "trainer.checkpoint.every_steps=2",
+             during="kill controller", at_step=4, is_resumed=True),
+    _healthy("evaluation", "evaluation", "own_data", *QUIET, command="eval"),
+    _healthy("supervised training from files", "offline", "offline/sft", "epochs=2", "name=run", command="sft"),
+)  # fmt: skip
+UNSEEN_HEALTHY = (
+    _healthy("own_data as it is shipped", "healthy too_short", "own_data", *QUIET, is_unseen=True),
+    _healthy("emulated steps one after the other", "healthy", *BALANCED, "mode=sync", "staleness.max_staleness=0",
+             is_unseen=True),
+    _healthy("stopped after three steps", "too_short", *BALANCED, during="stop", at_step=3, is_unseen=True),
+    _healthy("worker dies once", "processes_lost", *BALANCED, during="kill rollout-0 once", at_step=4, is_unseen=True),
+)  # fmt: skip
+SET_UPS = {one.name: one for one in (*SICK, *UNSEEN_SICK, *HEALTHY, *UNSEEN_HEALTHY)}
+QUICK = ("too few slots", "rewards always 0", "balanced", "two steps")

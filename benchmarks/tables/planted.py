@@ -1,0 +1,32 @@
+"""Tables of what was planted and what was found: the probe's faults, the diagnosis of runs.
+
+Owns: which figures of a result are shown. Refuses: numbers of its own.
+"""
+
+from __future__ import annotations
+
+from benchmarks.tables.form import Result, table
+
+
+def probe_faults(result: Result) -> str:
+    """One line for each set-up: what was planted and what was named."""
+    rows = [
+        (row["set_up"], f"`{row['planted']}`" if row["planted"] else "nothing",
+         ", ".join(f"`{kind}`" for kind in row["named"]) or "nothing", f"{row['cpu_s']:.1f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    words = f"{result['prompts']} prompts x {result['samples']} samples."
+    return f"{words}\n\n{table(('set-up', 'planted', 'named', 'processor time, s'), rows)}"
+
+
+def diagnosis(result: Result) -> str:
+    """Results by class of set-up, then one line for each: what was expected and what the first finding was."""
+    kinds = ("right", "miss", "wrong cause", "false alarm")
+    summed = [(name, *(str(count.get(kind, 0)) for kind in kinds)) for name, count in result["counts"].items()]
+    rows = [
+        ("sick" if row["is_sick"] else "healthy", row["set_up"] + (" (unseen)" if row["is_unseen"] else ""),
+         f"{row['steps']}", " or ".join(f"`{kind}`" for kind in row["expected"]), f"`{row['found']}`", row["result"])
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("", "set-up", "steps", "expected", "first finding", "result")
+    return f"{table(('runs', *kinds), summed)}\n\n{table(head, rows)}"

@@ -1,0 +1,20 @@
+"""Whether this machine can do what a config asks for.
+
+Owns: every problem as one error. Refuses: finding them (controller/preflight/).
+"""
+
+from __future__ import annotations
+
+from controller.config.loading import LoadedConfig
+from controller.config.problems import ConfigError
+from controller.preflight.found import Preflight, Purpose
+from controller.preflight.preflight import look
+
+
+def look_at_machine(loaded: LoadedConfig, purpose: Purpose) -> Preflight:
+    """Look at the machine. Raises ConfigError with everything that stands in the way."""
+    found = look(loaded.config, purpose)
+    problems = found.problems + ([] if purpose == "validate" else found.absent)
+    if problems:
+        raise ConfigError([problem.placed(loaded.document.where) for problem in problems], loaded.source)
+    return found

@@ -1,0 +1,194 @@
+"""`areal-like serve RUN|MODEL`: a policy as an endpoint for clients of OpenAI's and Anthropic's APIs.
+
+Owns: which folder is meant, its preparation, the key, becoming the server. Refuses: serving (rollout/serve.py).
+
+The command becomes the server: signals reach it directly, and its exit status is the server's. Its files are in a
+folder among the temporary ones, which the server removes; that of a killed one is removed when the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import yaml
+
+from areal_like.errors import OperationError, UserError
+from areal_like.serve_files import ServeOrder
+from areal_like.settings import DType
+from areal_like.store_owner import claim, sweep_dead
+from areal_like.transport.ports import can_listen
+from areal_like.weights.weight_store import WeightStore
+from controller.config import model_folder
+from controller.launch.local import child_environment
+from controller.launch.short_process import run_module
+from controller.preflight.chat_format import chat_template
+from controller.run_folder.locate import find_run_to_read
+from controller.run_folder.run_folder import RunFolder
+from controller.runs.convert import checkpoint_of
+from controller.wiring.checkpoints import export_checkpoint, is_checkpoint
+from controller.wiring.process_specs import PREPARATION, SERVER, num_cores, serve_spec
+
+FOLDER_PREFIX = "areal_like-serve-"
+KEY_VARIABLE = "AREAL_LIKE_API_KEY"
+DEFAULT_CONTEXT = 4096
+PREPARATION_LIMIT_S = 3600.0
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be served.
+
+    model: folder or hub name; None: that of `checkpoint` is made first. name: for clients. facts: the run's
+    configuration; empty: there is none.
+    """
+
+    name: str
+    model: str | None
+    checkpoint: Path | None
+    facts: Mapping[str, Any]
+
+
+def serve(arguments: argparse.Namespace) -> NoReturn:
+    """Prepare, and become the server. Raises UserError, OperationError, KeyboardInterrupt."""
+    key = key_of(arguments)
+    if arguments.port and _is_ipv4(arguments.host) and not can_listen(arguments.port, arguments.host):
+        # Known before minutes of preparation.
+        raise UserError(
+            f"port {arguments.port} of {arguments.host} is in use, or not yours", where="--port",
+            remedy="0 takes any free one",
+        )  # fmt: skip
+    found = find(arguments.model, arguments.version)
+    if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
+        what = "its tokenizer has no chat template, which the messages of clients need"
+        raise UserError(what, where=arguments.model, remedy="serve a model with one, such as a chat model")
+    place = Path(tempfile.gettempdir())
+    sweep_dead(place, FOLDER_PREFIX)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder may hold a whole model
+    try:
+        claim(folder)
+        order = folder / "order.json"
+        made = msgspec.json.encode(prepare(arguments, found, key, folder))
+        order.touch(mode=0o600)
+        order.write_bytes(made)
+        sys.stdout.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # they wait until the server can take them
+        signal.signal(signal.SIGTERM, before)
+        environment = child_environment(num_cores(), user_path=Path.cwd())
+        environment.pop(KEY_VARIABLE, None)
+        os.execve(sys.executable, [sys.executable, "-P", "-m", SERVER, str(order)], environment)
+    finally:  # the command did not become the server
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeOrder:
+    """Bring the model into `folder`, and say how it is served. Raises UserError, OperationError."""
+    model, facts = found.model, found.facts
+    dtype: DType = arguments.dtype or ("bfloat16" if arguments.device.startswith("cuda") else "float32")
+    if found.checkpoint is not None:
+        model = str(folder / "exported")
+        export_checkpoint(found.checkpoint, Path(model), None, None)
+    assert model is not None
+    spec = serve_spec(model, dtype=dtype, out_dir=folder / "model", publish_to=folder / "weights")
+    spec.save(folder / "prepare.json")
+    run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
+    manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
+    if manifest is None:
+        raise OperationError("the preparation published nothing")
+    return ServeOrder(
+        folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
+        name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,
+        format=arguments.format or _fact(facts, "rollout", "workflow_options", "format"),
+        temperature=_first(arguments.temperature, _fact(facts, "sampling", "temperature"), 1.0),
+        max_new_tokens=arguments.max_tokens,
+        max_context=_first(arguments.max_context, _fact(facts, "rollout", "engine", "max_context"), DEFAULT_CONTEXT),
+        num_slots=arguments.slots, device=arguments.device, dtype=dtype, num_threads=num_cores(),
+    )  # fmt: skip
+
+
+def find(source: str, version: int | None) -> Found:
+    """What a name means. Raises UserError."""
+    folder = Path(source).expanduser()
+    is_model, name = (folder / "config.json").is_file(), folder.resolve().name
+    if version is not None and (is_model or is_checkpoint(folder)):
+        raise UserError("only a run has several versions", where="--version", remedy="leave it out, or name the run")
+    if is_model:
+        model_folder.check_weights(folder)
+        return Found(name, str(folder.resolve()), None, {})
+    if is_checkpoint(folder):
+        return Found(name, None, folder.resolve(), {})
+    try:
+        run = find_run_to_read(source)
+    except UserError as error:
+        if model_folder.is_hub_name(source):
+            model_folder.find_model(source)
+            return Found(source, source, None, {})
+        raise UserError(f"{error.what}, and no model's folder", where=error.where, remedy=error.remedy) from error
+    facts = _facts(run)
+    if version is None and (run.final / "config.json").is_file():
+        model_folder.check_weights(run.final)
+        return Found(run.name, str(run.final), None, facts)
+    return Found(run.name, None, checkpoint_of(source, version), facts)
+
+
+def key_of(arguments: argparse.Namespace) -> str:
+    """The clients' key; empty: a random one is made. Raises UserError, also where others could do without one."""
+    where, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "")
+    if arguments.key_file is not None:
+        where = "--key-file"
+        try:
+            key = Path(arguments.key_file).expanduser().read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{arguments.key_file} cannot be read ({error})", where=where) from error
+        if not key:
+            raise UserError(f"{arguments.key_file} is empty", where=where)
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserError("a key is one word of ASCII characters", where=where)
+    if not key and not is_loopback(arguments.host):
+        what = f"others can reach {arguments.host}, and there is no key"
+        raise UserError(what, where="--host", remedy=f"set {KEY_VARIABLE}, or give --key-file")
+    return key
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_ipv4(host: str) -> bool:
+    return host == "localhost" or host.replace(".", "").isdecimal()
+
+
+def _facts(run: RunFolder) -> Mapping[str, Any]:
+    try:
+        loaded = yaml.safe_load(run.config.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _fact(facts: Any, *keys: str) -> Any:
+    for key in keys:
+        facts = facts.get(key) if isinstance(facts, Mapping) else None
+    return facts
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)

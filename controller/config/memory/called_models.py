@@ -1,0 +1,43 @@
+"""What declared models with weights of their own take on a rollout worker's device.
+
+Owns: those parts. Refuses: the engine of the policy (its descriptor), models on another device than that of the
+worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
+from areal_like.errors import UserError
+from controller.config.model_folder import read_model_config
+from controller.config.run_config import CalledModelSettings, RunConfig
+
+
+def called_model_parts(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[str, float]]:
+    """Name and bytes of each: weights (of a copy twice: one set is filled while the other answers) and a cache for
+    every slot. shape: of the policy. Left out where the sizes are not known."""
+    for model in config.rollout.models:
+        own = shape if model.path is None else _shape_in(model.path)
+        if model.has_weights and own is not None and _is_on_workers_device(config, model):
+            yield f"model {model.name}", _bytes(config, model, own)
+
+
+def _is_on_workers_device(config: RunConfig, model: CalledModelSettings) -> bool:
+    return model.device is None or model.device == config.rollout.engine.device
+
+
+def _bytes(config: RunConfig, model: CalledModelSettings, shape: DecoderShape) -> float:
+    engine = config.rollout.engine
+    width = 2 if (model.dtype or engine.dtype or config.model.dtype) == "bfloat16" else 4
+    sets = 1 if model.refresh_every is None else 2
+    places = (model.num_slots or engine.num_slots) * (model.max_context or engine.max_context)
+    return float(width * (sets * shape.parameters + 2 * shape.layers * shape.key_width * places))
+
+
+def _shape_in(path: str) -> DecoderShape | None:
+    try:
+        return shape_of(read_model_config(Path(path).expanduser()))
+    except UserError:
+        return public_shape(path)

@@ -1,0 +1,70 @@
+"""OfflineConfig: all settings of a run from files, for `areal-like sft`, `dpo` and `reward-model`.
+
+Owns: the top-level keys, what two of them together rule out. Refuses: reading files (offline_loading.py), rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from areal_like import limits
+from areal_like.config import ModelSettings, number_as_text
+from areal_like.prompts import PLACEHOLDER
+from areal_like.settings import Settings
+from controller.config.problems import Problem
+from controller.config.run_config import SinkSettings
+from controller.config.validation.run import model_problems
+from trainer.offline.config import DpoSettings, OfflineDataSettings, OfflineEvalSettings, OfflineTrainerSettings
+from trainer.offline.config import Objective as Objective
+
+
+class OfflineConfig(Settings):
+    """One run from files."""
+
+    name: str = Field("offline", min_length=1)
+    """Name of the run folder in runs_dir; -2, -3, ... is appended if it is taken."""
+    seed: int = Field(1, ge=0, lt=2**63)
+    """Seed of everything random: a made model's weights, the order of the rows."""
+    runs_dir: str = "runs"
+    """Folder that contains the run folders."""
+    model: ModelSettings = ModelSettings()
+    """The starting model."""
+    data: OfflineDataSettings
+    """Rows."""
+    epochs: int = Field(1, gt=0, le=limits.STEPS)
+    """Passes over the rows, each in an order of its own."""
+    max_steps: int | None = Field(None, gt=0, le=limits.STEPS)
+    """End after this many steps, in mid-epoch if need be; null: after the last epoch."""
+    batch_size: int = Field(32, gt=0, le=limits.GROUPS)
+    """Rows of a step, which is one update of the optimizer; the last step of an epoch takes what is left."""
+    dpo: DpoSettings = DpoSettings()
+    """For `areal-like dpo`."""
+    trainer: OfflineTrainerSettings = OfflineTrainerSettings()
+    """The process that trains."""
+    eval: OfflineEvalSettings = OfflineEvalSettings()
+    """Evaluation."""
+    metrics: SinkSettings = SinkSettings()
+    """Where metrics go besides metrics.jsonl, and the display."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_may_look_like_a_number(cls, value: Any) -> Any:
+        return number_as_text(value)
+
+
+def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
+    """What is wrong with valid keys taken together."""
+    yield from model_problems(config.model)
+    if config.trainer.ranks > 1:
+        yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")
+    if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
+        yield Problem(("dpo.label_smoothing", "dpo.loss"), "is of the loss `sigmoid`", "0, or dpo.loss: sigmoid")
+    template = config.data.prompt_template
+    if template is not None and PLACEHOLDER not in template:
+        yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"write {PLACEHOLDER} in it")
+    if config.data.eval is None and config.eval.every_steps:
+        remedy = "data.eval: a file of held-out rows, or eval.every_steps: 0"
+        yield Problem(("eval.every_steps", "data.eval"), "there is nothing to evaluate on", remedy)

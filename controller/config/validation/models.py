@@ -1,0 +1,94 @@
+"""Which declared models (`rollout.models`) cannot work. Pure, as run.py is.
+
+Owns: those cross-checks. Refuses: looking at folders (controller/preflight/called_models.py), the list of models that
+a workflow calls (rollout/check_workflow.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from areal_like.import_path import is_import_path
+from areal_like.token_source import MAX_NAME_CHARS
+from controller.config.problems import Problem
+from controller.config.run_config import CalledModelSettings, RunConfig
+
+KEY = "rollout.models"
+NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME_CHARS - 1}}}")
+RESERVED = "policy"
+OWN_WEIGHTS_KEYS = ("num_slots", "max_context", "device", "dtype")
+"""Keys that mean nothing for a role of the policy."""
+
+
+def called_model_problems(config: RunConfig) -> Iterator[Problem]:
+    """Contradictions in `rollout.models`, and between it and the rest of the run."""
+    models = config.rollout.models
+    if not models:
+        return
+    if not is_import_path(config.rollout.workflow):
+        what = f"the workflow {config.rollout.workflow} calls no models"
+        yield Problem((KEY, "rollout.workflow"), what, "a workflow of your own (module:Class), or leave models out")
+    for name, count in Counter(model.name for model in models).items():
+        if count > 1:
+            yield Problem((KEY,), f"{count} models have the name `{name}`", "a name for each")
+    for index, model in enumerate(models):
+        yield from _model_problems(config, f"{KEY}.{index}", model)
+    roles = [model for model in models if not model.has_weights]
+    if roles and not any(model.is_trained for model in roles):
+        what = (
+            f"the policy is called by its roles ({', '.join(one.name for one in roles)}), and none of them is trained"
+        )
+        yield Problem((KEY,), what, "trained: true for one of them")
+
+
+def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
+    if not NAME.fullmatch(model.name) or model.name == RESERVED:
+        what = f"`{model.name}` cannot be the name of a model"
+        yield Problem((f"{key}.name",), what, f"small letters, digits and _, from a letter on; not `{RESERVED}`")
+    if (model.source is None) == (model.path is None):
+        what = "neither source nor path is given" if model.path is None else "source and path exclude each other"
+        yield Problem((f"{key}.path", f"{key}.source", key), what, "path: a folder, source: start, or source: policy")
+        return
+    if model.path == "":
+        yield Problem((f"{key}.path",), "is empty", "a Hugging Face folder")
+    if model.refresh_every is not None and model.source != "policy":
+        what = "only a copy of the policy can be refreshed"
+        yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "source: policy, or leave it out")
+    elif model.has_weights:
+        yield from _weights_problems(config, key, model)
+    else:
+        yield from _role_problems(config, key, model)
+
+
+def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
+    if model.trained:
+        yield Problem(
+            (f"{key}.trained",),
+            f"{model.words}: a run trains one policy, and two that are trained apart need two runs",
+            "trained: false; or roles of one policy, by source: policy without refresh_every",
+        )
+    if model.device is not None and not re.fullmatch(r"cpu|cuda|cuda:\d+", model.device):
+        yield Problem((f"{key}.device",), f"no device `{model.device}`", "cpu, cuda or cuda:N")
+    if config.emulation is not None:
+        yield Problem((key, "emulation"), "a model with weights of its own cannot be emulated", "emulation: null")
+    if config.is_colocated:
+        what = "a model with weights of its own keeps its memory while the trainer has the devices"
+        yield Problem((key, "placement"), what, "placement: disaggregated")
+    transfer = config.trainer.weights.transfer
+    if model.refresh_every is not None and transfer.needs_process_group:
+        what = f"{transfer.name} brings versions without files that a copy could be made from"
+        yield Problem((f"{key}.refresh_every", "trainer.weights.kind"), what, "kind: shm or stream")
+
+
+def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
+    for name in OWN_WEIGHTS_KEYS:
+        if getattr(model, name) is not None:
+            yield Problem((f"{key}.{name}",), "has no effect on a role of the policy", f"rollout.engine.{name}")
+    if model.is_trained and model.temperature not in (None, config.sampling.temperature):
+        yield Problem(
+            (f"{key}.temperature", "sampling.temperature"),
+            f"tokens sampled at {model.temperature:g} cannot be trained at {config.sampling.temperature:g}",
+            "leave it out, or trained: false",
+        )

@@ -1,0 +1,82 @@
+"""What a page may ask of a run: checkpoint, stop, drain, add. The commands of these names do it.
+
+Owns: which commands, their arguments, one at a time per run, their output. Refuses: who may ask (access.py), the
+requests themselves (runs/stop.py, runs/crew.py, runs/checkpoint.py).
+
+A command is a process of its own, as if it had been typed: it says the same, and has the same rights. It goes on where
+the browser goes away; the end of the server ends those that still wait, not what they asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_like.errors import UserError
+from controller.report.overview import text
+from controller.run_folder.run_folder import RunFolder
+
+ACTIONS = ("checkpoint", "stop", "drain", "add")
+COMMAND = (sys.executable, "-P", "-m", "controller")
+MAX_OUTPUT_BYTES = 64 << 10
+_WORKER = re.compile(r"rollout-\d{1,6}")
+
+
+class Busy(UserError):
+    """Another action on the same run has not ended yet."""
+
+
+@dataclass
+class Actions:
+    """The commands that run now, by run."""
+
+    command: Sequence[str] = COMMAND
+    _running: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+
+    async def perform(self, folder: RunFolder, action: str, worker: str = "") -> dict[str, Any]:
+        """Run one command to its end: `is_done` by its exit status, and what it printed. Raises UserError, Busy."""
+        words = words_of(folder, action, worker)
+        key = str(folder.root)
+        if key in self._running:
+            raise Busy("another action on this run has not ended yet", where=folder.name, remedy="wait for it")
+        task = asyncio.create_task(self._run(words), name=f"dashboard {action}")
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End the commands that still wait."""
+        for task in list(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _run(self, words: Sequence[str]) -> dict[str, Any]:
+        process = await asyncio.create_subprocess_exec(
+            *self.command, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=MAX_OUTPUT_BYTES,
+        )  # fmt: skip
+        try:
+            output, _ = await process.communicate()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+            raise
+        lines = output[-MAX_OUTPUT_BYTES:].decode(errors="replace").splitlines()
+        return {"is_done": process.returncode == 0, "lines": [text(line) for line in lines if line.strip()]}
+
+
+def words_of(folder: RunFolder, action: str, worker: str) -> list[str]:
+    """The command's arguments. The folder is absolute, so it cannot be an option. Raises UserError."""
+    if action not in ACTIONS:
+        raise UserError(f"there is no action {text(action, 40)!r}", where=folder.name, remedy=", ".join(ACTIONS))
+    if action != "drain":
+        return [action, str(folder.root)]
+    if not _WORKER.fullmatch(worker):
+        raise UserError("no rollout worker is named", where="drain", remedy="choose one: rollout-0, rollout-1, ...")
+    return [action, str(folder.root), worker]

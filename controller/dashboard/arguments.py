@@ -1,0 +1,43 @@
+"""Arguments of `areal-like dashboard`. Owns: them. Refuses: doing it (command.py), aiohttp."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from areal_like.arguments import whole
+
+_EPILOG = """\
+examples:
+  areal-like dashboard                          the runs in runs/, on http://127.0.0.1:8787
+  areal-like dashboard /data/runs --port 0      another folder, any free port
+  ssh -L 8787:127.0.0.1:8787 HOST               from another machine, then open the same address there
+  areal-like dashboard --host 0.0.0.0           open to the network: prints an address with a token
+
+The pages are read-only apart from four actions, which need the printed token. On a loopback address every user of this
+machine can read them, unless a token is given. The token can also be set by AREAL_LIKE_DASHBOARD_TOKEN, which no
+process list shows.
+"""
+
+
+def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
+    """The command; `make` creates one."""
+    command = make(
+        commands, "dashboard", "a live web page over the runs of a folder", _EPILOG,
+        "Serve a live page over all runs of a folder: curves, throughput, staleness, timeline, samples, events, logs. "
+        "It reads files and costs a run nothing but that; it works while somebody watches.",
+    )  # fmt: skip
+    command.add_argument("runs_dir", nargs="?", default="runs", metavar="RUNS_DIR", help="folder of runs (runs)")
+    command.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)")
+    command.add_argument("--port", type=_port, default=8787, metavar="N", help="port (8787); 0: any free one")
+    command.add_argument(
+        "--token", metavar="T", help="reading and acting need it (generated where it is left out and needed)"
+    )
+
+
+def _port(text: str) -> int:
+    number = whole(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return number

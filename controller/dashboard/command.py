@@ -1,0 +1,106 @@
+"""`areal-like dashboard [RUNS_DIR]`: serves the pages until Ctrl-C.
+
+Owns: checks before the start, what is printed, exit status. Refuses: routes (server.py), rules of access (access.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from areal_like.errors import UserError
+from controller.dashboard.access import Access, is_loopback
+from controller.dashboard.pages import STATIC, asset
+from controller.dashboard.run_list import is_run
+from controller.dashboard.server import Dashboard
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
+
+
+def say(line: str) -> None:
+    """Print at once, also into a pipe: the address is waited for."""
+    print(line, flush=True)
+
+
+def dashboard(
+    runs_dir: str, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, token: str | None = None,
+    announce: Callable[[str], None] = say,
+) -> int:  # fmt: skip
+    """Serve until SIGINT or SIGTERM. Returns the exit status, 0.
+
+    Raises UserError: no such folder, a run instead of a folder of runs, port in use, a bad token.
+    """
+    folder = checked(runs_dir)
+    made = Dashboard(folder, Access.of(host, token))
+    for name in STATIC:
+        asset(name)
+    asyncio.run(_serve(made, port, announce))
+    return 0
+
+
+def checked(runs_dir: str) -> Path:
+    """The folder of runs. Raises UserError."""
+    folder = Path(runs_dir).expanduser()
+    try:
+        if not folder.is_dir():
+            remedy = "name a folder of runs: areal-like dashboard RUNS_DIR"
+            raise UserError("there is no such folder", where=str(folder), remedy=remedy)
+        if is_run(folder):
+            remedy = f"name the folder it is in: areal-like dashboard {folder.resolve().parent}"
+            raise UserError("is a run, not a folder of runs", where=str(folder), remedy=remedy)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(folder)) from error
+    return folder.resolve()
+
+
+async def _serve(made: Dashboard, port: int, announce: Callable[[str], None]) -> None:
+    runner = made.runner()
+    await runner.setup()
+    try:
+        await _listen(runner, made.access.host, port)
+        for line in greeting(made, int(runner.addresses[0][1])):
+            announce(line)
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    """Raises UserError where the address cannot be had."""
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what, remedy = f"port {port} is in use", "name another: --port N, or --port 0 for any free one"
+        elif error.errno == errno.EACCES:
+            what, remedy = f"port {port} is reserved", "name one above 1023: --port N"
+        else:
+            what, remedy = f"cannot listen there ({_reason(error)})", "name an address of this machine"
+        raise UserError(what, where=f"--host {host}", remedy=remedy) from error
+
+
+def _reason(error: OSError) -> str:
+    """asyncio puts the address into the text once more; names that nobody knows have negative numbers."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
+
+
+def greeting(made: Dashboard, port: int) -> list[str]:
+    """What the command prints: address, token, a word where the network is open."""
+    access = made.access
+    place = f"[{access.host}]" if ":" in access.host else access.host
+    query = f"?token={access.token}" if access.reads_need_token else ""
+    lines = [f"dashboard of {made.runs_dir}: http://{place}:{port}/{query}"]
+    if not access.reads_need_token:
+        lines.append(f"actions (checkpoint, stop, drain, add) need this token: {access.token}")
+    if not is_loopback(access.host):
+        lines.append("note: plain HTTP; across a network that you do not trust use ssh -L and a loopback address")
+    return [*lines, "Ctrl-C ends it; runs are not touched"]

@@ -1,0 +1,247 @@
+"""The dashboard's HTTP server: routes, refusals, streams of events.
+
+Owns: which address shows what, status codes, one feed per page. Refuses: who may (access.py), what is shown
+(run_list.py, run_view.py), starting (command.py).
+
+It writes into no run folder. A browser that goes away ends its stream, and with the last one the work for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from areal_like.errors import UserError, first_line
+from controller.dashboard.access import COOKIE, HEADERS, TOKEN_HEADER, Access
+from controller.dashboard.actions import Actions, Busy
+from controller.dashboard.differences import differences
+from controller.dashboard.feed import Feed, Viewer
+from controller.dashboard.pages import STATIC, asset, refusal_page, shell
+from controller.dashboard.run_list import RunList, find_run
+from controller.dashboard.run_view import RunView
+from controller.dashboard.sample_view import answers_content, groups_content
+from controller.runs.sample_groups import GroupReader
+
+log = logging.getLogger(__name__)
+_QUIET = logging.getLogger(f"{__name__}.http")
+"""For the HTTP server, which writes a traceback for a request that is not HTTP; the client gets status 400."""
+_QUIET.setLevel(logging.CRITICAL + 1)
+
+HEARTBEAT_S = 15.0
+"""A comment after so long a silence: a browser that is gone is noticed, and nothing in between cuts the line."""
+MAX_BODY_BYTES = 4096
+MAX_VIEWERS = 200
+SHUTDOWN_S = 2.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Dashboard:
+    """One server over a folder of runs."""
+
+    runs_dir: Path
+    access: Access
+    feeds: dict[str, Feed] = field(default_factory=dict)
+    """By name of the run; the list of runs has the empty name."""
+    actions: Actions = field(default_factory=Actions)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _group_reader: GroupReader | None = None
+
+    @cached_property
+    def application(self) -> web.Application:
+        """Its routes."""
+        made = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        made.router.add_get("/", self._list_page)
+        made.router.add_get("/run/{name}", self._run_page)
+        made.router.add_get("/events", self._list_events)
+        made.router.add_get("/run/{name}/events", self._run_events)
+        made.router.add_get("/run/{name}/groups", self._groups)
+        made.router.add_get("/run/{name}/groups/{group:[0-9]{1,15}}", self._answers)
+        made.router.add_post("/run/{name}/actions/{action}", self._act)
+        made.router.add_get("/differences", self._differences_page)
+        made.router.add_get("/differences/rows", self._differences)
+        made.router.add_get("/static/{name}", self._static)
+        made.on_shutdown.append(self._shutdown)
+        return made
+
+    def runner(self) -> web.AppRunner:
+        """What serves it. A handler is cancelled when its browser goes away."""
+        return web.AppRunner(
+            self.application, access_log=None, logger=_QUIET, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True
+        )
+
+    # -------------------------------------------------------- who may
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check(request)
+            answer = await handler(request)
+        except web.HTTPException as error:
+            if error.status in (302, 303):
+                error.headers.update(HEADERS)
+                raise
+            answer = _refusal(request, error.status, error.text or error.reason)
+        except UserError as error:
+            answer = _refusal(request, 409 if isinstance(error, Busy) else 404, str(error))
+        except OSError as error:
+            answer = _refusal(request, 500, f"cannot be read ({error.strerror or error})")
+        except Exception as error:  # fault boundary: one request must not go without an answer
+            log.exception("%s %s", request.method, request.path)
+            answer = _refusal(request, 500, f"this cannot be shown ({first_line(error)})")
+        if not answer.prepared:
+            answer.headers.update(HEADERS)
+            answer.headers.setdefault("Cache-Control", "no-store")
+        return answer
+
+    def _check(self, request: web.Request) -> None:
+        if not self.access.knows_host(request.headers.get("Host")):
+            raise web.HTTPMisdirectedRequest(
+                text="this server has another name: use the address that `areal-like dashboard` printed"
+            )
+        if not self.access.reads_need_token:
+            return
+        is_page = request.method == "GET" and request.match_info.http_exception is None
+        if is_page and self.access.is_token(request.query.get("token")):
+            # Out of the address, so that it stands in no history and no log; the cookie carries it from here on.
+            found = web.HTTPSeeOther(request.rel_url.raw_path)
+            found.set_cookie(COOKIE, self.access.token, httponly=True, samesite="Strict", path="/")
+            raise found
+        given = [request.headers.get(TOKEN_HEADER), request.cookies.get(COOKIE)]
+        if not any(map(self.access.is_token, given)):
+            wrong = "the token is wrong" if any(given) or "token" in request.query else "this address needs a token"
+            raise web.HTTPUnauthorized(text=f"{wrong}: open the address that `areal-like dashboard` printed")
+
+    # -------------------------------------------------------- pages
+
+    async def _list_page(self, _: web.Request) -> web.StreamResponse:
+        return _html(shell("list"))
+
+    async def _run_page(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        find_run(self.runs_dir, name)
+        return _html(shell("run", name))
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            raise web.HTTPNotFound(text="there is no such file")
+        body, tag = await asyncio.to_thread(asset, name)
+        headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == headers["ETag"]:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type=STATIC[name], charset="utf-8", headers=headers)
+
+    async def _differences_page(self, _: web.Request) -> web.StreamResponse:
+        return _html(shell("differences"))
+
+    async def _differences(self, request: web.Request) -> web.StreamResponse:
+        return await self._looked_up(differences, self.runs_dir, request.query.getall("run", []))
+
+    # -------------------------------------------------------- samples
+
+    async def _groups(self, request: web.Request) -> web.StreamResponse:
+        step = request.query.get("step", "")
+        if step and not re.fullmatch(r"[0-9]{1,15}", step):
+            raise web.HTTPBadRequest(text="the step is not a whole number")
+        return await self._looked_up(groups_content, self._reader(request), int(step) if step else None)
+
+    async def _answers(self, request: web.Request) -> web.StreamResponse:
+        return await self._looked_up(answers_content, self._reader(request), int(request.match_info["group"]))
+
+    def _reader(self, request: web.Request) -> GroupReader:
+        folder = find_run(self.runs_dir, request.match_info["name"])
+        if self._group_reader is None or self._group_reader.folder != folder:
+            self._group_reader = GroupReader(folder)
+        return self._group_reader
+
+    async def _looked_up(self, look: Callable[..., dict[str, Any]], *arguments: Any) -> web.StreamResponse:
+        """One look at a time for all viewers: what a person asked for, never what a timer repeats."""
+        async with self._looking:
+            return web.json_response(await asyncio.to_thread(look, *arguments))
+
+    # -------------------------------------------------------- actions
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        if not self.access.is_same_origin(request.headers):
+            raise web.HTTPForbidden(text="the request comes from another site")
+        if not self.access.is_token(request.headers.get(TOKEN_HEADER)):
+            raise web.HTTPForbidden(text="the token is wrong: give the one that `areal-like dashboard` printed")
+        body = await _body(request)
+        folder = find_run(self.runs_dir, request.match_info["name"])
+        worker = body.get("worker", "")
+        if not isinstance(worker, str):
+            raise web.HTTPBadRequest(text="worker: the name of a rollout worker")
+        return web.json_response(await self.actions.perform(folder, request.match_info["action"], worker))
+
+    # -------------------------------------------------------- events
+
+    async def _list_events(self, request: web.Request) -> web.StreamResponse:
+        return await self._stream(request, "", lambda: RunList(self.runs_dir))
+
+    async def _run_events(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        folder = find_run(self.runs_dir, name)
+        return await self._stream(request, name, lambda: RunView(folder))
+
+    async def _stream(self, request: web.Request, name: str, make: Callable[[], Any]) -> web.StreamResponse:
+        if sum(len(feed.viewers) for feed in self.feeds.values()) >= MAX_VIEWERS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_VIEWERS} pages are open already: close some")
+        feed = self.feeds.setdefault(name, Feed(make))
+        async with feed.watching() as viewer:
+            answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8",
+                                                 "Cache-Control": "no-store"})  # fmt: skip
+            try:
+                await answer.prepare(request)
+                await _send(answer, viewer)
+            except ConnectionError:  # the browser is gone; nobody reads this answer
+                pass
+        return answer
+
+    async def _shutdown(self, _: web.Application) -> None:
+        for feed in self.feeds.values():
+            await feed.close()
+        await self.actions.close()
+
+
+async def _send(answer: web.StreamResponse, viewer: Viewer) -> None:
+    while True:
+        try:
+            part = await asyncio.wait_for(viewer.messages.get(), HEARTBEAT_S)
+        except TimeoutError:
+            part = b": still here\n\n"
+        if part is None:
+            return
+        await answer.write(part)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The object that was sent. A form of another site cannot send this type."""
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="send JSON")
+    try:
+        found = await request.json()
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise web.HTTPBadRequest(text="the request is not a JSON object")
+    return found
+
+
+def _html(page: str) -> web.Response:
+    return web.Response(text=page, content_type="text/html")
+
+
+def _refusal(request: web.Request, status: int, words: str) -> web.Response:
+    """One sentence: as a page where a person reads it, else as JSON."""
+    if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
+        return web.Response(status=status, text=refusal_page(words), content_type="text/html")
+    return web.json_response({"error": words}, status=status)

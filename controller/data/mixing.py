@@ -1,0 +1,87 @@
+"""The order in which rows of several sets are drawn: `data.mix`.
+
+Owns: `MixedOrder`, which set a position belongs to, `order_of`. Refuses: the order within a set (table.py).
+
+A position belongs to the set whose share of the draws up to it is furthest behind its weight (smooth weighted
+round-robin). With weights w_k that sum to 1, each draw adds w_k to the credit of every set; the largest credit, the
+first of equal ones, is drawn and pays 1. Credits sum to 0, so no set is ever a whole round behind.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from controller.config.run_config import RunConfig
+from controller.data.table import DrawOrder, JoinedTable, Table
+
+
+class Order(Protocol):
+    """The row of each position, a pure function of the configuration."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all sets."""
+
+    @property
+    def max_draws(self) -> int | None:
+        """Positions there are; None: endless."""
+
+    def row_index(self, draw: int) -> int:
+        """The row of a position. Raises IndexError past `max_draws`."""
+
+
+class MixedOrder:
+    """See Order. The rows are those of all sets, one set after the other."""
+
+    max_draws = None
+
+    def __init__(self, sets: Sequence[DrawOrder], weights_at: Callable[[int], Sequence[float]]) -> None:
+        """weights_at: of each set, at a position; above 0."""
+        self._sets, self._weights_at = tuple(sets), weights_at
+        self._credits = [0.0] * len(sets)
+        self._num_drawn = [0] * len(sets)
+        self._rows = array("Q")
+        """By position, as far as anybody has asked."""
+
+    @property
+    def num_rows(self) -> int:
+        """See Order."""
+        return sum(one.num_rows for one in self._sets)
+
+    def row_index(self, draw: int) -> int:
+        """See Order."""
+        if draw < 0:
+            raise IndexError(draw)
+        while len(self._rows) <= draw:
+            self._rows.append(self._next_row())
+        return self._rows[draw]
+
+    def _next_row(self) -> int:
+        weights = self._weights_at(len(self._rows))
+        total = sum(weights)
+        for number, weight in enumerate(weights):
+            self._credits[number] += weight / total
+        chosen = max(range(len(self._sets)), key=lambda number: self._credits[number])
+        self._credits[chosen] -= 1.0
+        before = sum(one.num_rows for one in self._sets[:chosen])
+        self._num_drawn[chosen] += 1
+        return before + self._sets[chosen].row_index(self._num_drawn[chosen] - 1)
+
+
+def order_of(config: RunConfig, table: Table) -> Order:
+    """The order of a run. table: what `load_train` gave."""
+    if not isinstance(table, JoinedTable):
+        return DrawOrder.of(config, table)
+    seed, shuffle = config.data_seed, config.data.shuffle
+    sets = [DrawOrder(len(part), seed + number, shuffle) for number, part in enumerate(table.parts)]
+    return MixedOrder(sets, lambda draw: weights_at(config, draw))
+
+
+def weights_at(config: RunConfig, draw: int) -> list[float]:
+    """Weights of data.train (1) and of each set of data.mix at a position; a schedule ends with the groups that the
+    run needs at least, num_steps * groups_per_step."""
+    progress = min(1.0, draw / max(1, config.num_groups - 1))
+    ends = [(one.ratio, one.ratio if one.end_ratio is None else one.end_ratio) for one in config.data.mix]
+    return [1.0, *(first + progress * (last - first) for first, last in ends)]

@@ -1,0 +1,44 @@
+"""Supported versions of Python and torch, checked before anything else is imported."""
+
+from __future__ import annotations
+
+import sys
+
+PYTHON_RANGE = ((3, 11), (3, 13))
+
+TORCH_RANGE = ((2, 11), (2, 15))
+
+
+def python_fault(found: tuple[int, ...]) -> str:
+    """Why this Python will not do; empty if it will."""
+    low, high = PYTHON_RANGE
+    if low <= found[:2] <= high:
+        return ""
+    needed = f"areal_like runs on Python {_dotted(low)} to {_dotted(high)}"
+    return f"{needed}, and this is {_dotted(found[:2])} ({sys.executable})"
+
+
+def torch_fault(found: str | None) -> str:
+    """Why this torch will not do; empty if it will. Reads the installed version only, imports nothing."""
+    low, high = TORCH_RANGE
+    needed = f"areal_like runs on torch {_dotted(low)} to {_dotted(high)}"
+    if found is None:
+        return f"{needed}, and none is installed here ({sys.executable})"
+    try:
+        parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    except ValueError:
+        return f"{needed}, but this one reports {found}"
+    return "" if low <= parts <= high else f"{needed}, and this is {found} ({sys.executable})"
+
+
+def _dotted(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))
+
+
+def _installed(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

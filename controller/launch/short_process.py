@@ -1,0 +1,33 @@
+"""One of our modules as a process that does one thing and ends: of `probe` and `serve`.
+
+Owns: its environment, its time limit, what its end means. Refuses: which module, and what is made of its files.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_like.errors import OperationError, UserError
+from areal_like.guarded_process import run_guarded
+from areal_like.process import USER_MISTAKE, last_error
+from controller.launch.local import child_environment
+from controller.wiring.process_specs import num_cores
+
+LAST_CHARS = 2000
+
+
+def run_module(arguments: Sequence[str], limit_s: float) -> None:
+    """`python -m ARGUMENTS` to its end. Raises UserError with what it refused, OperationError with its last words."""
+    environment = child_environment(num_cores(), user_path=Path.cwd())
+    try:
+        ended = run_guarded([sys.executable, "-P", "-m", *arguments], timeout_s=limit_s, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise OperationError(f"{arguments[0]} did not end within {limit_s:g} s") from error
+    if ended.returncode == USER_MISTAKE:
+        raise UserError(last_error(ended.stderr) or f"{arguments[0]} refused to work")
+    if ended.returncode != 0:
+        words = ended.stderr.strip()[-LAST_CHARS:]
+        raise OperationError(f"{arguments[0]} ended with status {ended.returncode}: {words}")

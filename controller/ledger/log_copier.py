@@ -1,0 +1,84 @@
+"""Copies the ledger's write-ahead log into the database, in a thread of its own: SQLite waits for the disk there.
+
+Owns: the thread and its connection. Refuses: deciding when (ledger.py).
+
+The controller commits on its event loop, which also sends the heartbeats. A commit only writes to the page cache, but a
+copy of the log calls fsync, which takes seconds on a disk that is busy with other data.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class LogCopier:
+    """One thread with one connection. SQLite lets another connection read and write while the log is copied."""
+
+    def __init__(self, path: Path) -> None:
+        """Start the thread.
+
+        Args:
+            path: the database file, in WAL mode.
+        """
+        self._path = path
+        self._wake = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._is_closing = False
+        self._database = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+        self._thread = threading.Thread(target=self._run, name="ledger log", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Have the log copied soon. Returns at once; requests during a copy lead to one further copy."""
+        self._idle.clear()
+        self._wake.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until no copy is requested or under way.
+
+        Args:
+            timeout_s: the longest wait, in seconds.
+
+        Returns:
+            Whether that is so.
+        """
+        return self._idle.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread, after the copy that is under way."""
+        self._is_closing = True
+        self._wake.set()
+        self._thread.join()
+        self._database.close()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._is_closing:
+                return
+            copy_log(self._database, self._path, "PASSIVE")
+            if not self._wake.is_set():
+                self._idle.set()
+                if self._wake.is_set():  # a request between the two lines
+                    self._idle.clear()
+
+
+def copy_log(database: sqlite3.Connection, path: Path, how: str) -> None:
+    """Copy the write-ahead log into the database. Where that fails the log keeps everything, and a warning is logged.
+
+    Args:
+        database: a connection to it.
+        path: the database file, for the warning.
+        how: SQLite's mode: PASSIVE waits for nobody, TRUNCATE waits for readers and empties the log.
+    """
+    try:
+        database.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+    except sqlite3.Error as error:
+        log.warning("%s: its write-ahead log cannot be copied into it yet (%s)", path, error)

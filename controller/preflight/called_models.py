@@ -1,0 +1,103 @@
+"""The declared models (`rollout.models`), as far as files say: whether they are here, and have the policy's tokenizer.
+
+Owns: the look, the comparison of two tokenizers by their files. Refuses: combinations of settings
+(controller/config/validation/models.py), loading (rollout workers compare once more what has no tokenizer.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.context_limit import context_limit
+from areal_like.errors import UserError
+from controller.config import model_folder
+from controller.config.problems import Problem
+from controller.config.run_config import CalledModelSettings, RunConfig
+from controller.preflight.found import as_problem
+
+KEY = "rollout.models"
+
+
+def problems_of(config: RunConfig, policy: dict[str, Any] | None) -> Iterator[Problem]:
+    """What is wrong with the folders. policy: config.json of the policy, where it is here."""
+    for index, model in enumerate(config.rollout.models):
+        if model.has_weights:
+            yield from _folder_problems(config, f"{KEY}.{index}", model, policy)
+    yield from tokenizer_problems(config, _policy_tokenizer(config))
+
+
+def _folder_problems(
+    config: RunConfig, key: str, model: CalledModelSettings, policy: dict[str, Any] | None
+) -> Iterator[Problem]:
+    own = policy
+    if model.path is not None:
+        errors, own, is_here = model_folder.problems_of(model.path, "from_model")
+        yield from (as_problem(f"{key}.path", error) for error in errors)
+        if not is_here:
+            yield Problem((f"{key}.path",), f"{model.path} is not on this machine", "download it, and give its folder")
+    limit = context_limit(own or {})
+    context = model.max_context or config.rollout.engine.max_context
+    if limit is not None and (excess := limit.excess(context)):
+        yield Problem((f"{key}.max_context",), excess, limit.remedy.replace("rollout.engine", key))
+
+
+def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Problem]:
+    """Models with another tokenizer, or too few tokens for it. policy: folder of the policy's tokenizer."""
+    ours = vocabulary_of(policy)
+    for index, model in enumerate(config.rollout.models):
+        if model.path is None or ours is None:
+            continue
+        folder = Path(model.path).expanduser()
+        theirs, size = vocabulary_of(folder), _vocab_size(folder)
+        key = (f"{KEY}.{index}.path",)
+        if theirs is not None and ours != theirs:
+            text, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
+            what = f"{model.path} has another tokenizer than the policy: they differ at token {number} ({text!r})"
+            yield Problem(key, what, "a model with the policy's tokenizer: tokens are exchanged as numbers")
+        elif size is not None and size <= (largest := max(ours.values(), default=0)):
+            what = f"{model.path} has a vocabulary of {size}, and the policy's tokenizer has token {largest}"
+            yield Problem(key, what, "a model that was made for this tokenizer")
+
+
+def check_tokenizers(config: RunConfig, model_dir: Path) -> None:
+    """The same once the starting model is prepared, for tokenizers that are made in code. Raises UserError."""
+    for problem in tokenizer_problems(config, model_dir):
+        raise UserError(problem.what, where=problem.keys[0], remedy=problem.remedy)
+
+
+def vocabulary_of(folder: Path | None) -> dict[str, int] | None:
+    """Tokens by their text, added ones included, as tokenizer.json has them; None where it cannot be read."""
+    if folder is None:
+        return None
+    try:
+        found = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        vocab = found["model"]["vocab"]
+        pairs = vocab.items() if isinstance(vocab, dict) else ((one[0], place) for place, one in enumerate(vocab))
+        tokens = {str(text): int(number) for text, number in pairs}
+        return tokens | {str(one["content"]): int(one["id"]) for one in found.get("added_tokens") or ()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def _vocab_size(folder: Path) -> int | None:
+    try:
+        found = model_folder.read_model_config(folder)
+    except UserError:
+        return None
+    text = found.get("text_config")
+    size = found.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if isinstance(size, int) else None
+
+
+def _policy_tokenizer(config: RunConfig) -> Path | None:
+    """Where it lies, where that is here before the preparation."""
+    name = config.model.tokenizer
+    place = config.model.path if name == "from_model" else None if name in BUILT_IN_TOKENIZERS else name
+    try:
+        return model_folder.find_model(place) if place is not None else None
+    except UserError:  # which the checks of the model report
+        return None

@@ -1,0 +1,129 @@
+"""What this machine offers: folders, devices, room for workers, ports.
+
+Owns: the look. Refuses: packages (packages.py), memory of a model (memory.py), the machines of a cluster
+(controller/launch/cluster/), importing torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from controller.config.engines import engine_job, engine_of
+from controller.config.launchers import launcher_of
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
+
+MIN_WORKER_BYTES = 100_000_000
+"""Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
+
+
+def folders(config: RunConfig) -> Iterator[Problem]:
+    """Folders that cannot be written."""
+    for key, name in (("runs_dir", config.runs_dir), ("out", config.out)):
+        if name is None:
+            continue
+        fault = _cannot_write(Path(name).expanduser())
+        if fault:
+            yield Problem(
+                (key,), f"`{name}` cannot be written ({fault})", f"make it writable, or name another: {key}=..."
+            )
+
+
+def _cannot_write(folder: Path) -> str:
+    """Why nothing can be made in a folder that may not exist yet; empty if it can."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".areal_like-", dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
+def devices(config: RunConfig) -> Iterator[Problem]:
+    """Devices that the config wants and this machine lacks."""
+    keys = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
+    wanted = [key for key, device in keys.items() if device.startswith("cuda")]
+    if not wanted:
+        return
+    try:
+        build = version("torch")
+    except PackageNotFoundError:
+        build = ""
+    if build.endswith("+cpu"):
+        yield Problem(
+            tuple(wanted), f"needs CUDA, but the torch installed here ({build}) is the CPU build", "device: cpu"
+        )
+    num_gpus = count_gpus()
+    if num_gpus == 0:
+        yield Problem(tuple(wanted), "needs CUDA, but there is no NVIDIA GPU on this machine", "device: cpu")
+        return
+    if (problem := fit_problem(config, num_gpus)) is not None:
+        yield problem
+        return
+    for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
+        index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
+        if index >= num_gpus:
+            what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+            yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+
+
+def unused_gpus(config: RunConfig) -> Iterator[str]:
+    """A GPU here that the run leaves alone, which is easily overlooked: `device` is `cpu` unless it is set."""
+    num_gpus, used = count_gpus(), gpus_of_run(config)
+    if config.emulation is not None or used >= num_gpus:
+        return
+    remedy = "" if used else "; rollout.engine.device: cuda and trainer.device: cuda use them"
+    yield f"GPUs: this machine has {num_gpus}, and the run uses {used:g}{remedy}"
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that CUDA would show us, without asking torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+    return present if visible is None else min(present, len([part for part in visible.split(",") if part.strip()]))
+
+
+def room_for_workers(config: RunConfig) -> Iterator[Problem]:
+    """A slip of the hand (1000 workers) must not bring the machine down."""
+    num_workers, total_bytes = config.rollout.num_workers, psutil.virtual_memory().total
+    most = total_bytes // MIN_WORKER_BYTES
+    if num_workers > most:
+        what = f"{num_workers:,} rollout workers do not fit into the {total_bytes / 1e9:.0f} GB of this machine"
+        yield Problem(("rollout.num_workers",), what, f"at most {most}; more workers than cores or GPUs bring no gain")
+
+
+def ports(config: RunConfig) -> Iterator[Problem]:
+    """Addresses that cannot be bound."""
+    launcher = launcher_of(config)
+    host = launcher.host(config.launch)
+    wanted = [(launcher.host_key, "launch.port", host, config.launch.port)] if host else []
+    if (endpoint := config.metrics.prometheus) is not None:
+        wanted.append(("metrics.prometheus.host", "metrics.prometheus.port", endpoint.host, endpoint.port))
+    key, ports = engine_of(config).server_ports(engine_job(config))
+    if launcher.is_one_machine:
+        wanted += [(key, key, "127.0.0.1", port) for port in ports]
+    for host_key, port_key, host, port in wanted:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
+            reason = getattr(error, "strerror", None) or str(error)
+            key = port_key if "in use" in reason else host_key
+            hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"
+            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {hint}"
+            yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

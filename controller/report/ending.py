@@ -1,0 +1,135 @@
+"""How a run ended that went wrong, and the cause: the first finding of such a run.
+
+Owns: causes of death, which reasons name them, which findings explain them, the verdict. Refuses: the findings
+themselves (waits.py, learning.py, teaching.py, upkeep.py), the order of the rest (diagnosis.py).
+
+The recorded reason decides the cause. A finding is added to it only where it explains that cause: a run that died of a
+wrong path did not die of its learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from controller.report.data import RunData, number
+from controller.report.finding import Finding, Kind, Rated, plural, sentences
+
+Cause = Literal[
+    "policy", "scoring", "signal", "stale", "lengths", "prompts", "process", "version", "disk", "ledger", "mistake",
+    "stall", "controller", "machine", "unknown",
+]  # fmt: skip
+"""What ended a run: stable names for programs."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+MISTAKE = " -> "
+"""In the words of every mistake of the user's (UserError): between what is wrong and what to do."""
+MAX_TITLE_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A cause, the reasons that name it, and the kinds of finding that may explain it."""
+
+    cause: Cause
+    reasons: str
+    """Regular expression, any case."""
+    kinds: tuple[Kind, ...] = ()
+
+
+EXPLAINED: tuple[Explained, ...] = (
+    Explained(
+        "policy", r"not finite|diverged|not a finite number",
+        ("policy_collapsed", "policy_worse", "policy_unstable", "updates_skipped"),
+    ),
+    Explained("signal", r"most were filtered", ("no_signal", "groups_filtered", "answers_cut")),
+    Explained(
+        "scoring", r"most were (too_few_scores|verdict)|no answer was scored", ("scoring_stalls", "scoring_fails")
+    ),
+    Explained("stale", r"most were stale", ("groups_dropped", "length_shift")),
+    Explained("lengths", r"most were timeout", ("groups_dropped",)),
+    Explained("prompts", r"prompts were rejected|most were rejected", ("groups_dropped",)),
+    Explained("process", r"most were lost_too_often", ("processes_lost",)),
+    Explained("scoring", r"groups in a row", ("scoring_stalls", "scoring_fails")),
+    Explained("version", r"no rollout worker is left for batch", ("version_not_loaded", "processes_lost")),
+    Explained(
+        "disk",
+        r"no space left|disk quota|file too large|read-only file system|input/output error|disk (is )?full"
+        r"|cannot write|could not be written",
+    ),
+    Explained("ledger", r"ledger", ("audit_broken", "audit_impossible")),
+    Explained("scoring", r"scorer|scoring|verdict", ("scoring_stalls", "scoring_fails")),
+    Explained("mistake", re.escape(MISTAKE)),
+    Explained("stall", r"for any progress|no progress", ("scoring_stalls", "version_not_loaded", "processes_lost")),
+    Explained(
+        "process", r"\bended with (signal|exit status|status)|is lost|silent for|restart|died", ("processes_lost",)
+    ),
+)  # fmt: skip
+"""The first that fits is the cause."""
+
+
+def verdict(data: RunData, found: Sequence[Rated]) -> tuple[Finding | None, Rated | None]:
+    """The end of a run that crashed or failed, with its cause in the first sentence; and the finding it contains.
+
+    found: all findings, the most important first.
+    """
+    kind = data.where.kind if data.where is not None else ""
+    if kind == "crashed":
+        return _crashed(data), None
+    if kind != "failed":
+        return None, None
+    reason = str(data.state.get("reason") or "no reason is recorded")
+    known = next((one for one in EXPLAINED if re.search(one.reasons, reason, re.IGNORECASE)), None)
+    end = _failed(data, reason, known.cause if known else "unknown")
+    explains = known.kinds if known else ()
+    cause = next((one for one in found if one.finding.kind in explains and one.finding.severity != "info"), None)
+    return (_joined(end, reason, cause.finding) if cause else end), cause
+
+
+def progress(data: RunData) -> str:
+    """`3 of 12 steps`."""
+    done = int(data.steps[-1]["step"]) if data.steps else int(number(data.summary, "steps", 0.0))
+    steps = number(data.config, "num_steps")
+    return f"{done:,} of {plural(int(steps), 'step')}" if math.isfinite(steps) else plural(done, "step")
+
+
+def _crashed(data: RunData) -> Finding:
+    words = (data.where.words if data.where else "").partition("crashed: ")[2]
+    what, _, last = words.partition("; ")
+    is_machine = "restarted" in what
+    return Finding(
+        "crashed",
+        "bad",
+        f"The run crashed after {progress(data)}{': ' if what else ''}{what}",
+        sentences(last[:1].upper() + last[1:]),
+        f"Continue with: areal-like resume {data.folder.root}; logs/controller.log shows what happened before"
+        + ("" if is_machine else ", and the kernel's log whether memory ran out"),
+        cause="machine" if is_machine else "controller",
+    )
+
+
+def _failed(data: RunData, reason: str, cause: Cause) -> Finding:
+    again = f"areal-like resume {data.folder.root}"
+    what, mark, remedy = reason.partition(MISTAKE)
+    if mark:
+        advice = f"Fix the cause named in the reason. With the same configuration: {again}; with another, a new run"
+    else:
+        advice = f"When the cause is fixed: {again}"
+    what = " ".join(what.split())
+    is_long = len(what) > MAX_TITLE_CHARS
+    title = f"The run failed after {progress(data)}: {what[:MAX_TITLE_CHARS].rstrip()}{'...' if is_long else ''}"
+    detail = sentences(" ".join(reason.split())) if is_long else ""
+    return Finding("failed", "bad", title, detail, sentences(remedy, advice), cause=cause)
+
+
+def _joined(end: Finding, reason: str, cause: Finding) -> Finding:
+    """The end and what explains it as one verdict: the first sentence has both."""
+    return replace(
+        end,
+        title=f"{end.title.partition(': ')[0]}. {cause.title}",
+        detail=sentences(reason, cause.detail),
+        advice=sentences(cause.advice, end.advice),
+        predicted=cause.predicted,
+    )

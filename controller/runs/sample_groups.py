@@ -1,0 +1,108 @@
+"""Samples by prompt: which groups there are, and all answers of one of them.
+
+Owns: the two queries, each with a bound on what it reads. Refuses: what a sample is (sample_rows.py), layout.
+
+Unlike `read_samples` nothing here counts a whole table: it is asked again and again while a run goes on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from areal_like.errors import UserError
+from controller.run_folder.run_folder import RunFolder
+from controller.runs.sample_rows import SAMPLE_COLUMNS, Sample, check_schema, open_ledger, samples_of
+from controller.runs.tokens import TokenText
+
+MAX_GROUPS = 60
+MAX_ANSWERS = 64
+NEWEST = 2000
+"""Without a step so many of the newest groups are looked at."""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One prompt. The rewards are those of its scored samples; None where none is scored."""
+
+    group_id: int
+    step: int | None
+    """The step that used it."""
+    fate: str
+    num_samples: int
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+    is_stored: bool
+    """The tokens of a sample are still there."""
+
+
+@dataclass
+class GroupReader:
+    """Reads the groups of one run; keeps its tokenizer, which takes longer to load than anything else here."""
+
+    folder: RunFolder
+    _text: TokenText | None = field(default=None, repr=False)
+
+    def groups(self, step: int | None = None) -> list[GroupRow]:
+        """The newest groups with a finished sample, or those of a step; at most MAX_GROUPS, newest first.
+
+        Raises UserError: no ledger yet, or one that cannot be read.
+        """
+        if step is None:
+            condition, values = "group_id > (SELECT MAX(group_id) FROM groups) - ?", [NEWEST]
+        else:
+            condition, values = "groups.fate = 'consumed' AND groups.step = ?", [step]
+        query = (
+            "SELECT group_id, step, fate, COUNT(*), AVG(value), MIN(value), MAX(value), SUM(file IS NOT NULL) "
+            f"FROM groups JOIN samples USING (group_id) WHERE {condition} "
+            "GROUP BY group_id ORDER BY group_id DESC LIMIT ?"
+        )
+        with self._ledger() as db:
+            rows = db.execute(query, [*values, MAX_GROUPS]).fetchall()
+        return [
+            GroupRow(group_id, used if fate == "consumed" else None, fate, count, mean, low, high, bool(num_stored))
+            for group_id, used, fate, count, mean, low, high, num_stored in rows
+        ]
+
+    def answers(self, group_id: int) -> Sequence[Sample]:
+        """All finished samples of a group, at most MAX_ANSWERS. Raises UserError."""
+        query = (
+            f"SELECT {SAMPLE_COLUMNS} FROM samples JOIN groups USING (group_id) WHERE group_id = ? "
+            "ORDER BY sample_index LIMIT ?"
+        )
+        if self._text is None:
+            self._text = TokenText.of(self.folder)
+        with self._ledger() as db:
+            found = list(samples_of(db.execute(query, [group_id, MAX_ANSWERS]), self.folder, self._text))
+        if not found:
+            raise UserError(
+                f"group {group_id} has no finished sample", where=self.folder.name, remedy="choose one from the list"
+            )
+        return found
+
+    @property
+    def problems(self) -> list[str]:
+        """Why texts are not what they could be."""
+        return list(self._text.problems) if self._text else []
+
+    @contextmanager
+    def _ledger(self) -> Iterator[sqlite3.Connection]:
+        path = self.folder.ledger
+        if not path.is_file():
+            raise UserError(
+                "has no ledger: nothing was generated yet", where=self.folder.name, remedy="try again later"
+            )
+        try:
+            db, _ = open_ledger(self.folder)
+            try:
+                check_schema(db, self.folder)
+                yield db
+            finally:
+                db.close()
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a copy") from error

@@ -1,0 +1,99 @@
+"""What the policy answered to the first held-out prompts, before training and after.
+
+Owns: `EvalAnswers`. Refuses: values of whole evaluations (summary.py), storing answers of training (the ledger does).
+
+Which prompts: always the first of the evaluation's rows, so that nobody has chosen them. The answers of a finished
+evaluation go into its row of metrics.jsonl, and a resumed run finds the first and the newest of them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+NUM_ANSWERS = 3
+MAX_CHARS = 2000
+"""Of a prompt or an answer: a summary is read, not parsed."""
+
+
+class EvalAnswers:
+    """`record` each answer, `finish` each evaluation."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[int, dict[str, Any]]] = {}
+        """Answers by row, of evaluations under way by version."""
+        self._done: dict[int, Sequence[Mapping[str, Any]]] = {}
+        """The first and the newest evaluation that have any."""
+
+    def record(self, version: int, row: int, data: Mapping[str, Any], answer: str, value: float | None) -> None:
+        """Row number `row`, which is `data`, was answered by `version` and judged `value` (None: no score)."""
+        if row < NUM_ANSWERS and (prompt := _prompt(data)) and answer:
+            found = {"row": row, "prompt": _short(prompt), "answer": _short(answer), "value": value}
+            self._open.setdefault(version, {})[row] = found
+
+    def finish(self, version: int) -> Sequence[Mapping[str, Any]]:
+        """The answers of an evaluation that has ended, in order of rows."""
+        rows = self._open.pop(version, {})
+        for older in [other for other in self._open if other < version]:
+            del self._open[older]  # given up
+        answers = [rows[row] for row in sorted(rows)]
+        self._keep(version, answers)
+        return answers
+
+    def restore(self, metrics: Path, last_version: int) -> None:
+        """What earlier sessions of the run have left in its metrics.jsonl, up to `last_version`."""
+        try:
+            with metrics.open("rb") as lines:
+                for line in lines:
+                    if b'"answers":[{' in line:
+                        self._restore(line, last_version)
+        except FileNotFoundError:
+            return
+
+    def _restore(self, line: bytes, last_version: int) -> None:
+        try:
+            row = msgspec.json.decode(line, type=dict[str, Any])
+            if row["kind"] == "eval" and row["version"] <= last_version:
+                self._keep(row["version"], row["answers"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return  # cut by a crash
+
+    def _keep(self, version: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        if answers:
+            self._done[version] = answers
+            first, newest = min(self._done), max(self._done)
+            self._done = {one: self._done[one] for one in (first, newest)}
+
+    def before_and_after(self) -> list[dict[str, Any]]:
+        """Prompts that the first and the newest evaluation share; empty unless the first is of version 0."""
+        if 0 not in self._done or len(self._done) < 2:
+            return []
+        first, newest = self._done[0], self._done[max(self._done)]
+        after = {one["row"]: one for one in newest}
+        return [
+            {
+                "prompt": one["prompt"],
+                "before": one["answer"], "value_before": one["value"],
+                "after": after[one["row"]]["answer"], "value_after": after[one["row"]]["value"],
+            }
+            for one in first
+            if one["row"] in after
+        ]  # fmt: skip
+
+
+def _prompt(data: Mapping[str, Any]) -> str:
+    """The text of a row's prompt: `prompt`, or the last of its messages."""
+    if isinstance(prompt := data.get("prompt"), str):
+        return prompt
+    messages = data.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        content = messages[-1].get("content")
+        return content if isinstance(content, str) else ""
+    return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ..."

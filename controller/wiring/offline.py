@@ -1,0 +1,71 @@
+"""Turns an OfflineConfig into what its process is started with, and looks at its rows before a run begins.
+
+Owns: the mapping, `check_rows`. Refuses: starting anything (runtime/offline_session.py). Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.config.offline_config import Objective, OfflineConfig
+from controller.data.job_rows import refuse_changed
+from controller.run_folder.run_folder import RunFolder
+from controller.wiring.process_specs import num_cores
+from trainer.offline.rows import check_file
+from trainer.offline.spec import OfflineSpec
+
+OFFLINE = "trainer.offline"
+"""`python -m` name of the process."""
+
+
+def offline_spec(config: OfflineConfig, folder: RunFolder, objective: Objective, run_id: str) -> OfflineSpec:
+    """What the process of a run from files is started with."""
+    threads = config.trainer.threads
+    files = {"train": _absolute(config.data.train)}
+    if config.data.eval is not None:
+        files["eval"] = _absolute(config.data.eval)
+    return OfflineSpec(
+        run_id=run_id,
+        parent_pid=os.getpid(),
+        seed=config.seed,
+        num_threads=threads if isinstance(threads, int) else num_cores(),
+        run_dir=str(folder.root),
+        objective=objective,
+        model=config.model,
+        data=config.data.model_copy(update=files),
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        batch_size=config.batch_size,
+        dpo=config.dpo,
+        trainer=config.trainer,
+        eval=config.eval,
+    )
+
+
+def check_rows(config: OfflineConfig, objective: Objective) -> dict[str, str]:
+    """Look at every row; sha256 of each file by its key. Raises UserError naming the line that cannot be used."""
+    if objective == "reward_model" and (config.data.prompt_template is not None or config.data.add_bos != "auto"):
+        what = "a reward model reads prompt and answer as scorer `reward_model` gives them"
+        raise UserError(what, where="data.prompt_template, data.add_bos", remedy="leave both out")
+    found = {}
+    for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if file is not None:
+            path = Path(file).expanduser()
+            check_file(objective, path)
+            found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def refuse_other_rows(config: OfflineConfig, recorded: object, objective: Objective) -> None:
+    """Raise UserError where the files are not those that the run was started with: steps are numbers of rows."""
+    found = check_rows(config, objective)
+    known = recorded if isinstance(recorded, dict) else {}
+    changed = [key for key, digest in found.items() if known.get(key) != digest]
+    refuse_changed(changed)
+
+
+def _absolute(file: str) -> str:
+    return str(Path(file).expanduser().resolve())

@@ -1,0 +1,245 @@
+"""The port between an API that agents speak and a session: requests in, answers and errors out, as plain values.
+
+Owns: `Dialect`, what a request is for the session (`AgentRequest`), what an answer is for a client (`Reply`), refusals
+(`BadRequest`), checks that dialects share. Refuses: HTTP (listener.py), tokens, generating (session.py).
+
+What a policy in training samples with is the run's: temperature, `top_p`, `seed` and penalties of a request are not
+used, since training needs the distribution that was configured. What would change the answer itself is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from rollout.agent.store import Message
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+Earlier = Callable[[int], list[Message]]
+"""The conversation up to and with the answer of an index, without instructions. Raises BadRequest."""
+Refused = Mapping[str, tuple[Any, str]]
+"""Settings that would change the answer: the value that does not, and what to do."""
+
+
+class BadRequest(Exception):
+    """A request that is refused; `status`, `code` and `param` are what the client gets."""
+
+    def __init__(self, message: str, *, param: str = "", code: str = "invalid_request", status: int = 400) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """A request that was read.
+
+    messages: with text contents. tools: as chat templates take them. reads_calls: an answer may call them; otherwise
+    all of it is text. max_tokens: of the answer; None: as the run has it. wants_*: what the answer shall hold besides
+    the text. num_instructions: of the messages, the first ones that belong to this request alone, not to the
+    conversation. token_ids: the whole prompt, in place of messages; None: there are messages. settings: all that it
+    says, for a policy that is served and not trained: there temperature and the like count.
+    """
+
+    model: str
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    reads_calls: bool
+    max_tokens: int | None
+    is_streamed: bool
+    wants_usage: bool = False
+    wants_logprobs: bool = False
+    wants_token_ids: bool = False
+    num_instructions: int = 0
+    token_ids: list[int] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer.
+
+    index: of its turn. created: seconds since 1970. message: as of `Message`. finish_reason: `stop`, `length` or
+    `tool_calls`. num_prompt: tokens that it follows. prompt_ids: those; empty where the request does not want them.
+    tokens_R, logprobs_R: as they were sampled. token_texts: of them; empty where the request wants no log-probs.
+    """
+
+    index: int
+    created: int
+    message: Message
+    finish_reason: str
+    num_prompt: int
+    prompt_ids: list[int]
+    tokens_R: np.ndarray
+    logprobs_R: np.ndarray
+    token_texts: list[str]
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Of the prompt and of the answer."""
+        return self.num_prompt, len(self.tokens_R)
+
+
+TextKind = Literal["reasoning", "content"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What is known of an answer when its stream begins; see `Reply`."""
+
+    index: int
+    created: int
+    num_prompt: int
+
+
+class EventStream(Protocol):
+    """The server-sent events of one streamed answer: `begin`, texts in parts, then `end` or `fail`."""
+
+    def begin(self, opening: Opening) -> Iterator[str]:
+        """The first events."""
+        ...
+
+    def text(self, kind: TextKind, text: str) -> Iterator[str]:
+        """More of the answer's text; all its reasoning comes before its content."""
+        ...
+
+    def end(self, reply: Reply) -> Iterator[str]:
+        """The calls of the answer and the last events. Its texts have been given."""
+        ...
+
+    def fail(self, refusal: BadRequest) -> Iterator[str]:
+        """The last event of an answer that was cut."""
+        ...
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    path: str
+    """Of its requests."""
+
+    def read(self, body: Mapping[str, Any], earlier: Earlier) -> AgentRequest:
+        """Read a request. Raises BadRequest saying which part cannot be used, and what to do."""
+        ...
+
+    def answer(self, request: AgentRequest, reply: Reply) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def stream(self, request: AgentRequest) -> EventStream:
+        """The events of an answer that is streamed."""
+        ...
+
+    def error(self, refusal: BadRequest) -> dict[str, Any]:
+        """The body of a refusal, as clients of this API read it."""
+        ...
+
+
+def events(stream: EventStream, reply: Reply) -> Iterator[str]:
+    """The events of an answer that is complete before the first one."""
+    yield from stream.begin(Opening(reply.index, reply.created, reply.num_prompt))
+    if reasoning := reply.message.get("reasoning_content"):
+        yield from stream.text("reasoning", reasoning)
+    if content := reply.message["content"]:
+        yield from stream.text("content", content)
+    yield from stream.end(reply)
+
+
+def event(data: Any, name: str = "") -> str:
+    """One server-sent event; `data` that is not text is written as JSON."""
+    written = data if isinstance(data, str) else json.dumps(data)
+    return f"event: {name}\ndata: {written}\n\n" if name else f"data: {written}\n\n"
+
+
+def refuse(body: Mapping[str, Any], refused: Refused) -> None:
+    """Raises BadRequest where a setting would change the answer."""
+    for name, (harmless, remedy) in refused.items():
+        if body.get(name) is not None and body[name] != harmless:
+            raise BadRequest(f"{name} is not supported here: {remedy}", param=name)
+
+
+def refuse_form(form: Any, param: str) -> None:
+    """Raises BadRequest for a form of answers other than text."""
+    if isinstance(form, Mapping) and form.get("type", "text") != "text":
+        raise BadRequest(f"{param} must be text: answers are not constrained", param=param)
+
+
+def reads_calls(body: Mapping[str, Any], tools: list[Any]) -> bool:
+    """Whether an answer may call tools. Raises BadRequest for a `tool_choice` that would constrain it."""
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    if kind not in (None, "auto", "none"):
+        raise BadRequest("tool_choice must be auto or none: the policy decides what it calls", param="tool_choice")
+    return bool(tools) and kind != "none"
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """A setting that is true or false; absent is false. Raises BadRequest."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", param=name)
+    return bool(value)
+
+
+def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    """The first limit of tokens that is given. Raises BadRequest."""
+    for name in names:
+        if (value := body.get(name)) is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadRequest(f"{name} must be a whole number of at least 1", param=name)
+            return value
+    return None
+
+
+def model(body: Mapping[str, Any]) -> str:
+    """The name that answers repeat; there is one policy only."""
+    return str(body.get("model") or "policy")
+
+
+def text_of(content: Any, where: str) -> str:
+    """Text, or parts that are all text. Raises BadRequest."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be text or a list of parts", param=where)
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise BadRequest(f"{where} has a part that is not text: the policy reads text only", param=where)
+    return "".join(part["text"] for part in content)
+
+
+def list_of(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """A list of objects; absent is empty. Raises BadRequest."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise BadRequest(f"{name} must be a list of objects", param=name)
+    return value
+
+
+def call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
+    """A call of a tool in a message. `arguments`: JSON as text, or an object. Raises BadRequest."""
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where} needs the name of a tool and its arguments", param=where)
+    written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": written}}
+
+
+def end_of(messages: list[Message], param: str) -> list[Message]:
+    """The messages, which something must be asked by. Raises BadRequest."""
+    if not messages:
+        raise BadRequest(f"{param} must hold at least one message", param=param)
+    if messages[-1]["role"] == "assistant":
+        raise BadRequest("the last message must not be the assistant's: it is what is asked for", param=param)
+    return messages
+
+
+def openai_error(refusal: BadRequest) -> dict[str, Any]:
+    """As OpenAI's clients read errors."""
+    kinds = {401: "authentication_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(refusal.status, "invalid_request_error")
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.param or None, "code": refusal.code}}

@@ -1,0 +1,237 @@
+"""Answers of a policy that is served: each request by itself, from the messages it brings.
+
+Owns: `Endpoint`, what of a request decides how its answer is sampled, how many may wait, the conversations that
+`previous_response_id` names. Refuses: HTTP (listener.py), what an answer is (session.py), engines.
+
+Nothing here is trained on: a request is rendered by the chat template, and one session makes its one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal_like.errors import EngineError, first_line
+from areal_like.trajectory import Segment
+from areal_like.wire.messages import Sampling
+from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply
+from rollout.agent.session import AgentSession, RequestName
+from rollout.agent.store import Message
+from rollout.agent.streaming import OnPart, Part
+from rollout.answers import read_begun
+from rollout.chat.formats import ChatFormat
+from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
+from rollout.tokens import PromptTokens
+from rollout.transcript import Answer, Transcript
+
+MAX_KEPT = 1000
+"""Newest answers that a later request may name; each keeps its conversation."""
+MAX_KEPT_CHARS = 100_000_000
+"""Of all of them together."""
+MAX_TEMPERATURE = 100.0
+WAITING_PER_SLOT = 8
+"""Requests that may wait for each place in the engine; a further one is refused for now."""
+
+LOOK_S = 0.05
+"""Between two looks at a streamed answer that grows."""
+OnGrown = Callable[[np.ndarray, np.ndarray], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What a session needs to sample its answer, with the settings of its request."""
+
+    engine: Engine
+    tokens: PromptTokens
+    sampling: Sampling
+    number: int
+    seed: int
+    on_grown: OnGrown | None = None
+    """Called with the prompt and the answer so far, as it grows."""
+
+    async def generate(self, prompt: Transcript, *, max_new_tokens: int | None = None) -> Answer:
+        """See `SampleTools.generate`. Raises EngineError."""
+        prompt_P = prompt.tokens_T
+        room = self.tokens.max_context - len(prompt_P)
+        limit = min(one for one in (room, max_new_tokens, self.sampling.max_new_tokens) if one)
+        sampling = msgspec.structs.replace(self.sampling, max_new_tokens=limit)
+        request = GenerationRequest(
+            request_id=self.number, prompt_P=prompt_P, prefix=Segment.empty(), sampling=sampling, seed=self.seed
+        )
+        outcome = await self._generated(request)
+        is_stopped = outcome.end_reason == "stop"
+        return Answer(
+            segment=outcome.segment,
+            finish_reason="stop" if is_stopped else "length",
+            ended_by="end_of_sequence" if is_stopped else "length",
+            number=0,
+            stop_token=int(outcome.segment.tokens_R[-1]) if is_stopped else None,
+        )
+
+    async def _generated(self, request: GenerationRequest) -> GenerationOutcome:
+        if self.on_grown is None:
+            return await self.engine.generate(request)
+        generating, num_seen = asyncio.ensure_future(self.engine.generate(request)), 0
+        try:
+            while not (await asyncio.wait({generating}, timeout=LOOK_S))[0]:
+                segment = self.engine.progress().get(request.request_id)
+                if segment is not None and len(segment) > num_seen:
+                    num_seen = len(segment)
+                    await self.on_grown(request.prompt_P, segment.tokens_R)
+            return generating.result()
+        finally:
+            generating.cancel()
+            await asyncio.wait({generating})
+
+
+class Endpoint:
+    """Answers any number of clients that have its key. Used on one event loop; see `listener.Answers`.
+
+    `tokens`: with the engine's context. `sampling`: of requests that do not say; `max_new_tokens` 0: as many as fit.
+    `key`: of the clients; empty: a random one. `no_tools`: why requests with tools are refused; empty: they are not.
+    """
+
+    def __init__(
+        self, engine: Engine, tokens: PromptTokens, chat: ChatFormat, *, sampling: Sampling, key: str = "",
+        no_tools: str = "",
+    ) -> None:  # fmt: skip
+        self._engine, self._tokens, self._chat, self._no_tools = engine, tokens, chat, no_tools
+        self._sampling = msgspec.structs.replace(sampling, stop_token_ids=tokens.stop_ids)
+        self.secret = key or secrets.token_urlsafe(24)
+        self.counts: Counter[str] = Counter()
+        """Of requests, by what became of them."""
+        self.is_closing = False
+        """No further request is answered."""
+        self.num_running = 0
+        """Requests under way or waiting."""
+        self.idle = asyncio.Event()
+        """There is none."""
+        self.idle.set()
+        self.broken = asyncio.Event()
+        """The engine has failed: no further request can be answered."""
+        self.engine_error: EngineError | None = None
+        """How it failed."""
+        self._numbers = itertools.count()
+        self._kept: OrderedDict[int, tuple[list[Message], int]] = OrderedDict()
+        """By number of an answer: its conversation, and the characters of that."""
+
+    @asynccontextmanager
+    async def answering(
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
+    ) -> AsyncIterator[Reply]:
+        """The answer to a request; a block that is left before it ends it. `on_part` is called as it grows.
+
+        Raises:
+            BadRequest: it cannot be answered, too many wait, or the engine has failed.
+        """
+        self._admit()
+        number = next(self._numbers)
+        session = self._session(request, number, on_part)
+        self.num_running += 1
+        self.idle.clear()
+        try:
+            async with session.answering(request, name) as reply:
+                self._keep(number, request, reply)
+                yield replace(reply, index=number)
+        except BadRequest:
+            if session.broken.done():
+                self.fail(error := session.broken.exception() or RuntimeError("cancelled"))
+                if isinstance(error, EngineError):
+                    self.engine_error = self.engine_error or error
+                    self.broken.set()
+                what = f"the engine failed: {first_line(error)}"
+                raise BadRequest(what, status=500, code="engine_failed") from error
+            raise
+        finally:
+            await session.close()
+            self.num_running -= 1
+            if not self.num_running:
+                self.idle.set()
+
+    def conversation(self, index: int) -> list[Message]:
+        """All messages up to an answer and that answer. Raises BadRequest where it is not known, or no longer."""
+        if index not in self._kept:
+            what = f"there is no response resp_{index}, or it is no longer kept: send the whole conversation"
+            raise BadRequest(what, status=404, code="not_found")
+        self._kept.move_to_end(index)
+        return list(self._kept[index][0])
+
+    def num_tokens(self, request: AgentRequest) -> int:
+        """Of the prompt that a request makes. Raises BadRequest."""
+        return self._session(request, 0).num_tokens(request)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a prompt with its answer."""
+        return self._tokens.max_context
+
+    def fail(self, error: BaseException) -> None:
+        """Report a request that could not be handled; the others go on."""
+        log.error("a request failed", exc_info=error)
+
+    def _admit(self) -> None:
+        """Raises BadRequest where there is no room for another request."""
+        if self.is_closing:
+            raise BadRequest("the server is shutting down", status=503, code="shutting_down")
+        slots = self._engine.capabilities.num_slots
+        if self.num_running >= slots * (1 + WAITING_PER_SLOT):
+            raise BadRequest(f"{self.num_running} requests are waiting: try again later", status=429, code="busy")
+
+    def _session(self, request: AgentRequest, number: int, on_part: OnPart | None = None) -> AgentSession:
+        sampling, seed = sampling_of(request.settings, self._sampling)
+        created = int(time.time())
+
+        async def grown(prompt_P: np.ndarray, tokens_R: np.ndarray) -> None:
+            assert on_part is not None
+            texts = read_begun(self._tokens, self._chat, prompt_P, tokens_R, reads_calls=request.reads_calls)
+            if any(texts):
+                await on_part(Part(Opening(number, created, len(prompt_P)), *texts))
+
+        asking = _Asking(self._engine, self._tokens, sampling, number + 1, seed, grown if on_part else None)
+        return AgentSession(asking, self._chat, no_tools=self._no_tools, gives_reasoning=True, num_before=number)
+
+    def _keep(self, number: int, request: AgentRequest, reply: Reply) -> None:
+        """Only `responses` can name an answer later, and says whether it will."""
+        if "input" not in request.settings or request.settings.get("store") is False:
+            return
+        messages = [*request.messages[request.num_instructions :], reply.message]
+        self._kept[number] = messages, sum(len(str(message)) for message in messages)
+        while len(self._kept) > MAX_KEPT or sum(size for _, size in self._kept.values()) > MAX_KEPT_CHARS:
+            self._kept.popitem(last=False)
+
+
+def sampling_of(settings: Mapping[str, Any], default: Sampling) -> tuple[Sampling, int]:
+    """How an answer is sampled, and the seed of its random numbers. Raises BadRequest for a number out of range."""
+    temperature = _number(settings, "temperature", default.temperature, 0.0, MAX_TEMPERATURE)
+    top_p = _number(settings, "top_p", default.top_p, 1e-6, 1.0)
+    top_k = _number(settings, "top_k", default.top_k, 0, 2**31 - 1, is_whole=True)
+    seed = _number(settings, "seed", secrets.randbits(62), -(2**63), 2**63 - 1, is_whole=True)
+    sampling = msgspec.structs.replace(default, temperature=float(temperature), top_p=float(top_p), top_k=int(top_k))
+    return sampling, int(seed) % 2**63
+
+
+def _number(
+    settings: Mapping[str, Any], name: str, default: float, least: float, most: float, *, is_whole: bool = False
+) -> float:
+    value = settings.get(name)
+    if value is None:
+        return default
+    is_number = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most:
+        kind = "a whole number" if is_whole else "a number"
+        raise BadRequest(f"{name} must be {kind} from {least:g} to {most:g}", param=name)
+    return float(value) if not is_whole else value

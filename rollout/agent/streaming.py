@@ -1,0 +1,83 @@
+"""A streamed answer on its way to a client: events as the answer grows, and its end, whatever that is.
+
+Owns: `StreamedResponse` (what has been sent, and what of the answer is new). Refuses: the form of events (the
+dialects), which of an answer's texts are settled (rollout/answers.py), routes (listener.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from rollout.agent.dialect import BadRequest, EventStream, Opening, Reply, TextKind
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An answer that goes on: its texts so far, as far as nothing will change them."""
+
+    opening: Opening
+    reasoning: str
+    content: str
+
+
+OnPart = Callable[[Part], Awaitable[None]]
+
+
+class StreamedResponse:
+    """Sends an answer's events; the response begins with the first of them."""
+
+    def __init__(self, request: web.Request, stream: EventStream) -> None:
+        self._request, self._stream = request, stream
+        self._sent: dict[TextKind, str] = {"reasoning": "", "content": ""}
+        self.response: web.StreamResponse | None = None
+        """None: nothing has been sent, and the request may still be refused."""
+
+    async def part(self, part: Part) -> None:
+        """Send what is new. A client that has gone away is noticed elsewhere."""
+        with contextlib.suppress(ConnectionError):
+            await self._begin(part.opening)
+            await self._send(self._new("reasoning", part.reasoning))
+            await self._send(self._new("content", part.content))
+
+    async def end(self, reply: Reply) -> None:
+        """Send the rest. Raises ConnectionError where the client has gone away."""
+        await self._begin(Opening(reply.index, reply.created, reply.num_prompt))
+        await self._send(self._new("reasoning", reply.message.get("reasoning_content") or ""))
+        content = reply.message["content"]
+        if not content.startswith(self._sent["content"]):
+            self._sent["content"] = ""  # what was sent turned out to be reasoning: the content is all that follows
+        await self._send(self._new("content", content))
+        await self._close(self._stream.end(reply))
+
+    async def fail(self, refusal: BadRequest) -> None:
+        """Send why there is no more. Raises ConnectionError where the client has gone away."""
+        await self._close(self._stream.fail(refusal))
+
+    def _new(self, kind: TextKind, text: str) -> Iterable[str]:
+        sent = self._sent[kind]
+        is_over = kind == "reasoning" and self._sent["content"]
+        if is_over or not text.startswith(sent) or len(text) == len(sent):
+            return ()
+        self._sent[kind] = text
+        return self._stream.text(kind, text[len(sent) :])
+
+    async def _begin(self, opening: Opening) -> None:
+        if self.response is None:
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            self.response = web.StreamResponse(headers=headers)
+            await self.response.prepare(self._request)
+            await self._send(self._stream.begin(opening))
+
+    async def _send(self, events: Iterable[str]) -> None:
+        assert self.response is not None
+        if text := "".join(events):
+            await self.response.write(text.encode(errors="replace"))
+
+    async def _close(self, events: Iterable[str]) -> None:
+        await self._send(events)
+        assert self.response is not None
+        await self.response.write_eof()

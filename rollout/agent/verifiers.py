@@ -1,0 +1,126 @@
+"""The workflow `verifiers`: episodes of an environment of the package verifiers, against the policy's address.
+
+Owns: options, finding the package, the command. Refuses: running an episode (bridges/verifiers_episode.py, in a process
+of its own), tokens and verdicts (workflow.py, of whose `agent` this is a use).
+
+The package and this program need not be in one Python environment: its versions ask for others of openai, datasets and
+mcp than are in use here (decision 0105). `python` names the interpreter that has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from areal_like.errors import UserError
+from areal_like.import_check import USER_PATH
+from areal_like.wire.messages import SampleTask
+from rollout.agent.programs import OWN_PYTHON
+from rollout.agent.store import Thinking
+from rollout.agent.workflow import AgentWorkflow
+from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
+
+SCRIPT = Path(__file__).parent / "bridges" / "verifiers_episode.py"
+VERSION_TIMEOUT_S = 300.0
+Endpoint = Literal["chat", "tokens"]
+REMEDY = "pip install 'areal-like[verifiers]', or name the interpreter of an environment of its own that has verifiers"
+FIRST_OF_TASK_SETS = (0, 4)
+"""Version from which there are no environments with data sets any more."""
+PRELOADED = {
+    True: ("openai", "verifiers.envs.environment", "verifiers.utils.env_utils"),
+    False: ("openai", "verifiers.v1", "verifiers.v1.utils.loaders"),
+}
+"""Modules that take seconds to import, by whether the version is an earlier one: programs are forked from a process
+that has them."""
+
+
+class VerifiersWorkflow:
+    """Runs one episode for each sample."""
+
+    is_resumable = False
+
+    def __init__(
+        self, *, environment: str, options: Mapping[str, Any] | None = None,
+        eval_options: Mapping[str, Any] | None = None, python: str = "python", preload: bool = True,
+        endpoint: Endpoint = "chat", tokenizer: str | None = None, renderer: Mapping[str, Any] | None = None,
+        timeout_s: float = 600.0, format: str | None = None, thinking: Thinking = "keep",
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            environment: with verifiers 0.1 what `load_environment` takes, with 0.4 the id of a task set.
+            options: with 0.1 arguments of the environment, with 0.4 its configuration (`agent`, `taskset`, ...).
+            eval_options: those that differ for rows of `data.eval`.
+            python: the interpreter that has verifiers; `python`: that of the run.
+            preload: import verifiers once, in a process that every episode is forked from.
+            endpoint: with 0.4: `chat`: requests reach the policy as the agent sends them. `tokens`: verifiers renders
+                them itself and sends token ids (`/inference/v1/generate`).
+            tokenizer: with `tokens`: folder or name of the policy's tokenizer.
+            renderer: with `tokens`: the renderer's configuration, as {name: qwen3}; None: by the tokenizer's name.
+            timeout_s: time of one episode; a longer one gives its sample no reward.
+            format: see the workflow `agent`.
+            thinking: see the workflow `agent`.
+
+        Raises:
+            UserError: the interpreter or the package is missing, or a setting is out of range.
+        """
+        if endpoint not in ("chat", "tokens"):
+            raise UserError(f"endpoint is {endpoint!r}", where=OPTIONS_KEY, remedy="write chat or tokens")
+        if endpoint == "tokens" and tokenizer is None:
+            raise UserError("endpoint: tokens needs a tokenizer", where=OPTIONS_KEY, remedy="name its folder")
+        if not environment or not isinstance(environment, str):
+            raise UserError(f"environment is {environment!r}", where=OPTIONS_KEY, remedy="name one of verifiers'")
+        if os.sep in python:  # relative to the folder the run was started in
+            python = os.path.join(os.path.abspath(os.environ.get(USER_PATH) or os.curdir), python)
+        if shutil.which(interpreter := sys.executable if python in OWN_PYTHON else python) is None:
+            what = f"there is no program {interpreter!r}"
+            raise UserError(what, where=f"{OPTIONS_KEY}.python", remedy=REMEDY)
+        installed = version_in(interpreter)
+        is_first = tuple(map(int, re.findall(r"\d+", installed)[:2])) < FIRST_OF_TASK_SETS
+        if endpoint == "tokens" and is_first:
+            what = f"endpoint: tokens needs verifiers 0.4, and {interpreter} has {installed}"
+            raise UserError(what, where=OPTIONS_KEY, remedy="endpoint: chat")
+        spec = {
+            "environment": environment, "options": dict(options or {}), "eval_options": dict(eval_options or {}),
+            "endpoint": endpoint, "tokenizer": tokenizer, "renderer": renderer, "timeout_s": timeout_s,
+        }  # fmt: skip
+        self._agent = AgentWorkflow(
+            command=[interpreter, str(SCRIPT), json.dumps(spec)],
+            preload=PRELOADED[is_first] if preload else (),
+            reward="agent", timeout_s=timeout_s, format=format, thinking=thinking,
+        )  # fmt: skip
+
+    async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
+        """See `Workflow`."""
+        return await self._agent.run(task, tools)
+
+
+@lru_cache(maxsize=8)
+def version_in(interpreter: str) -> str:
+    """Of the verifiers that an interpreter has. Raises UserError where it has none."""
+    where = f"{OPTIONS_KEY}.python"
+    try:
+        asked = subprocess.run(
+            [interpreter, str(SCRIPT), "version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{interpreter} cannot be started ({error})", where=where) from error
+    if found := asked.stdout.strip():
+        return found
+    reason = f" ({asked.stderr.strip().splitlines()[-1]})" if asked.stderr.strip() else ""
+    raise UserError(
+        f"the package verifiers is not installed for {interpreter}{reason}",
+        where=where,
+        remedy=REMEDY,
+    )

@@ -1,0 +1,146 @@
+"""The models with weights of their own in one rollout worker: their engines, and when a copy of the policy is replaced.
+
+Owns: `ModelHosts` and `ModelHost`. Refuses: calls of one sample (calls.py), the policy's own versions
+(rollout/weights/versions.py).
+
+A copy is replaced while its answers go on, at a token boundary as everywhere: each token is stamped with the version
+that sampled it. Where the policy falls back to an earlier version, so does the copy, and its answers under way begin
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.config import ProcessSpec
+from areal_like.errors import UserError, WeightError
+from rollout.config import RolloutSettings
+from rollout.model_settings import MODELS_KEY, CalledModelSettings
+from rollout.tokens import load_tokenizer, stop_ids
+from rollout.weights.versions import VersionGate
+
+if TYPE_CHECKING:  # imports torch
+    from rollout.engine.frozen import FrozenEngine
+
+FROZEN_VERSION = 0
+"""Of a model that is never replaced."""
+
+log = logging.getLogger(__name__)
+
+
+class ModelHost:
+    """One model with weights of its own. refresh_every: of a copy of the policy; None: frozen."""
+
+    def __init__(self, settings: CalledModelSettings, engine: FrozenEngine, end_ids: tuple[int, ...]) -> None:
+        self.settings, self.engine, self.end_ids = settings, engine, end_ids
+        self.gate = VersionGate()
+        """Open once there are weights."""
+        self.num_failed = 0
+
+    async def start(self) -> None:
+        """Allocate, and load what does not come with the policy's versions. Raises UserError, EngineError."""
+        await self.engine.start()
+        if self.settings.refresh_every is None:
+            try:
+                await self.engine.load_folder(FROZEN_VERSION)
+            except WeightError as error:
+                raise UserError(str(error), where=f"{MODELS_KEY}: {self.settings.name}") from error
+            self.gate.set(FROZEN_VERSION)
+
+    def is_due(self, version: int) -> bool:
+        """The copy is to be replaced by this version of the policy."""
+        every, now = self.settings.refresh_every, self.engine.version
+        return every is not None and (now < 0 or version < now or version // every > now // every)
+
+    async def take(self, manifest_path: Path) -> None:
+        """Copy a version of the policy. One that cannot be read leaves the copy as it is until the next one."""
+        try:
+            report = await self.engine.load_version(manifest_path, "recompute")
+        except WeightError as error:
+            self.num_failed += 1
+            log.warning("model %s goes on with version %d: %s", self.settings.name, self.engine.version, error)
+            return
+        self.gate.set(report.version)
+        log.info("model %s is now version %d", self.settings.name, report.version)
+
+
+class ModelHosts:
+    """Those of one worker, by name; and the roles of the policy, which have no host."""
+
+    def __init__(self, declared: Sequence[CalledModelSettings] = (), hosts: Sequence[ModelHost] = ()) -> None:
+        self.declared: Mapping[str, CalledModelSettings] = {one.name: one for one in declared}
+        self.hosts: Mapping[str, ModelHost] = {host.settings.name: host for host in hosts}
+
+    @property
+    def has_roles(self) -> bool:
+        """The policy is called by its roles only."""
+        return any(not one.has_weights for one in self.declared.values())
+
+    async def start(self) -> None:
+        """One after the other: loading takes host memory for a moment."""
+        for host in self.hosts.values():
+            await host.start()
+
+    async def policy_loaded(self, manifest_path: Path, version: int) -> None:
+        """The worker samples with this version of the policy, whose files are still there."""
+        for host in self.hosts.values():
+            if host.is_due(version):
+                await host.take(manifest_path)
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic, by model: tokens sampled, seconds in which it generated, copies taken and failed."""
+        found: dict[str, float] = {}
+        for name, host in self.hosts.items():
+            own = host.engine.counters()
+            found |= {f"model_{name}_{key}": own.get(key, 0.0) for key in ("tokens", "busy_s", "swaps")}
+            found[f"model_{name}_failed"] = float(host.num_failed)
+        return found
+
+    async def close(self) -> None:
+        """End the engines."""
+        for host in self.hosts.values():
+            await host.engine.close()
+
+
+def make_hosts(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any) -> ModelHosts:
+    """What `rollout.models` declares; nothing is allocated yet. Raises UserError: a model has another tokenizer."""
+    return ModelHosts(
+        settings.models,
+        [_host(one, spec, settings, model_dir, tokenizer) for one in settings.models if one.has_weights],
+    )
+
+
+def _host(
+    one: CalledModelSettings, spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any
+) -> ModelHost:
+    folder = model_dir if one.path is None else Path(one.path).expanduser()
+    if one.path is not None:
+        check_tokenizer(one.name, tokenizer, lambda: load_tokenizer(folder, "from_model"))
+    from rollout.engine.frozen import FrozenEngine
+
+    engine = settings.engine
+    own = {key: getattr(one, key) for key in ("num_slots", "max_context", "device", "dtype")}
+    made = FrozenEngine(
+        folder,
+        engine.model_copy(update={key: value for key, value in own.items() if value is not None}),
+        dtype=spec.model.dtype,
+        num_threads=spec.num_threads,
+        is_refreshed=one.refresh_every is not None,
+    )
+    return ModelHost(one, made, stop_ids(folder, tokenizer))
+
+
+def check_tokenizer(name: str, policy: Any, load: Callable[[], Any]) -> None:
+    """Raises UserError where tokens of the policy are other text for the model: they are exchanged as numbers."""
+    ours, theirs = policy.get_vocab(), load().get_vocab()
+    if ours != theirs:
+        differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
+        text, number = differing[0]
+        raise UserError(
+            f"model {name} has another tokenizer than the policy: they differ at token {number} ({text!r})",
+            where=MODELS_KEY,
+            remedy="a model with the policy's tokenizer",
+        )

@@ -1,0 +1,60 @@
+"""The check that a sample trains what is declared as trained, and nothing else.
+
+Owns: that check. Refuses: that no answer is trained twice (areal_like/trajectory.py), which models there are.
+
+A workflow is the user's own code: it may put any token into a trajectory. What is trained must be an answer that the
+policy gave in this sample in a role that is trained, token by token with its log-probs and versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from areal_like.errors import UserError
+from areal_like.trajectory import Segment, Trajectory
+from rollout.model_settings import MODELS_KEY
+
+
+def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segment], num_before: int) -> None:
+    """Check the trajectories of one sample.
+
+    Args:
+        trajectories: all of them.
+        sampled: answers of the policy in trained roles, by their numbers.
+        num_before: answers of earlier leases have numbers below this one, and were checked there.
+
+    Raises:
+        UserError: something else is trained.
+    """
+    for trajectory in trajectories:
+        for number, trained in _answers(trajectory):
+            if 0 <= number < num_before:
+                continue
+            known = [sampled[number]] if number in sampled else [] if number >= 0 else list(sampled.values())
+            if not any(_is_same(trained, one) for one in known):
+                raise UserError(
+                    "the sample trains tokens that no trained role of the policy sampled",
+                    where=MODELS_KEY,
+                    remedy="add answers as they were returned: of trained roles by `transcript.sampled`, of other"
+                    " models by `transcript.given`",
+                )
+
+
+def _answers(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
+    """Number and tokens of what is trained; number -1 where it is not known."""
+    mask_T = trajectory.loss_mask_T
+    trained = Segment(trajectory.tokens_T[mask_T], trajectory.logprobs_T[mask_T], trajectory.versions_T[mask_T])
+    if trajectory.answer_ends_A is None or trajectory.answer_ids_A is None:
+        yield -1, trained
+        return
+    begin = 0
+    for number, end in zip(trajectory.answer_ids_A.tolist(), trajectory.answer_ends_A.tolist(), strict=True):
+        yield number, trained.head(end).tail(begin)
+        begin = end
+
+
+def _is_same(one: Segment, other: Segment) -> bool:
+    pairs = ((one.tokens_R, other.tokens_R), (one.logprobs_R, other.logprobs_R), (one.versions_R, other.versions_R))
+    return all(np.array_equal(left, right) for left, right in pairs)

@@ -1,0 +1,192 @@
+"""`python -m rollout.serve ORDER`: a policy on an address, for `areal-like serve`.
+
+Owns: the life of that process (its address, the engine, its end). Refuses: requests (agent/endpoint.py), HTTP
+(agent/listener.py), preparing the model (the controller, before this).
+
+ORDER is a `ServeOrder` (areal_like/serve_files.py), in the folder that it names, which is removed at the end. The first
+signal (Ctrl-C, SIGTERM) lets the answers under way end, for at most GRACE_S; a second one cuts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from areal_like.config import TraceSettings
+from areal_like.errors import EngineError, UserError, first_line
+from areal_like.process import FAILED, ORDERLY, report_end
+from areal_like.serve_files import ServeOrder
+from areal_like.trace import Tracer
+from areal_like.wire.messages import Sampling
+from rollout.agent.endpoint import Endpoint
+from rollout.agent.listener import application, runner_of
+from rollout.answers import chat_of
+from rollout.config import EngineSettings
+from rollout.engine.descriptor import EngineContext
+from rollout.engine.embedded import make
+from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
+
+GRACE_S = 10.0
+BACKLOG = 128
+ENDING = (signal.SIGINT, signal.SIGTERM)
+WRONG_KEY = "this is not the key of this server: it printed one at its start, or was given one (AREAL_LIKE_API_KEY)"
+Say = Callable[[str], None]
+
+
+async def serve(order: ServeOrder, say: Say, stop: asyncio.Event, cut: asyncio.Event) -> None:
+    """Answer until `stop`.
+
+    Args:
+        order: what is served, and where.
+        say: gets the address and the key, once requests are answered.
+        stop: no further request is answered.
+        cut: answers under way end as well.
+
+    Raises:
+        UserError: the address cannot be had, or the model cannot be served.
+        EngineError: the engine has failed. Clients get status 500 before.
+    """
+    listener = _listener(order.host, order.port)  # before the model, which takes longer
+    try:
+        model_dir = Path(order.model_dir)
+        tokens = _tokens(order, model_dir)
+        chat, no_tools = chat_of(tokens, name=order.format, where="--format")
+        if order.format is not None and no_tools:
+            raise UserError(no_tools)
+        engine = make(_context(order, model_dir))
+        try:
+            await engine.start()
+            await engine.load_version(Path(order.manifest), "recompute")
+            tokens.limit_context(engine.capabilities.max_context)
+            sampling = Sampling(temperature=order.temperature, max_new_tokens=order.max_new_tokens)
+            endpoint = Endpoint(engine, tokens, chat, sampling=sampling, key=order.key, no_tools=no_tools)
+            await _answer(order, endpoint, listener, say, stop, cut)
+        finally:
+            await engine.close()
+    finally:
+        listener.close()
+
+
+async def _answer(
+    order: ServeOrder, endpoint: Endpoint, listener: socket.socket, say: Say, stop: asyncio.Event, cut: asyncio.Event
+) -> None:
+    runner = runner_of(application(endpoint, model=order.name, wrong_key=WRONG_KEY))
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        host = f"[{order.host}]" if ":" in order.host else order.host
+        say(f"serving {order.name} at http://{host}:{listener.getsockname()[1]}")
+        if not order.key:
+            say(f"key: {endpoint.secret}")
+        await _first_of(stop, endpoint.broken)
+        endpoint.is_closing = True
+        if endpoint.engine_error is not None:
+            raise endpoint.engine_error
+        if endpoint.num_running:
+            say(f"ending after {endpoint.num_running} answers under way, at most {GRACE_S:g} s; again: at once")
+            await _first_of(endpoint.idle, cut, timeout_s=GRACE_S)
+    finally:
+        await runner.cleanup()
+
+
+async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Wait for one of them."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for one in waits:
+        one.cancel()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises UserError."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, number)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{host} is no address of this machine ({error})", where="--host") from error
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+        made.listen(BACKLOG)  # who asks early waits until the model is loaded
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} of {host} is in use", where="--port", remedy="0 takes a free one") from error
+        raise UserError(f"cannot listen at {host}:{port} ({error.strerror})", where="--host, --port") from error
+    return made
+
+
+def _tokens(order: ServeOrder, model_dir: Path) -> PromptTokens:
+    tokenizer = load_tokenizer(model_dir, "from_model")
+    return PromptTokens(
+        tokenizer, template=None, add_bos="auto", max_context=order.max_context,
+        stop_ids=stop_ids(model_dir, tokenizer),
+    )  # fmt: skip
+
+
+def _context(order: ServeOrder, model_dir: Path) -> EngineContext:
+    settings = EngineSettings(
+        num_slots=order.num_slots, max_context=order.max_context, device=order.device, session_cache_mb=0
+    )
+    folder = Path(order.folder)
+    return EngineContext(
+        worker="serve", index=0, model_dir=model_dir, settings=settings, dtype=order.dtype,
+        num_threads=order.num_threads, seed=0, interruption="recompute", max_new_tokens=order.max_context,
+        starts_empty=False, startup_timeout_s=0.0, log_dir=folder, emulation=None,
+        tracer=Tracer.of(folder, "serve", TraceSettings()), report=logging.getLogger(__name__).warning,
+    )  # fmt: skip
+
+
+async def _until_signalled(order: ServeOrder) -> None:
+    stop, cut, is_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (cut if stop.is_set() else stop).set()
+        if not is_up.is_set():  # the model is still being loaded
+            serving.cancel()
+
+    def say(words: str) -> None:
+        is_up.set()
+        print(words, flush=True)
+
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(serve(order, say, stop, cut))
+    for number in ENDING:
+        loop.add_signal_handler(number, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # the command that became this process blocked them
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def main(path: Path) -> int:
+    """The process; its exit status."""
+    order = msgspec.json.decode(path.read_bytes(), type=ServeOrder)
+    path.unlink()  # it holds the key
+    try:
+        asyncio.run(_until_signalled(order))
+    except EngineError as error:  # its thread has written the traceback
+        print(f"error: {first_line(error)}; start the server again", file=sys.stderr, flush=True)
+        return FAILED
+    except Exception as error:  # the fault boundary of the process
+        return report_end(error)
+    finally:
+        shutil.rmtree(order.folder, ignore_errors=True)
+    return ORDERLY
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,75 @@
+"""The environment `reasoning_gym`: a task of the package reasoning-gym, answered in several attempts.
+
+Owns: attempts, what the policy reads between them. Refuses: judging an answer (the scorer `reasoning_gym`), making
+questions (the generator `reasoning_gym`).
+
+The package has tasks of one turn; here an answer that is not right may be corrected. What an attempt adds to the best
+score so far is its reward, so the sum is the best score, and attempts after a good one cannot lose it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from areal_like.environment import Step
+from areal_like.errors import UserError
+from services.environment.adapters.actions import OPTIONS, require
+from services.reward.scorer_options import ReasoningGymScorerOptions
+from services.reward.scorers.port import ScorerInput
+from services.reward.scorers.reasoning_gym import FULL_SCORE, ReasoningGymScorer
+
+MAX_ATTEMPTS = 64
+
+
+class ReasoningGymEnvironment:
+    """One question."""
+
+    def __init__(
+        self, *, max_attempts: int = 3, extract: Literal["tag", "last_line", "whole"] = "tag", reveal: bool = False
+    ) -> None:
+        """
+        Args:
+            max_attempts: answers to one question at most.
+            extract: where in a turn the answer stands, as for the scorer `reasoning_gym`.
+            reveal: show the policy the score of an attempt; otherwise only that it is not right.
+
+        Raises:
+            UserError: reasoning-gym is missing, or an option is out of range.
+        """
+        require("reasoning_gym", "reasoning-gym", "reasoning-gym")
+        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= MAX_ATTEMPTS:
+            what = f"max_attempts is {max_attempts!r}"
+            raise UserError(what, where=f"{OPTIONS}.max_attempts", remedy=f"a whole number from 1 to {MAX_ATTEMPTS}")
+        if extract not in ("tag", "last_line", "whole"):
+            raise UserError(f"extract is {extract!r}", where=f"{OPTIONS}.extract", remedy="tag, last_line or whole")
+        self._max_attempts, self._reveal = max_attempts, reveal
+        self._scorer = ReasoningGymScorer(ReasoningGymScorerOptions(extract=extract))
+        self._row: dict[str, Any] = {}
+        self._num_attempts, self._best = 0, 0.0
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """Take the row's question, which is the prompt. Raises CannotJudge for a row without one."""
+        self._row = row
+        self._judged("")
+
+    def step(self, action: str) -> Step:
+        """Judge an attempt."""
+        self._num_attempts += 1
+        score, remark = self._judged(action)
+        reward, self._best = max(score - self._best, 0.0), max(score, self._best)
+        is_right = score >= FULL_SCORE
+        said = "That is right." if is_right else remark or "That is not right."
+        if self._reveal and not is_right:
+            said += f" Its score is {score:.2f}."
+        return Step(
+            observation=f"{said} Try again." if not is_right else said,
+            reward=reward,
+            is_done=is_right or self._num_attempts == self._max_attempts,
+            components={"correct": float(is_right), "attempts": float(self._num_attempts)},
+        )
+
+    def _judged(self, response: str) -> tuple[float, str]:
+        """Score of an answer, and what is wrong with its form; empty: nothing."""
+        found = self._scorer.score(ScorerInput(row=self._row, response=response, finish_reason="stop", num_tokens=0))
+        remark = str(found.get("remark", ""))
+        return float(found["value"]), f"{remark[:1].upper()}{remark[1:]}." if remark else ""

@@ -1,0 +1,101 @@
+"""Claims about `rollout.models`: which declarations are refused, under which key, and the memory of a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from areal_like.decoder_shape import PUBLIC_SHAPES
+from controller.config.derived import derive
+from controller.config.memory.called_models import called_model_parts
+from controller.config.memory.estimate import rollout_memory
+from controller.config.run_config import RunConfig
+from controller.config.validation.run import cross_check
+
+JUDGE, RIVAL = {"name": "judge", "source": "start"}, {"name": "rival", "source": "policy", "refresh_every": 3}
+ROLE = {"name": "player", "source": "policy"}
+
+
+def declared(*models: dict[str, Any], workflow: str = "my:Own", **sections: Any) -> RunConfig:
+    return make(rollout={"workflow": workflow, "models": models}, **sections)
+
+
+def said(config: RunConfig) -> list[str]:
+    return [str(problem) for problem in cross_check(config)]
+
+
+@pytest.mark.parametrize("models", [(JUDGE,), (RIVAL, JUDGE), (ROLE,), (ROLE, {**ROLE, "name": "critic"}, RIVAL)])
+def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], ...]) -> None:
+    assert said(declared(*models)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"name": "Judge", "source": "start"}, "rollout.models.0.name: `Judge` cannot be the name of a model"),
+        ({"name": "policy", "source": "start"}, "rollout.models.0.name: `policy` cannot be the name"),
+        ({"name": "judge"}, "rollout.models.0.path: neither source nor path is given"),
+        ({**JUDGE, "path": "x"}, "rollout.models.0.path: source and path exclude each other"),
+        ({"name": "judge", "path": ""}, "rollout.models.0.path: is empty"),
+        ({**JUDGE, "refresh_every": 2}, "rollout.models.0.refresh_every: only a copy of the policy can be refreshed"),
+        ({**JUDGE, "trained": True}, "rollout.models.0.trained: starting model, frozen: a run trains one policy"),
+        ({**RIVAL, "trained": True}, "a run trains one policy, and two that are trained apart need two runs"),
+        ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: no device `tpu`"),
+        ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: has no effect on a role of the policy"),
+        ({**ROLE, "temperature": 0.5}, "rollout.models.0.temperature: tokens sampled at 0.5 cannot be trained at 1"),
+        ({**ROLE, "trained": False}, "rollout.models: the policy is called by its roles (player), and none of them"),
+    ],
+)
+def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: str) -> None:
+    (problem,) = said(declared(model))
+    assert words in problem
+
+
+def test_names_are_used_once() -> None:
+    assert said(declared(JUDGE, JUDGE)) == ["rollout.models: 2 models have the name `judge` -> a name for each"]
+
+
+def test_a_role_that_is_not_trained_may_have_a_temperature_of_its_own() -> None:
+    assert said(declared(ROLE, {**ROLE, "name": "critic", "trained": False, "temperature": 0.5})) == []
+
+
+def test_a_built_in_workflow_calls_no_models() -> None:
+    problems = said(declared(JUDGE, workflow="single_turn"))
+    assert any("rollout.models: the workflow single_turn calls no models" in one for one in problems)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"emulation": {}}, "a model with weights of its own cannot be emulated"),
+        ({"placement": "colocated", "mode": "sync"}, "keeps its memory while the trainer has the devices"),
+        ({"trainer": {"weights": {"kind": "distributed"}}}, "distributed brings versions without files"),
+    ],
+)
+def test_weights_of_its_own_exclude_other_settings(sections: dict[str, Any], words: str) -> None:
+    assert any(words in one for one in said(declared(RIVAL, **sections)))
+    assert not any(words in one for one in said(declared(ROLE, **sections)))
+
+
+def test_a_worker_holds_one_set_of_weights_of_a_frozen_model_and_two_of_a_copy() -> None:
+    shape = PUBLIC_SHAPES["Qwen/Qwen3-0.6B"]
+    small = {**JUDGE, "num_slots": 2, "max_context": 100, "dtype": "bfloat16"}
+    elsewhere = {**JUDGE, "name": "far", "device": "cuda:1"}
+    config = declared(small, {**small, **RIVAL}, elsewhere, {**ROLE, "name": "player"})
+    cache = 2 * shape.layers * shape.key_width * 200
+    expected = {"model judge": 2.0 * (shape.parameters + cache), "model rival": 2.0 * (2 * shape.parameters + cache)}
+    assert dict(called_model_parts(config, shape)) == expected
+    with_models, without = rollout_memory(config, shape), rollout_memory(declared(), shape)
+    assert with_models.needed_bytes - without.needed_bytes == sum(expected.values())
+    assert with_models.parts == {**without.parts, **expected}
+
+
+def test_validate_says_what_each_model_is() -> None:
+    config = declared(JUDGE, RIVAL, ROLE, {**ROLE, "name": "critic", "trained": False}, {"name": "m", "path": "x/y"})
+    (line,) = (one for one in derive(config) if one.name == "models called")
+    assert line.formula == (
+        "judge: starting model, frozen; rival: copy of the policy, frozen for 3 versions; player: role of the policy,"
+        " trained; critic: role of the policy, not trained; m: x/y, frozen"
+    )

@@ -1,0 +1,101 @@
+"""What files say of declared models before a run starts: missing folders, other tokenizers, too few tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from areal_like.errors import UserError
+from controller.config.run_config import RunConfig
+from controller.preflight.called_models import check_tokenizers, problems_of, vocabulary_of
+
+VOCAB = {"<eos>": 0, "a": 1, "b": 2}
+
+
+def folder(place: Path, *, vocab: Any = None, vocab_size: int = 3, positions: int = 64) -> Path:
+    """A model as far as files say."""
+    place.mkdir()
+    config = {"model_type": "qwen3", "vocab_size": vocab_size, "max_position_embeddings": positions}
+    (place / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (place / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": VOCAB if vocab is None else vocab}}))
+    return place
+
+
+def config(policy: Path, *models: dict[str, Any], max_context: int = 32) -> RunConfig:
+    rollout = {"workflow": "my:Own", "models": models, "engine": {"max_context": max_context}}
+    return make(model__path=str(policy), model__init=None, model__tokenizer="from_model", rollout=rollout)
+
+
+def said(made: RunConfig) -> list[str]:
+    return [
+        str(problem) for problem in problems_of(made, json.loads(Path(str(made.model.path), "config.json").read_text()))
+    ]
+
+
+def test_a_model_with_the_policys_tokenizer_is_fine_also_where_its_vocabulary_is_padded(tmp_path: Path) -> None:
+    policy, judge = folder(tmp_path / "policy"), folder(tmp_path / "judge", vocab_size=8)
+    assert said(config(policy, {"name": "judge", "path": str(judge)}, {"name": "start", "source": "start"})) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (
+            {"vocab": {**VOCAB, "b": 3, "c": 2}, "vocab_size": 4},
+            "another tokenizer than the policy: they differ at token 2 ('b')",
+        ),
+        ({"vocab": [["<eos>", 0.0], ["a", -1.0]]}, "they differ at token 2 ('b')"),
+        ({"vocab_size": 2}, "has a vocabulary of 2, and the policy's tokenizer has token 2"),
+    ],
+)
+def test_a_model_with_another_tokenizer_or_vocabulary_is_refused(
+    tmp_path: Path, made: dict[str, Any], words: str
+) -> None:
+    policy, judge = folder(tmp_path / "policy"), folder(tmp_path / "judge", **made)
+    (problem,) = said(config(policy, {"name": "judge", "path": str(judge)}))
+    assert problem.startswith("rollout.models.0.path: ")
+    assert words in problem
+
+
+def test_a_folder_that_is_missing_or_on_the_hub_is_refused(tmp_path: Path) -> None:
+    policy = folder(tmp_path / "policy")
+    (tmp_path / "judge").mkdir()
+    for path, words in (
+        (tmp_path / "judgee", f"no such folder -> did you mean {tmp_path / 'judge'}?"),
+        (tmp_path / "judge", "the folder is empty"),
+        ("some/where", "some/where is not on this machine -> download it, and give its folder"),
+    ):
+        found = said(config(policy, {"name": "judge", "path": str(path)}))
+        assert any(one.startswith("rollout.models.0.path: ") and words in one for one in found), (path, found)
+
+
+def test_a_context_beyond_a_models_positions_is_refused_under_its_own_key(tmp_path: Path) -> None:
+    policy, judge = folder(tmp_path / "policy"), folder(tmp_path / "judge", positions=20)
+    (problem,) = said(config(policy, {"name": "judge", "path": str(judge)}))
+    assert problem.startswith("rollout.models.0.max_context: ")
+    assert said(config(policy, {"name": "judge", "path": str(judge), "max_context": 20})) == []
+
+
+def test_a_tokenizer_made_in_code_is_compared_once_the_model_is_prepared(tmp_path: Path) -> None:
+    prepared, judge = folder(tmp_path / "prepared"), folder(tmp_path / "judge", vocab={"<eos>": 0, "x": 1})
+    models = [{"name": "judge", "path": str(judge), "max_context": 32}]
+    given = make(rollout={"workflow": "my:Own", "models": models})
+    assert list(problems_of(given, None)) == []
+    with pytest.raises(UserError, match="another tokenizer than the policy: they differ at token 1") as caught:
+        check_tokenizers(given, prepared)
+    assert caught.value.where == "rollout.models.0.path"
+
+
+def test_a_vocabulary_has_added_tokens_and_is_unknown_without_a_file(tmp_path: Path) -> None:
+    place = folder(tmp_path / "model")
+    added = [{"id": 3, "content": "<|im_end|>"}]
+    (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": VOCAB}, "added_tokens": added}))
+    assert vocabulary_of(place) == {**VOCAB, "<|im_end|>": 3}
+    (place / "tokenizer.json").write_text("[")
+    assert vocabulary_of(place) is vocabulary_of(None) is vocabulary_of(tmp_path) is None

@@ -1,0 +1,48 @@
+"""A run from files with real processes: kill -9 at any moment, resume, the same model; and the commands that look."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHORT = ["max_steps=60", "trainer.checkpoint.every_steps=5", "batch_size=64", "metrics.report=false"]
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "final" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir):
+    whole = run_class(["sft", "offline/sft", "name=whole", *SHORT, f"runs_dir={runs_dir}"], REPOSITORY, runs_dir)
+    assert whole.wait() == 0, whole.output
+    cut = run_class(["sft", "offline/sft", "name=cut", *SHORT, f"runs_dir={runs_dir}"], REPOSITORY, runs_dir)
+    cut.wait_for_step(12)
+    family = cut.family()
+    os.kill(cut.process.pid, signal.SIGKILL)
+    cut.process.wait()
+    assert not cut.survivors(family, 30.0), "the trainer outlives its controller"
+    assert not (cut.folder / "final").exists()
+
+    seen = run_class(["status", str(cut.folder), "--json"], tmp_path, runs_dir)
+    assert seen.wait() == 1
+    assert json.loads(seen.output)["kind"] == "crashed"
+
+    again = run_class(["resume", str(cut.folder)], tmp_path, runs_dir)
+    assert again.wait() == 0, again.output
+    assert "going on from step" in again.output
+    assert digest(cut.folder) == digest(whole.folder)
+
+    looked = run_class(["report", str(cut.folder)], tmp_path, runs_dir)
+    assert looked.wait() == 0, looked.output
+    assert "held-out rows" in (cut.folder / "report.html").read_text()
+    exported = run_class(["export", str(cut.folder), str(tmp_path / "model")], tmp_path, runs_dir)
+    assert exported.wait() == 0, exported.output
+    assert (tmp_path / "model" / "tokenizer.json").is_file()

@@ -1,0 +1,183 @@
+"""A policy on an address: the whole command with a real model, and what the process does with signals and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from areal_like.errors import EngineError, UserError
+from areal_like.serve_files import ServeOrder
+from rollout import serve as module
+from rollout.serve import serve
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "3+8="}], "temperature": 0, "max_tokens": 6}
+
+
+def order(folder: Path, **fields: Any) -> ServeOrder:
+    default: dict[str, Any] = {
+        "folder": str(folder), "model_dir": str(folder / "model"), "manifest": str(folder / "manifest.json"),
+        "name": "m", "host": "127.0.0.1", "port": 0, "key": "k", "format": None, "temperature": 1.0,
+        "max_new_tokens": 0, "max_context": 64, "num_slots": 1, "device": "cpu", "dtype": "float32", "num_threads": 1,
+    }  # fmt: skip
+    return ServeOrder(**{**default, **fields})
+
+
+# ---------------------------------------------------------------- without a model
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("a" * 70, "is no address of this machine"), ("192.0.2.1", "cannot listen at")]
+)
+def test_an_address_that_cannot_be_had_is_a_user_error(host: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        asyncio.run(serve(order(tmp_path, host=host), print, asyncio.Event(), asyncio.Event()))
+
+
+def test_a_port_that_another_server_has_is_a_user_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} of 127.0.0.1 is in use"):
+            asyncio.run(serve(order(tmp_path, port=port), print, asyncio.Event(), asyncio.Event()))
+
+
+def test_the_order_and_its_folder_are_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (path := folder / "order.json").write_bytes(msgspec.json.encode(order(folder)))
+    seen: list[bool] = []
+
+    async def refuse(*_: Any) -> None:
+        seen.append(path.exists())
+        raise UserError("cannot be loaded")
+
+    monkeypatch.setattr(module, "serve", refuse)
+    assert module.main(path) == 2
+    assert (seen, folder.exists()) == ([False], False), "the order holds the key"
+
+
+class Listening:
+    """What an endpoint needs while answers are under way."""
+
+    def __init__(self) -> None:
+        self.is_closing, self.num_running, self.idle, self.secret = False, 1, asyncio.Event(), "k"
+        self.broken, self.engine_error = asyncio.Event(), None
+
+
+@pytest.mark.parametrize("how", ["idle", "cut", "late"])
+def test_answers_under_way_end_or_are_cut(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.01 if how == "late" else 60.0)
+    endpoint: Any = Listening()
+    said: list[str] = []
+
+    async def play() -> None:
+        stop, cut = asyncio.Event(), asyncio.Event()
+        with contextlib.closing(module._listener("127.0.0.1", 0)) as listener:
+            answering = module._answer(order(tmp_path), endpoint, listener, said.append, stop, cut)
+            task = asyncio.create_task(answering)
+            stop.set()
+            while not endpoint.is_closing:  # noqa: ASYNC110 - what is waited for sets no event
+                await asyncio.sleep(0.001)
+            if how != "late":
+                assert not (await asyncio.wait({task}, timeout=0.05))[0], "an answer is under way"
+                (endpoint.idle if how == "idle" else cut).set()
+            await task
+
+    monkeypatch.setattr(module, "application", lambda *_, **__: module.web.Application())
+    asyncio.run(play())
+    assert said[0].startswith("serving m at http://127.0.0.1:")
+    assert "ending after 1 answers under way" in said[1]
+
+
+def test_a_server_whose_engine_fails_ends_with_status_1_and_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint: Any = Listening()
+    monkeypatch.setattr(module, "application", lambda *_, **__: module.web.Application())
+
+    async def play(given: ServeOrder, say: Any, stop: asyncio.Event, cut: asyncio.Event) -> None:
+        endpoint.engine_error = EngineError("the engine thread died: RuntimeError: no memory")
+        endpoint.broken.set()
+        with contextlib.closing(module._listener("127.0.0.1", 0)) as listener:
+            await module._answer(given, endpoint, listener, say, stop, cut)
+
+    monkeypatch.setattr(module, "serve", play)
+    (folder := tmp_path / "served").mkdir()
+    (path := folder / "order.json").write_bytes(msgspec.json.encode(order(folder)))
+    assert module.main(path) == 1
+    said = capsys.readouterr().err
+    assert said == "error: the engine thread died: RuntimeError: no memory; start the server again\n"
+    assert endpoint.is_closing
+    assert not folder.exists()
+
+
+# ---------------------------------------------------------------- the whole command
+
+
+def make_model(folder: Path) -> None:
+    from trainer import export
+    from trainer.model.model import make_model as made
+    from trainer.model.tokenizers import build_tokenizer
+
+    tokenizer = build_tokenizer("chat:tool_sum", None)
+    tiny = {
+        "model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32, "max_position_embeddings": 64,
+    }  # fmt: skip
+    folder.mkdir()
+    export.write_model(made(tiny, tokenizer, seed=1), folder, dtype="float32")
+    tokenizer.save_pretrained(str(folder))
+    export.write_generation_config(folder, eos_token_id=tokenizer.eos_token_id, tokenizer=tokenizer)
+
+
+@pytest.mark.e2e
+def test_a_model_is_served_until_a_signal_and_nothing_is_left(tmp_path: Path) -> None:
+    make_model(tmp_path / "tiny")
+    (scratch := tmp_path / "scratch").mkdir()
+    command = [sys.executable, "-m", "controller", "serve", str(tmp_path / "tiny"), "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    environment.pop("AREAL_LIKE_API_KEY", None)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            name, address = server.stdout.readline().split()[1::2]
+            key = server.stdout.readline().removeprefix("key: ").strip()
+            (folder,) = scratch.iterdir()
+            assert key not in "".join(path.read_text() for path in folder.glob("*.json"))
+            answers = asyncio.run(ask(address, key))
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    assert name == "tiny"
+    (first, status), (second, _), (_, stranger), (long, refused) = answers
+    assert (status, stranger, refused) == (200, 401, 400)
+    assert first["choices"] == second["choices"], "greedy, whatever is asked next to it"
+    assert 1 <= first["usage"]["completion_tokens"] <= 6
+    assert long["error"]["code"] == "context_length_exceeded"
+    assert not list(scratch.iterdir())
+
+
+async def ask(address: str, key: str) -> list[tuple[Any, int]]:
+    async with aiohttp.ClientSession() as client:
+
+        async def post(body: Any, bearer: str) -> tuple[Any, int]:
+            headers = {"Authorization": f"Bearer {bearer}"}
+            async with client.post(f"{address}/v1/chat/completions", data=json.dumps(body), headers=headers) as found:
+                return await found.json(), found.status
+
+        long = {**ASK, "messages": [{"role": "user", "content": "3+" * 100}]}
+        return list(await asyncio.gather(post(ASK, key), post(ASK, key), post(ASK, "x"), post(long, key)))

@@ -1,0 +1,53 @@
+"""A JSONL file of rows, with the line of each. Torch-free.
+
+Owns: `read_objects`. Refuses: what a row must have (trainer/sft.py, trainer/offline/rows.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from areal_like.errors import UserError
+from areal_like.regular_file import check_regular
+
+
+class Line(NamedTuple):
+    """One row and where it stands, as `file:line`."""
+
+    where: str
+    row: dict[str, Any]
+
+
+def read_objects(path: Path, *, row_words: str) -> list[Line]:
+    """The rows of a JSONL file; empty lines are left out.
+
+    Args:
+        path: UTF-8 text, one JSON object a line.
+        row_words: what a row has, such as `{prompt, response}`, for messages.
+
+    Raises:
+        UserError: the file cannot be read, has no rows, or a line is not a JSON object.
+    """
+    check_regular(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # a string may hold other line ends
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(path), remedy="name a UTF-8 JSONL file") from error
+    found = []
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError("is not JSON", where=where, remedy="one object a line") from error
+        if not isinstance(row, dict):
+            raise UserError("is not a JSON object", where=where, remedy=f"rows are {row_words}")
+        found.append(Line(where, row))
+    if not found:
+        remedy = f"rows are {row_words}, one JSON object per line"
+        raise UserError("contains no rows", where=str(path), remedy=remedy)
+    return found

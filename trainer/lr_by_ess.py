@@ -1,0 +1,79 @@
+"""Scale of an update's learning rate by the effective sample size of its importance weights (VCPO, arXiv 2602.17616).
+
+Owns: `effective_share`, `lr_factor`, `SequenceWeights`. Refuses: applying the factor (the backend does), token weights
+(objectives/loss_sums.py).
+
+A trajectory S weighs W = exp(sum over its sampled tokens of (c - b)): its probability under the policy that is about to
+be updated over that under the policy that sampled it, without any truncation.
+
+Shapes: N sampled tokens of a micro-batch, S sequences of it, M trajectories of an update on all ranks, Q of the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trainer.data.batch import MicroBatch
+from trainer.ranks import Ranks
+from trainer.staleness_config import LrByEssSettings
+
+
+def effective_share(log_weights_M: np.ndarray) -> float:
+    """Compute rho = (sum W)^2 / (M sum W^2) of W = exp(log_weights_M): from 1 / M to 1.
+
+    0.0 where a weight is not a number, or all are 0.
+    """
+    largest = log_weights_M.max()
+    if not np.isfinite(largest):
+        return 0.0
+    weights_M = np.exp(log_weights_M.astype(np.float64) - largest)  # the share does not change by a common factor
+    return float(weights_M.sum() ** 2 / (len(weights_M) * np.square(weights_M).sum()))
+
+
+def lr_factor(share: float, settings: LrByEssSettings) -> float:
+    """Compute min(1, share / reference)^power."""
+    return float(min(1.0, share / settings.reference) ** settings.power)
+
+
+class LrByEss:
+    """Finds the factor of each update. `begin` a step; `add` the micro-batches of an update, then `factor`, and so on;
+    then `metrics`."""
+
+    _found: np.ndarray
+    """Of each trajectory of the batch: its log-weight, and 1 for those of the present update, float64 [2, Q]."""
+    _shares: list[float]
+    _factors: list[float]
+
+    def __init__(self, settings: LrByEssSettings, ranks: Ranks) -> None:
+        self._settings, self._ranks = settings, ranks
+
+    def begin(self, num_trajectories: int) -> None:
+        """A step begins. num_trajectories: of the whole batch, Q."""
+        self._found, self._shares, self._factors = np.zeros((2, num_trajectories)), [], []
+
+    def add(self, micro_batch: MicroBatch, current_N: torch.Tensor) -> None:
+        """Note the weights of a micro-batch, whose log-probs under the current policy are `current_N`."""
+        if micro_batch.is_dummy:
+            return
+        packed = micro_batch.packed
+        drift_N = current_N.detach().double() - micro_batch.inputs.behaviour_N.double()
+        drift_S = drift_N.new_zeros(len(packed.lengths)).index_add(0, packed.sequence_N, drift_N)
+        places = list(micro_batch.places_S)
+        self._found[0, places] = drift_S.cpu().numpy()
+        self._found[1, places] = 1.0
+
+    def factor(self) -> float:
+        """Return what the rate of the update is multiplied by: the same on every rank. Collective."""
+        all_ranks = torch.from_numpy(self._found).to(self._ranks.device)
+        log_weights_Q, count_Q = self._ranks.sum(all_ranks).cpu().numpy()
+        self._found = np.zeros_like(self._found)
+        self._shares.append(effective_share(log_weights_Q[count_Q > 0]))
+        self._factors.append(lr_factor(self._shares[-1], self._settings))
+        return self._factors[-1]
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the updates of the step; nothing where there was none."""
+        if not self._factors:
+            return {}
+        return {"ess_sequences": float(np.mean(self._shares)), "lr_factor": float(np.mean(self._factors))}

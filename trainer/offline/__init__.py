@@ -1,0 +1,1 @@
+"""Training from files, without rollouts: supervised steps, preferences, reward models."""

@@ -1,0 +1,25 @@
+"""`python -m trainer.offline --spec FILE`: one run from files, as a process of its own.
+
+SIGTERM ends it after the step it is in, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from areal_like.process import run_blocking
+from trainer.offline.loop import OfflineTraining
+from trainer.offline.spec import OfflineSpec
+
+
+def train(spec: OfflineSpec) -> None:
+    """The whole run. Raises UserError, OperationError."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    OfflineTraining(spec, stop.is_set).run()
+
+
+if __name__ == "__main__":
+    run_blocking(OfflineSpec, train)

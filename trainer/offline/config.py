@@ -1,0 +1,78 @@
+"""Settings of training from files. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal_like import limits
+from areal_like.config import AddBos, Threads
+from areal_like.settings import Settings
+from trainer.config import CheckpointSettings, OptimizerSettings
+
+Objective = Literal["sft", "dpo", "reward_model"]
+"""What is trained; each is a command of its own."""
+
+
+class OfflineDataSettings(Settings):
+    """JSONL files of rows, in the formats of TRL's data sets (docs/offline.md)."""
+
+    train: str
+    """File with the rows that are trained on; relative to the current folder."""
+    eval: str | None = None
+    """File with held-out rows; null: no evaluation."""
+    max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)
+    """Longest sequence, in tokens; never more than the model's positions cover."""
+    on_long: Literal["drop", "stop"] = "drop"
+    """A row with a longer sequence: leave it out (counted and reported), or stop before the first step. No row is
+    cut."""
+    prompt_template: str | None = None
+    """Text with {prompt} around each text prompt; null: the tokenizer's chat template, where it has one."""
+    add_bos: AddBos = "auto"
+    """Whether a prompt begins with the BOS token; `auto`: as the tokenizer does it."""
+
+
+class DpoSettings(Settings):
+    """`areal-like dpo`: direct preference optimisation. The starting model is the reference."""
+
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid`: DPO (arXiv 2305.18290); `ipo`: the squared loss of IPO on log-probs per token (arXiv 2310.12036)."""
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held near the reference; `ipo`: the margin that is aimed at is 1 / (2 beta)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """`sigmoid`: probability that a pair is the wrong way round (conservative DPO)."""
+
+
+class OfflineTrainerSettings(Settings):
+    """The process that trains."""
+
+    ranks: int = Field(1, gt=0, le=limits.PROCESSES)
+    """Training from files runs in one process: only 1 is accepted."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Compute precision; parameters and optimizer state stay float32."""
+    attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
+    """Kernel for packed sequences, as of a run with rollouts."""
+    micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
+    """Token budget of one packed micro-batch; a longer row has one of its own."""
+    logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
+    """Tokens whose logits exist at once."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW and its schedule, over all steps of the run."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """Checkpoints. They are written between two steps."""
+    threads: Threads = "auto"
+    """Compute threads; auto: all cores (nothing else runs)."""
+
+
+class OfflineEvalSettings(Settings):
+    """Evaluation on `data.eval`. The last step is always evaluated."""
+
+    at_start: bool = True
+    """Evaluate the starting model."""
+    every_steps: int = Field(0, ge=0, le=limits.STEPS)
+    """Steps between evaluations; 0: none in between."""

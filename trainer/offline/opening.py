@@ -1,0 +1,144 @@
+"""The model that a run from files starts or goes on with, made ready to train.
+
+Owns: which folder it comes from, the proof that packed log-probs are right, what trainer.json says. Refuses: rows,
+steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+
+from areal_like.errors import WeightError
+from areal_like.scored_text import padding_id
+from trainer.backends.choice import choose_backend, make_backend
+from trainer.backends.port import Backend, Setup
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import CheckpointState
+from trainer.config import TrainerSettings
+from trainer.model.attention import choose, register
+from trainer.model.model import load_causal_lm, model_context, num_parameters
+from trainer.model.reward_model import load_reward_model
+from trainer.model.tokenizers import load_tokenizer
+from trainer.offline.config import OfflineTrainerSettings
+from trainer.offline.spec import OfflineSpec
+from trainer.prepare import prepare
+from trainer.prepare_spec import PrepareSpec
+from trainer.ranks import Ranks
+from trainer.step import ready_critic, ready_model
+from trainer.training_state import ModelFiles, check_architecture
+
+log = logging.getLogger(__name__)
+
+START = "start"
+"""Folder in the run's, with the starting model where it had to be made."""
+
+
+def starting_folder(spec: OfflineSpec) -> Path:
+    """The starting model as a Hugging Face folder with its tokenizer: `model.path` as it is, or made in the run's
+    folder, the first time. Raises UserError."""
+    model = spec.model
+    if model.path is not None and model.tokenizer == "from_model" and Path(model.path).expanduser().is_dir():
+        return Path(model.path).expanduser().resolve()
+    target = Path(spec.run_dir) / START
+    if not (target / "config.json").is_file():
+        prepare(
+            PrepareSpec(
+                name=spec.name, run_id=spec.run_id, parent_pid=spec.parent_pid, seed=spec.seed, model=model,
+                out_dir=str(target), num_threads=spec.num_threads,
+            )
+        )  # fmt: skip
+    return target
+
+
+def newest_checkpoint(run_dir: Path) -> tuple[Path, CheckpointState] | None:
+    """The newest checkpoint whose files are whole; None where there is none."""
+    checkpoint.repair(run_dir)
+    for _, folder in reversed(checkpoint.all_checkpoints(run_dir)):
+        try:
+            checkpoint.verify(folder)
+            return folder, checkpoint.read_state(folder)
+        except WeightError as error:
+            log.warning("%s; going on from the one before", error)
+    return None
+
+
+def trainer_settings(settings: OfflineTrainerSettings) -> TrainerSettings:
+    """The same as backends take them."""
+    shared = set(OfflineTrainerSettings.model_fields) & set(TrainerSettings.model_fields)
+    return TrainerSettings.model_validate(settings.model_dump(include=shared))
+
+
+def longest_sequence(config: PretrainedConfig, max_tokens: int) -> int:
+    """Tokens a sequence may have: data.max_tokens, and never more than the model's positions cover."""
+    limit = model_context(config)
+    return max_tokens if limit is None else min(max_tokens, limit.tokens)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model in training, with what belongs to it."""
+
+    policy: Backend
+    setup: Setup
+    files: ModelFiles
+    attention_words: str
+
+
+def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, max_context: int) -> Opened:
+    """Load the model in `source` and prove that it can be trained on packed sequences. Raises UserError.
+
+    start: the starting model, which a checkpoint must fit.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    register()
+    if source != start:
+        check_architecture(source, start)
+    settings = trainer_settings(spec.trainer)
+    device = torch.device(settings.device)
+    attention = choose(settings.attention, device, settings.precision)
+    is_scoring = spec.objective == "reward_model"
+    ranks = Ranks.alone(settings.device)
+    setup = Setup(settings, 1.0, num_steps, attention, ranks, max_context, is_critic=is_scoring)
+    model = load_causal_lm(start if is_scoring else source, device=settings.device)
+    disagreement_nats = ready_model(model, setup)
+    if is_scoring:  # its passes are those of the causal model, on which they have been proved
+        model = load_reward_model(source, padding_id=padding_id(load_tokenizer(start)), device=settings.device)
+        ready_critic(model, setup)
+    choice = choose_backend(settings, num_parameters(model), device)
+    files = ModelFiles.of(model)
+    opened = Opened(
+        make_backend(choice.descriptor, model, setup), setup, files, f"attention {attention.name} ({attention.reason})"
+    )
+    _record(
+        Path(spec.run_dir),
+        {
+            "objective": spec.objective,
+            "backend": choice.name,
+            "attention": attention.name,
+            "attention_reason": attention.reason,
+            "disagreement_nats": disagreement_nats,
+            "device": settings.device,
+            "precision": settings.precision,
+            "parameters": num_parameters(model),
+        },
+    )
+    return opened
+
+
+def _record(run_dir: Path, chosen: dict[str, Any]) -> None:
+    setup = {
+        **chosen,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    log.info("setup: %s", setup)
+    (run_dir / "trainer.json").write_text(json.dumps(setup, indent=1) + "\n")

@@ -1,0 +1,79 @@
+"""Direct preference optimisation: the chosen answer of a pair is made likelier than the rejected one, against how
+likely both are for the starting model.
+
+Owns: `PreferenceTask`, `pair_item`. Refuses: the formula (objectives.py), reading rows (rows.py).
+
+Log-probs of the starting model are computed once, before the first step, from the rows in the order of the file, so
+that one model is in memory at a time. A pair is in one micro-batch: its loss needs both answers.
+
+Metrics: `accuracy`, the share of pairs whose implicit reward, beta (log p - log p of the starting model), is higher for
+the chosen answer, equal ones counted half (the starting model has 0.5); `margin`, the mean difference of the rewards.
+
+Shapes: S answers of a micro-batch, two for each of B pairs, chosen first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trainer.backends.port import Backend, Setup
+from trainer.offline.config import DpoSettings
+from trainer.offline.objectives import preference_losses
+from trainer.offline.packing import Item, micro_batches, packed
+from trainer.offline.pairs import PairTask, pair_sums
+from trainer.offline.rows import Pair
+from trainer.offline.supervised import demonstration_item
+from trainer.offline.task import Sums
+from trainer.sft import ExampleEncoder
+
+Reference = Mapping[str, tuple[float, float]]
+"""By where a row stands: log-probs of its chosen and its rejected answer under the starting model."""
+
+
+class PreferenceTask(PairTask):
+    """See trainer.offline.task.Task."""
+
+    needs_start = True
+
+    def __init__(self, setup: Setup, settings: DpoSettings) -> None:
+        self._setup, self._settings = setup, settings
+        self._reference: dict[str, tuple[float, float]] = {}
+
+    def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
+        """`policy` is the starting model now: remember what it says of these rows."""
+        with torch.no_grad():
+            for members in micro_batches(items, self._setup.settings.micro_batch_tokens):
+                logprobs_S = self._answers(policy, members).double().view(-1, 2).tolist()
+                self._reference |= {item.where: (row[0], row[1]) for item, row in zip(members, logprobs_S, strict=True)}
+
+    def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
+        pairs_B2 = self._answers(policy, items).view(-1, 2)
+        known = [self._reference[item.where] for item in items]
+        reference_B2 = torch.tensor(known, dtype=pairs_B2.dtype, device=pairs_B2.device)
+        losses_B = preference_losses(
+            pairs_B2[:, 0], pairs_B2[:, 1], reference_B2[:, 0], reference_B2[:, 1], self._settings
+        )
+        rewards_B2 = self._settings.beta * (pairs_B2.detach() - reference_B2)
+        return losses_B, pair_sums(losses_B, rewards_B2[:, 0] - rewards_B2[:, 1])
+
+    def _answers(self, policy: Backend, items: Sequence[Item]) -> torch.Tensor:
+        """Log-prob of each answer [S]: the sum over its tokens, for `ipo` their mean."""
+        batch = packed(items).to(self._setup.ranks.device)
+        logprobs_N, _ = policy.logprobs(batch, with_entropy=False)
+        zeros_S = torch.zeros(len(batch.lengths), dtype=logprobs_N.dtype, device=logprobs_N.device)
+        sums_S = zeros_S.index_add(0, batch.sequence_N, logprobs_N)
+        if self._settings.loss != "ipo":
+            return sums_S
+        return sums_S / zeros_S.index_add(0, batch.sequence_N, torch.ones_like(logprobs_N))
+
+
+def pair_item(encoder: ExampleEncoder, row: Pair) -> Item:
+    """A row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
+    parts = [demonstration_item(encoder, answer) for answer in (row.chosen, row.rejected)]
+    return Item(
+        row.where,
+        tuple(tokens_T for part in parts for tokens_T in part.tokens_S),
+        tuple(mask_T for part in parts for mask_T in part.masks_S),
+    )

@@ -1,0 +1,125 @@
+"""Rows of TRL's data set formats, checked. Torch-free.
+
+Owns: which formats there are, which fields a row must have, what is wrong with one in words. Refuses: tokens
+(encoding.py), reading JSON (trainer/data/rows_file.py).
+
+A text is either plain, or conversational: a list of {role, content}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import UserError
+from trainer.data.rows_file import read_objects
+from trainer.offline.config import Objective
+
+Messages = Sequence[Mapping[str, Any]]
+DEMONSTRATIONS = "{prompt, completion} or {messages}"
+PAIRS = "{prompt, chosen, rejected}"
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A row to imitate. fields: as trainer.sft.ExampleEncoder takes them. num_given: see there."""
+
+    where: str
+    fields: dict[str, Any]
+    num_given: int = 0
+
+
+def read_demonstrations(path: Path) -> list[Demonstration]:
+    """Rows for supervised training. Raises UserError naming the line that cannot be used."""
+    return [_demonstration(where, row) for where, row in read_objects(path, row_words=DEMONSTRATIONS)]
+
+
+def _demonstration(where: str, row: Mapping[str, Any]) -> Demonstration:
+    if "messages" in row and "completion" not in row:
+        messages = _checked_messages(row["messages"], "messages", where)
+        if messages[-1]["role"] != "assistant":
+            raise UserError("`messages` does not end with the assistant", where=where, remedy="remove the row")
+        return Demonstration(where, {"messages": messages})
+    for key in ("prompt", "completion"):
+        if row.get(key) is None:
+            raise UserError(f"has no `{key}`", where=where, remedy=f"rows are {DEMONSTRATIONS}")
+    return _continued(where, row["prompt"], row["completion"], "completion")
+
+
+def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
+    """A prompt and its continuation, which is all that is trained on. Raises UserError."""
+    if isinstance(prompt, str) and isinstance(answer, str):
+        if not answer:
+            raise UserError(f"`{key}` is empty", where=where, remedy="remove the row")
+        return Demonstration(where, {"prompt": prompt, "response": answer})
+    if isinstance(prompt, str) or isinstance(answer, str):
+        what = f"`prompt` and `{key}` are not of one kind"
+        raise UserError(what, where=where, remedy="both text, or both lists of {role, content}")
+    given = _checked_messages(prompt, "prompt", where)
+    messages = _checked_messages(answer, key, where)
+    if messages[-1]["role"] != "assistant":
+        raise UserError(f"`{key}` does not end with the assistant", where=where, remedy="remove the row")
+    return Demonstration(where, {"messages": [*given, *messages]}, len(given))
+
+
+def _checked_messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
+    """A list of {role, content}, at least one. Raises UserError."""
+    is_list = isinstance(value, list) and bool(value)
+    if not is_list or not all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in value
+    ):
+        what = f"`{key}` is not a list of {{role, content}}"
+        raise UserError(what, where=where, remedy="give texts, or lists of messages")
+    return [dict(one) for one in value]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, each as a demonstration."""
+
+    where: str
+    chosen: Demonstration
+    rejected: Demonstration
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Rows with preferences. Raises UserError naming the line that cannot be used."""
+    return [_pair(where, row) for where, row in read_objects(path, row_words=PAIRS)]
+
+
+def _pair(where: str, row: Mapping[str, Any]) -> Pair:
+    for key in ("chosen", "rejected"):
+        if row.get(key) is None:
+            raise UserError(f"has no `{key}`", where=where, remedy=f"rows are {PAIRS}")
+    chosen, rejected = row["chosen"], row["rejected"]
+    if chosen == rejected:
+        raise UserError("`chosen` and `rejected` are equal", where=where, remedy="remove the row")
+    prompt = row.get("prompt")
+    if prompt is None:
+        prompt, chosen, rejected = _common_prompt(chosen, rejected, where)
+    return Pair(where, _continued(where, prompt, chosen, "chosen"), _continued(where, prompt, rejected, "rejected"))
+
+
+def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, Any]:
+    """Of two whole conversations the messages that they share, and the rest of each."""
+    if not isinstance(chosen, list) or not isinstance(rejected, list):
+        raise UserError("has no `prompt`", where=where, remedy=f"rows are {PAIRS}")
+    num_shared = next(
+        (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
+        min(len(chosen), len(rejected)),
+    )
+    if num_shared == 0:
+        what = "`chosen` and `rejected` have no message in common, and there is no `prompt`"
+        raise UserError(what, where=where, remedy="give the prompt")
+    return chosen[:num_shared], chosen[num_shared:], rejected[num_shared:]
+
+
+def check_file(objective: Objective, path: Path) -> None:
+    """Raises UserError where a row of the file cannot be used for `objective`."""
+    if objective == "sft":
+        read_demonstrations(path)
+    else:
+        read_pairs(path)

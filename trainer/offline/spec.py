@@ -1,0 +1,30 @@
+"""What `python -m trainer.offline` is started with. Torch-free, so that the controller can write it."""
+
+from __future__ import annotations
+
+from areal_like.config import ModelSettings, StartSpec
+from trainer.offline.config import (
+    DpoSettings,
+    Objective,
+    OfflineDataSettings,
+    OfflineEvalSettings,
+    OfflineTrainerSettings,
+)
+
+
+class OfflineSpec(StartSpec):
+    """All that one run from files needs; `seed` draws a made model's weights and the order of the rows."""
+
+    name: str = "trainer"
+    run_dir: str
+    objective: Objective
+    model: ModelSettings
+    """The starting model."""
+    data: OfflineDataSettings
+    """Rows; the paths are absolute."""
+    epochs: int
+    max_steps: int | None
+    batch_size: int
+    dpo: DpoSettings = DpoSettings()
+    trainer: OfflineTrainerSettings
+    eval: OfflineEvalSettings
