@@ -25,9 +25,9 @@ class LaunchSettings(Settings):
     ray: RaySettings = RaySettings()
     """For `kind: ray`."""
     start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    """`local`: `forkserver` imports torch and transformers once and forks trainer and rollout workers from that:
-    they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports for itself; `auto`:
-    `forkserver` on Linux where all devices are CPUs."""
+    """`local`: `forkserver` imports torch and transformers once and forks trainer, rollout workers and reward
+    services from that: they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports
+    for itself; `auto`: `forkserver` on Linux where all devices are CPUs."""
     host: str = "127.0.0.1"
     """`local`: address the controller binds and advertises."""
     port: int = Field(0, ge=0, le=65535)

@@ -28,9 +28,12 @@ Role = Literal["rollout", "trainer", "reward"]
 MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
 """`python -m` name of each role."""
 PREPARATION = "trainer.prepare"
-FORKED = frozenset({MODULES["rollout"], MODULES["trainer"], PREPARATION})
-"""Modules that import torch and transformers, which takes seconds of a core."""
-PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker")
+FORKED = frozenset({*MODULES.values(), PREPARATION})
+"""Modules whose imports take a second of a core or more: torch and transformers, or pydantic and asyncio's servers."""
+PRELOAD = (
+    "torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker",
+    "services.reward.server", "services.reward.standalone",
+)  # fmt: skip
 """What they need, whatever the model: importing it starts no thread and touches no device."""
 SCORER_CHECK = "services.reward.check_functions"
 ENVIRONMENT_CHECK = "services.environment.check_environment"

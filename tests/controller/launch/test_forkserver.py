@@ -386,4 +386,4 @@ def test_auto_forks_where_all_devices_are_cpus(method, device, expected):
 
 
 def test_every_forked_module_is_one_that_is_started():
-    assert {"rollout", "trainer", "trainer.prepare"} == FORKED
+    assert {"rollout", "trainer", "services.reward", "trainer.prepare"} == FORKED
