@@ -190,5 +190,7 @@ def test_programs_are_judged_and_hostile_ones_leave_nothing(score: Start, tmp_pa
         family |= {process.pid: process for process in run.family()}
         time.sleep(0.02)
     assert run.wait() == 0, run.output
+    if "layer namespaces" not in run.output:  # without a user of its own a program may not fork
+        programs[6] = (*programs[6][:2], 0.0)
     assert [row["value"] for row in verdicts(tmp_path)] == [wanted for _, _, wanted in programs] + [None, None]
     assert run.survivors(list(family.values()), PATIENCE_S) == []
