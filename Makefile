@@ -14,11 +14,12 @@ MUTATION_ARGS ?=
 VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible ecosystem environments test test-fast mutation check lint words types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible ecosystem environments test test-all test-fast mutation check lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	@echo "The quickstart takes about three minutes on two cores: supervised steps, then 90 steps of RL."
@@ -42,17 +43,21 @@ environments:
 
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle.
 test: environments
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
+
+# With the tests that are marked `thorough`: what CI runs.
+test-all: environments
+	$(PYTEST) $(PYTEST_ARGS)
 
 # What a change is tried with first: tests that start no process. The other tests carry the marks `e2e` and `processes`.
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --no-processes $(PYTEST_ARGS)
+	$(PYTEST) --no-processes $(PYTEST_ARGS)
 
 # How strong the unit tests are: random changes of core modules that some test must notice.
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
-check: environments lint words types contracts docs test
+check: environments lint words types contracts docs test-all
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -35,6 +35,7 @@ for name in sys.argv[1:]:
 """In one process: importing torch takes longer than some of them."""
 
 
+@pytest.mark.thorough
 def test_quick_forms_run_and_publish_nothing(tmp_path: Path) -> None:
     before = digests()
     variables = environment() | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -35,6 +35,7 @@ def holdings(run_dir: Path, process: str, since_s: float, first: str) -> list[tu
     return found if begin is None else [*found, (begin, math.inf)]
 
 
+@pytest.mark.thorough
 def test_after_a_resume_that_replays_engine_and_trainer_never_hold_the_devices_together(
     areal, quickstart, short, gate, own_forkserver
 ):

@@ -71,6 +71,7 @@ def test_run_with_a_stalled_reward_function_gets_that_finding_first(areal, quick
     assert "timed out" in first.detail
 
 
+@pytest.mark.thorough
 def test_run_whose_policy_collapses_gets_that_finding_first(areal, quickstart):
     absurd = ["trainer.optimizer.lr=0.05", "trainer.optimizer.warmup_steps=0"]
     first = diagnosed(areal("train", quickstart, *SMALL, *absurd, "groups_per_step=24", "num_steps=14", "name=wild"))[0]

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PHONE = {"width": 390, "height": 844}

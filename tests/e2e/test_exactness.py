@@ -192,6 +192,7 @@ def test_logprobs_are_those_of_the_version_stamped_on_each_token(areal, quicksta
     check(areal("train", quickstart, *MOVING), tmp_path)
 
 
+@pytest.mark.thorough
 def test_answers_handed_from_worker_to_worker_are_as_exact(areal, quickstart, tmp_path):
     (tmp_path / "coin.py").write_text(COIN)
     run = areal("train", quickstart, *MOVING, "rollout.num_workers=2", "rollout.segment_tokens=12")

@@ -49,6 +49,7 @@ def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quicksta
     assert_whole(resumed, 14)
 
 
+@pytest.mark.thorough
 def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, short, gate):
     """`exactly-once`: recorded batches after the checkpoint are trained again, in order, from its exact state."""
     held = gate.after_step(7, mode="sync")

@@ -20,6 +20,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.thorough
 def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir):
     whole = run_class(["sft", "offline/sft", "name=whole", *SHORT, f"runs_dir={runs_dir}"], REPOSITORY, runs_dir)
     assert whole.wait() == 0, whole.output

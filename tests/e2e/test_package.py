@@ -127,6 +127,7 @@ def test_an_installed_wheel_scores_a_file(installed: Installed, tmp_path: Path) 
 
 
 @pytest.mark.e2e
+@pytest.mark.thorough
 def test_an_installed_wheel_writes_a_job_and_trains_it(installed: Installed, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

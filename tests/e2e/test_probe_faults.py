@@ -28,6 +28,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_planted_fault_is_named_by_the_command(start: Path, tmp_path: Path) -> None:
     plant(SET_UPS[TYPED], start, tmp_path / "job")
     row = look(SET_UPS[TYPED], tmp_path / "job")

@@ -172,6 +172,7 @@ def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_clus
     assert "num_steps: must be greater than 0" in refused.stdout + refused.stderr
 
 
+@pytest.mark.thorough
 def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_stopped_job_saves(
     in_cluster, submit, areal, short
 ):

@@ -69,6 +69,7 @@ def swapped(folder: Path) -> set[str]:
     return {row["worker"] for row in rows if row["kind"] == "swap" and row["version"] > 0}
 
 
+@pytest.mark.thorough
 def test_job_across_two_networks_is_encrypted_and_streams_its_weights(two_networks, runs_dir, tmp_path, short):
     head = two_networks.within(f"arl-head-{os.getpid()}")
     words = [

@@ -339,6 +339,7 @@ def test_the_correction_weight_corrects_the_gradient_of_an_engine_with_rounded_w
     assert verdict.loss_error < 1e-3, "the trainer's loss has another gradient than its formula"
 
 
+@pytest.mark.thorough
 def test_outputs_that_wait_in_a_halted_front_are_never_stamped_with_the_next_version(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 EXPERTS, CHOSEN = 6, 2
 
 
+@pytest.mark.thorough
 def test_experts_are_loaded_from_stacked_tensors_and_their_routing_comes_back(tmp_path, sglang_python):
     world = World(
         tmp_path,

@@ -224,6 +224,7 @@ def test_queue_for_a_processor_is_measured_over_all_threads() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.thorough
 def test_a_boundary_no_test_looks_at_survives_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "areal_like").mkdir()
     (tmp_path / "areal_like" / "toy.py").write_text(MODULE)

@@ -82,6 +82,7 @@ def disagreements(
     return found, num_judged, num_right
 
 
+@pytest.mark.thorough
 def test_verdicts_on_mutants_are_those_of_a_bare_python(bench: CodeBench, tmp_path: Path) -> None:
     tasks = [({"tests": tests}, program, "\n".join(tests)) for program, tests in TASKS]
     found, num_judged, num_right = disagreements(bench, tasks, NUM_MUTANTS, tmp_path, TIME_LIMIT_S, ORACLE_TIMEOUT_S)

@@ -130,6 +130,7 @@ class Storm:
         assert wrong.total() <= self.num_killed, "a killed worker costs the request it was at, no more"
 
 
+@pytest.mark.thorough
 def test_every_request_has_one_verdict_through_kills_and_a_restart_and_memory_stays_flat(tmp_path: Path) -> None:
     storm = Storm(tmp_path)
     try:

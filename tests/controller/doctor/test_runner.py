@@ -270,7 +270,7 @@ def test_doctor_imports_neither_torch_nor_pydantic_to_begin_with() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("arguments", [[], ["--bench", "--json"]])
+@pytest.mark.parametrize("arguments", [[], pytest.param(["--bench", "--json"], marks=pytest.mark.thorough)])
 def test_real_command_finds_all_that_the_quickstart_needs(arguments: list[str], tmp_path: Path) -> None:
     home = Path(__file__).resolve().parents[3]
     done = subprocess.run(
