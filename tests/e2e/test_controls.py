@@ -16,6 +16,7 @@ def test_learning_rate_zero_leaves_the_policy_where_it_was(areal, quickstart, sh
     assert run.summary["audit"] == "clean"
 
 
+@pytest.mark.thorough
 def test_random_rewards_teach_nothing(areal, quickstart, learning, tmp_path):
     """Twelve such steps of true rewards go from 0.30 and 0.26 to 0.81 and 0.90 (seeds 1 and 2, 2026-11-21)."""
     (tmp_path / "coin.py").write_text(

@@ -51,7 +51,11 @@ def _has_step(run, step):
     "backend",
     [
         pytest.param(["trainer.backend=fsdp"], id="fsdp"),
-        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=1"], id="zero-1", marks=needs_deepspeed),
+        pytest.param(
+            ["trainer.backend=deepspeed", "trainer.deepspeed.stage=1"],
+            id="zero-1",
+            marks=[needs_deepspeed, pytest.mark.thorough],
+        ),
     ],
 )
 def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_goes_on(
