@@ -44,4 +44,4 @@ def whole_or_all(text: str) -> int | None:
     try:
         return whole(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor `all`") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `all` nor a whole number from 0 on") from error

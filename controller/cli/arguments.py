@@ -6,6 +6,7 @@ Owns: the parser. Refuses: running anything (main.py, runs/commands.py).
 from __future__ import annotations
 
 import argparse
+import difflib
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +72,16 @@ class Parser(argparse.ArgumentParser):
         if self.make_epilog is not None:
             self.epilog = self.make_epilog()
         return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest choice instead of all of them, where there is one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = difflib.get_close_matches(str(value), map(str, action.choices or ()), 1)
+            if not near:
+                raise
+            raise argparse.ArgumentError(action, f"no such choice: {value!r}; did you mean {near[0]}?") from error
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(Parser.complain(f"{message} (see {self.prog} --help)"))

@@ -65,7 +65,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
         print(f"note: {note}")
     file = shlex.quote(str(target))
     _validate(target)
-    print(f"next: areal-like probe {file} && areal-like train {file}")
+    print(f"next: areal-like probe {file}, then areal-like train {file}")
     if ask is not None and _wants_probe(ask):
         return run(["probe", str(target)])
     return 0

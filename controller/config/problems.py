@@ -131,7 +131,9 @@ def _known_elsewhere(root: type[Settings], path: str) -> Problem:
     section, _, leaf = path.rpartition(".")
     if section.partition(".")[0] in root.model_fields or not section:
         return Problem((path,), "")
-    ours = sorted((knob.path for knob in knobs(root) if knob.leaf == leaf), key=lambda p: -_overlap(p, path))[:2]
+    keys = [knob.path for knob in knobs(root) if knob.leaf == leaf]
+    whole = [key for key in keys if path.endswith(f".{key}")]
+    ours = [max(whole, key=len)] if whole else sorted(keys, key=lambda p: -_overlap(p, path))[:2]
     return Problem((path,), "no such key" if ours else "", f"did you mean {' or '.join(ours)}?")
 
 

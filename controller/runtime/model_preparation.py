@@ -216,7 +216,8 @@ def _progress(row: Mapping[str, Any]) -> Progress:
         done, total = row["num_bytes"], row["total_bytes"]
         return Progress("download", done, total, _left_s(row, done, total), is_bytes=True)
     done, total = row["step"], row["num_steps"]
-    return Progress("warm start", done, total, _left_s(row, done, total), note=f"loss {number(row['loss'], 4)}")
+    left_s = _left_s(row, done, total) if done > 1 else None  # the first step takes many times as long as the others
+    return Progress("warm start", done, total, left_s, note=f"loss {number(row['loss'], 4)}")
 
 
 def _left_s(row: Mapping[str, Any], done: int, total: int | None) -> float | None:

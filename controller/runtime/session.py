@@ -118,6 +118,7 @@ class RunSession:
         status.write("preparing")
         signals = stack.enter_context(Signals())
         display = stack.enter_context(Display(self.config.metrics.display))
+        signals.say = display.note
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
         return OpenSession(
             config=self.config,

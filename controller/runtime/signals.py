@@ -20,6 +20,8 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._handle: Callable[[str], None] | None = None
+        self.say: Callable[[str], None] = lambda text: None
+        """Shows the user that a signal has come; during preparation its end may take seconds."""
 
     def __enter__(self) -> Signals:
         loop = asyncio.get_running_loop()
@@ -34,6 +36,8 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
     def _on_signal(self, name: str) -> None:
         if self._handle is None:
+            if not self._asked.is_set():
+                self.say(f"{name}: stopping")
             self._asked.set()
         else:
             self._handle(name)

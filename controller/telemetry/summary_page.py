@@ -60,8 +60,22 @@ def next_steps(summary: Mapping[str, Any], folder: Path, config: Path) -> list[s
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """How the run went, in at most five lines; what was not measured is left out."""
-    lines = (_end(summary), _accuracy(summary), _staleness(summary), _groups(summary), _time(summary))
+    if _is_evaluation(summary):
+        lines = (_end({**summary, "steps": None}), _evaluated(summary), _time({**summary, "rollout_idle_share": None}))
+    else:
+        lines = (_end(summary), _accuracy(summary), _staleness(summary), _groups(summary), _time(summary))
     return [one_line(line) for line in lines if line]
+
+
+def _is_evaluation(summary: Mapping[str, Any]) -> bool:
+    """Of `areal-like eval`: no step was wanted, and none was made."""
+    return summary.get("num_steps") is None and summary.get("steps") == 0
+
+
+def _evaluated(summary: Mapping[str, Any]) -> str:
+    accuracy, num_rows = summary.get("accuracy_before"), summary.get("eval_prompts")
+    on = f" on {num_rows:,} held-out prompts" if num_rows else ""
+    return "No accuracy was measured." if accuracy is None else f"Accuracy{on} is {number(accuracy)}."
 
 
 def _is_resumed(summary: Mapping[str, Any]) -> bool:

@@ -87,7 +87,7 @@ def test_commands_work_from_the_current_folder_wherever_the_config_lies(
     Path("my jobs").mkdir()
     assert main(["init", "my jobs/mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
     said = capsys.readouterr().out
-    assert "next: areal-like probe 'my jobs/mine.yaml' && areal-like train 'my jobs/mine.yaml'" in said
+    assert "next: areal-like probe 'my jobs/mine.yaml', then areal-like train 'my jobs/mine.yaml'" in said
     assert "areal-like probe 'my jobs/mine.yaml'  " in Path("my jobs/mine.yaml").read_text()
     assert Path("mine_reward.py").is_file()
     assert Path("test_mine_reward.py").is_file()

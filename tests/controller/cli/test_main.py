@@ -139,6 +139,13 @@ class TestMistakes:
         (line,) = error_lines(capsys)
         assert line.startswith("error: ")
 
+    def test_a_misspelt_command_gets_the_nearest_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["trian", "x"])
+        assert error_lines(capsys) == [
+            "error: argument COMMAND: no such choice: 'trian'; did you mean train? (see areal-like --help)"
+        ]
+
     def test_validate_touches_nothing(self, job: FakeJob) -> None:
         assert main(["validate", "tiny.yaml"]) == 0
         assert job.calls == []

@@ -14,6 +14,7 @@ from controller.config.schema import field_at
 
 TYPED = {
     # verl
+    "actor_rollout_ref.model.path": "model.path",
     "actor_rollout_ref.rollout.n": "group_size",
     "actor_rollout_ref.actor.optim.lr": "trainer.optimizer.lr",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer.mini_batches",

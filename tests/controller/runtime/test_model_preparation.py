@@ -131,6 +131,8 @@ def test_time_left_of_downloads_and_steps_follows_their_pace():
     assert download.line() == "download 1.0 GB of 4.0 GB  15 s left"
     steps = model_preparation._progress({"step": 50, "num_steps": 300, "loss": None, "seconds": 4.0})
     assert steps.line() == "warm start 50/300  loss -  20 s left"
+    first = model_preparation._progress({"step": 1, "num_steps": 300, "loss": None, "seconds": 70.0})
+    assert first.line() == "warm start 1/300  loss -"
     unknown = model_preparation._progress({"num_bytes": 10**9, "total_bytes": None, "seconds": 5.0})
     assert unknown.line() == "download 1.0 GB"
 

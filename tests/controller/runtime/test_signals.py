@@ -24,10 +24,13 @@ def test_a_signal_during_preparation_cancels_it(number: signal.Signals) -> None:
         return "done"
 
     async def test() -> None:
+        said: list[str] = []
         with Signals() as signals:
+            signals.say = said.append
             asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
             assert await signals.unless_asked(work()) is None
             assert ended == ["cancelled"]
+        assert said == [f"{number.name}: stopping"]
 
     bounded(test())
 

@@ -76,6 +76,20 @@ def test_what_was_not_measured_is_not_claimed(facts: dict[str, Any], words: str)
     assert words in "\n".join(sentences({**SUMMARY, **facts}))
 
 
+def test_an_evaluation_speaks_of_no_training() -> None:
+    counts = dict.fromkeys(("groups_drawn", "groups_consumed", "groups_filtered", "groups_dropped"), 0)
+    summary = {
+        "status": "completed", "steps": 0, "accuracy_before": 0.25, "accuracy_after": None, "eval_prompts": 40, **counts,
+        "groups_in_flight": 0, "wall_s": 25.0, "prepare_s": 5.0, "train_wall_s": 0.0, "rollout_idle_share": 0.9,
+    }  # fmt: skip
+    assert sentences(summary) == [
+        "The run is complete.",
+        "Accuracy on 40 held-out prompts is 0.250.",
+        "It took 25 s: 5 s for the starting model.",
+    ]
+    assert "No accuracy was measured." in sentences({**summary, "accuracy_before": None})
+
+
 def test_a_run_from_files_has_the_sentences_it_has_numbers_for() -> None:
     assert sentences({"status": "finished", "steps": 3, "num_steps": 3, "wall_s": 7.0, "accuracy_after": 0.5}) == [
         "The run is complete: 3 of 3 steps.",
