@@ -1,7 +1,7 @@
-"""Bottom layer of areal_like: contracts, wire format, channels, pure rules. Imports no torch, no ray, no sglang.
+"""Bottom layer of areal_like: contracts, wire format, channels and pure rules. Imports no torch, ray or sglang.
 
-The names of the public Python API are resolved on first use: some belong to packages of upper layers, which this one
-must not import, and `import areal_like` must stay fast in every process of a run.
+The names of the public Python API are resolved on first use. Some of them are defined in packages of upper layers,
+which this package must not import, and `import areal_like` must stay fast in every process of a run.
 """
 
 from __future__ import annotations

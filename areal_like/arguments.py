@@ -1,7 +1,4 @@
-"""Numbers on a command line, each with its limits.
-
-Owns: the types that argparse calls. Refuses: which argument there is (each command's own module).
-"""
+"""Types for argparse: numbers on a command line, each with its limits."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def whole(text: str) -> int:
 
 
 def processes(text: str) -> int:
-    """How many processes to start."""
+    """A number of processes to start, from 1 to 1024."""
     number = whole(text)
     if not 0 < number <= 1024:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1024")

@@ -1,7 +1,4 @@
-"""Where time comes from, so that tests and the simulator can bring their own.
-
-Owns: the `Clock` protocol, the machine's clock, a virtual one. Refuses: sleeping and timers (the event loop's).
-"""
+"""The clock protocol, the system clock and a virtual clock for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: one that never goes back, one that names a moment in the world."""
+    """Source of monotonic time and of wall-clock time."""
 
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; never goes back. For durations and deadlines."""
+        """Seconds since an arbitrary start; never decreases. Used for durations and deadlines."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since the Unix epoch. For records that people and other processes read."""
+        """Seconds since the Unix epoch. Used in records that people and other processes read."""
         ...
 
 
@@ -34,7 +31,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when asked to."""
+    """A clock that advances only on request."""
 
     def __init__(self, *, start_s: float = 0.0, epoch_s: float = 1_700_000_000.0) -> None:
         self._now_s = start_s
@@ -49,9 +46,9 @@ class VirtualClock:
         return self._now_s + self._wall_offset_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. Raises ValueError when asked to go back."""
+        """Advance by `seconds`. Raises ValueError for a negative number."""
         if not seconds >= 0:
-            raise ValueError(f"time does not go back (advance by {seconds} s)")
+            raise ValueError(f"the clock cannot go back (advance by {seconds} s)")
         self._now_s += seconds
 
     def advance_to(self, now_s: float) -> None:

@@ -1,7 +1,6 @@
-"""Base of every settings class, and the few settings that more than one package must know.
+"""Settings that more than one package uses, and the specs that processes are started with.
 
-Owns: `Settings`, the shared sections, `StartSpec` and `ProcessSpec` (what a process is started with).
-Refuses: reading YAML, composing sections (controller/config/run_config.py), torch.
+The configuration of a run is composed in controller/config/run_config.py. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
 DEFAULT_TRANSFER = "shm"
-"""How versions travel unless the configuration says otherwise (areal_like/weights/registry.py)."""
+"""Default weight transfer (areal_like/weights/registry.py)."""
 BUILT_IN_CHAT_TOKENIZERS = ("chat:tool_sum",)
-"""Those among BUILT_IN_TOKENIZERS that have a chat template."""
+"""Built-in tokenizers that have a chat template."""
 BUILT_IN_TOKENIZERS = (
     "characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes", *BUILT_IN_CHAT_TOKENIZERS,
 )  # fmt: skip
-"""Tokenizers that are made in code; preparing a model saves them alongside it."""
+"""Tokenizers that are built in code; `trainer.prepare` saves them with the model."""
 
 
 def number_as_text(value: Any) -> Any:
-    """For text that may look like a number, which YAML and overrides read as one."""
+    """Convert a number to text, for text settings that YAML and overrides may parse as a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class ModelSettings(Settings):
-    """Which language model is trained: a Hugging Face folder, or one made from a config on the spot."""
+    """Which language model is trained: a Hugging Face folder, or a new model created from a config."""
 
     path: str | None = None
     """Folder (or hub name where there is a hub) with config.json, weights and tokenizer."""
@@ -52,22 +51,23 @@ class ModelSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How rollout workers sample. One meaning of log-prob: log_softmax(logits / temperature), before cuts."""
+    """How rollout workers sample. A log-prob is log_softmax(logits / temperature), before top-p and top-k."""
 
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the trainer divides logits by the same number."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus cut; training refuses anything below 1 (the sampled support is not recorded)."""
+    """Nucleus sampling. Training requires 1, because the set of tokens that could be sampled is not recorded."""
     top_k: int = Field(0, ge=0, le=limits.TOKENS)
-    """Keep the k likeliest tokens; 0 is off; training refuses anything above 0."""
+    """Sample from the k most likely tokens; 0: off. Training requires 0."""
     max_new_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     """Ids that end an answer, alongside the model's own end-of-sequence ids."""
     forced_lengths: str | None = None
-    """For benchmarks: training answers end at lengths drawn from this and nowhere else. `thinking@MEAN`, `MEAN`,
-    `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens cuts them. No answer counts
-    as ended by itself then, so scorers that ask for an end give none a reward."""
+    """For benchmarks: each training answer ends at a length drawn from this distribution, and at no other token.
+    `thinking@MEAN`, `MEAN`, `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens
+    bounds them. Every answer then has the finish reason `length`, so scorers that require a finished answer give no
+    reward."""
 
     @field_validator("forced_lengths", mode="before")
     @classmethod
@@ -81,46 +81,47 @@ class StalenessSettings(Settings):
     max_staleness: Annotated[int, Field(ge=0, le=limits.STEPS)] | Literal["unbounded"] = 4
     """Largest allowed (step - 1) - first version of a group; 0 is synchronous, `unbounded` switches the bound off."""
     on_stale: OnStale = "wait"
-    """`wait`: strict and lossless; `drop`: strict, over-age groups go; `keep`: admission only, as AReaL does. `drop`
-    loses the groups that take longest, so training sees shorter answers than the policy gives (docs/staleness.md)."""
+    """`wait`: the bound holds and no group is lost; `drop`: the bound holds, groups past it are dropped; `keep`: the
+    bound applies to admission only, as in AReaL. `drop` loses the groups that take longest, so training uses shorter
+    answers than the policy generates (docs/staleness.md)."""
     group_timeout_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
-    """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`. Meant
-    for groups that hang: one that long answers reach shortens what training sees, as `on_stale: drop` does."""
+    """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`. It is
+    meant for groups that hang. If long answers reach it, training uses shorter answers, as with `on_stale: drop`."""
 
     @property
     def over_age(self) -> OverAgePolicy:
-        """What happens to groups past their deadline."""
+        """Policy for groups past their deadline."""
         return OVER_AGE[self.on_stale]
 
     @property
     def bound(self) -> int | None:
-        """max_staleness as the rules of staleness take it: None where it is unbounded."""
+        """max_staleness as a number of versions; None if it is unbounded."""
         return None if self.max_staleness == "unbounded" else self.max_staleness
 
 
 class TraceSettings(Settings):
-    """What one process writes onto the timeline."""
+    """Limits on the trace events of one process."""
 
     max_events: int = 0
-    """Events at most; 0: no trace, and no file."""
+    """Maximum number of events; 0: no trace file."""
     every_group: int = 1
-    """Single samples are drawn of every N-th group, the same in all processes."""
+    """Individual samples are recorded for every N-th group, the same groups in all processes."""
 
 
 class StartSpec(Settings):
-    """What any process of ours is started with: a JSON file that its starter saves and the process loads."""
+    """Settings that a process is started with: a JSON file that the launcher saves and the process loads."""
 
     name: str
-    """Names the process in its log."""
+    """Name of the process in its log."""
     run_id: str
     parent_pid: int
-    """The launcher; when it is gone the process ends itself."""
+    """Process id of the launcher. The process exits when the launcher has exited."""
     seed: int
     num_threads: int = 1
     """Compute threads."""
 
     def save(self, path: Path) -> None:
-        """Write as JSON, for the owner alone."""
+        """Write as JSON, readable by this user only."""
         path.touch(mode=0o600)
         path.write_text(self.model_dump_json(indent=1))
 
@@ -135,22 +136,23 @@ class StartSpec(Settings):
 
 
 class ProcessSpec(StartSpec):
-    """All that one process of a run needs to start; written as JSON to <run>/processes/<name>.json by the launcher."""
+    """Settings that one process of a run is started with; written as JSON to <run>/processes/<name>.json by the
+    launcher."""
 
     role: Literal["rollout", "trainer", "reward"]
     run_dir: str
     hub_address: str
-    """The controller's ROUTER, e.g. tcp://127.0.0.1:40001."""
+    """Address of the controller's ROUTER socket, e.g. tcp://127.0.0.1:40001."""
     reward_addresses: tuple[str, ...] = ()
-    """Where the reward services listen."""
+    """Addresses of the reward services."""
     are_rewards_shared: bool = False
-    """They belong to no run (messages.SHARED_RUN), and have keys of their own."""
+    """The reward services are shared: they belong to no run (messages.SHARED_RUN) and have their own keys."""
     reward_curve_dir: str | None = None
     """Folder with the client's credentials for shared reward services."""
     reward_scorer: str = ""
-    """The scorer to ask shared services for; empty: all of theirs."""
+    """Name of the scorer that shared services should use; empty: all their scorers."""
     bind_address: str | None = None
-    """For the reward service: where to bind its own ROUTER."""
+    """For the reward service: address that its ROUTER socket binds to."""
     curve_dir: str = ""
     """Folder with this process's credentials (owner-only): keys of the run and tokens (credentials.py)."""
     heartbeat_s: float = 0.5
@@ -159,14 +161,14 @@ class ProcessSpec(StartSpec):
     controller_silence_s: float = 60.0
     """The process ends when it receives nothing from the controller for this long."""
     startup_timeout_s: float = 180.0
-    """Of this process, and of a server that it starts again."""
+    """Longest time until this process, or a server that it restarts, is ready."""
     mode: Mode = "async"
     is_colocated: bool = False
     """Engines and trainer share devices, and each releases its memory for the other."""
     model: ModelSettings
     sampling: SamplingSettings
     max_context: int | None = None
-    """Longest sequence, prompt and answer, in tokens; None: whatever the model's positions cover."""
+    """Longest sequence, prompt and answer, in tokens; None: as many as the model has positions."""
     staleness: StalenessSettings
     groups_per_step: int
     group_size: int
@@ -174,30 +176,31 @@ class ProcessSpec(StartSpec):
     weight_dir: str
     """Root of the weight store."""
     weight_transfer: str = DEFAULT_TRANSFER
-    """`trainer.weights.kind`, for both ends."""
+    """`trainer.weights.kind`, for trainer and workers."""
     weight_options: dict[str, Any] = Field(default_factory=dict)
     """`trainer.weights.options`."""
     merges_adapters: bool = False
-    """Rollout worker: versions are adapters alone (`trainer.lora.publish: adapter`)."""
+    """Rollout worker: versions contain the adapter only (`trainer.lora.publish: adapter`)."""
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""
     is_device_taken: bool = False
-    """Trainer that starts again: engines may hold their weights on the devices it shares with them."""
+    """For a restarted trainer: engines may hold weights on the devices that they share with it."""
     rank: int = 0
-    """Trainer: place among its ranks; rank 0 talks to the controller, the others follow it."""
+    """Trainer: rank of this process. Rank 0 communicates with the controller, the others follow it."""
     num_ranks: int = 1
-    """Trainer: how many ranks there are."""
+    """Trainer: number of ranks."""
     has_own_gpus: bool = False
-    """The launcher shows this process its own GPUs only: `cuda` is the first of those, whatever its rank."""
+    """Only the GPUs of this process are visible to it: `cuda` is the first of them, whatever the rank."""
     ranks_address: str = ""
-    """Trainer: where its ranks meet: file:///path on one machine, tcp://host:port on several (rank 0 listens there)."""
+    """Trainer: rendezvous address of its ranks: file:///path on one machine, tcp://host:port on several (rank 0 listens
+    there)."""
     trace: TraceSettings = TraceSettings()
-    """What it writes onto the timeline."""
+    """Limits on the trace events of this process."""
     emulation: EmulationSettings | None = None
-    """Take time instead of computing; None: real devices."""
+    """Emulate devices: wait instead of computing. None: real devices."""
     settings: dict[str, Any]
-    """The package's own section, to be validated by that package."""
+    """The section of the process's package, which validates it."""
 
 
 def dump_yaml(settings: Settings) -> str:

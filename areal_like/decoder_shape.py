@@ -1,7 +1,7 @@
-"""Sizes of a decoder, from its transformers config or, where that is not here, from a table of public models.
+"""Sizes of a decoder, from its transformers config or, if there is none, from a table of public models.
 
-Owns: `DecoderShape`, the table, the number of parameters that follows. Refuses: memory and speed (controller/config/
-memory, emulation/roofline.py), models of other forms than Llama's (a config without these sizes has no shape).
+Only models of Llama's architecture have a shape: it is None for a config that lacks one of these sizes. Memory is
+estimated in controller/config/memory, speed in emulation/roofline.py.
 
 Legend: D hidden size, A width of all query heads, K width of all key heads, I inner width of the feed-forward part,
 V vocabulary.
@@ -27,10 +27,10 @@ class DecoderShape:
     kv_heads: int
     head_dim: int
     inner: int
-    """Of one expert, in a mixture."""
+    """In a mixture of experts: the width of one expert."""
     vocabulary: int
     is_tied: bool
-    """The head's weight is the embedding's."""
+    """The head shares its weight with the embedding."""
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
     experts: int = 1
@@ -55,7 +55,8 @@ class DecoderShape:
 
     @property
     def layer_parameters(self) -> int:
-        """One layer, with two norms, biases of q, k and v, and norms of query and key heads where it has them."""
+        """Parameters of one layer: matrices, two norms, and, if the model has them, biases of q, k and v and norms of
+        query and key heads."""
         biases = self.query_width + 2 * self.key_width if self.has_qkv_bias else 0
         return self.layer_matrix_parameters + biases + (2 * self.head_dim if self.has_qk_norm else 0) + 2 * self.hidden
 
@@ -66,7 +67,7 @@ class DecoderShape:
 
     @property
     def parameters(self) -> int:
-        """All of them; of a mixture all experts."""
+        """Number of all parameters, with all experts of a mixture."""
         return self.layers * self.layer_parameters + self.outer_parameters
 
     @property
@@ -76,8 +77,8 @@ class DecoderShape:
 
 
 def shape_of(config: Mapping[str, Any]) -> DecoderShape | None:
-    """The shape that a transformers config describes (the part for text, where there are several); None where a size is
-    missing or is no positive whole number."""
+    """The shape that a transformers config describes (its text part if there are several); None if a size is missing or
+    is not a positive integer."""
     text = config.get("text_config")
     sizes = text if isinstance(text, Mapping) else config
     try:
@@ -137,7 +138,7 @@ PUBLIC_SHAPES: Mapping[str, DecoderShape] = {
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(28, 3584, 28, 4, 18944, 152064),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": _qwen2(48, 5120, 40, 8, 13824, 152064),
 }
-"""The published config.json of these models, for machines on which they are not yet."""
+"""Sizes from the published config.json of these models, for machines that have not downloaded them."""
 _SUFFIXES = ("-instruct", "-base")
 _BY_NAME = {name.rsplit("/", 1)[-1].lower(): shape for name, shape in PUBLIC_SHAPES.items()}
 _BY_NAME |= {"llama-3.1-8b": _BY_NAME["meta-llama-3-8b"], "qwen2.5-math-7b": _BY_NAME["qwen2.5-7b"],
@@ -145,7 +146,7 @@ _BY_NAME |= {"llama-3.1-8b": _BY_NAME["meta-llama-3-8b"], "qwen2.5-math-7b": _BY
 
 
 def public_shape(name: str) -> DecoderShape | None:
-    """The shape of a public model by its hub name or by the name of its folder; None where the table lacks it."""
+    """The shape of a public model by its hub name or by the name of its folder; None if the table lacks it."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     for suffix in _SUFFIXES:
         last = last.removesuffix(suffix)

@@ -1,8 +1,7 @@
-"""The one error tree for operations, and the shape of a user's mistake.
+"""Exceptions for operations, and `UserError` for a user's mistake.
 
-Owns: exception types, `first_line`. Refuses: deciding what happens next (that is the catcher's policy).
-`UserError` is a ValueError: somebody typed something that cannot work; it is shown as one sentence without a traceback.
-`OperationError` is everything that can go wrong while a correct configuration runs.
+`UserError` is a ValueError: the user has configured or typed something that cannot work. It is shown as one sentence
+without a traceback. `OperationError` is everything that can go wrong while a correct configuration runs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ MAX_LINE_CHARS = 200
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us: says what is wrong, where, and how to fix it."""
+    """A mistake in the user's input: says what is wrong, where, and how to fix it."""
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         self.what, self.where, self.remedy = what, where, remedy
@@ -24,7 +23,7 @@ class UserError(ValueError):
 
 
 class OperationError(Exception):
-    """Root of everything that goes wrong at run time without being the user's mistake."""
+    """Base of all errors at run time that are not the user's mistake."""
 
 
 class RunFailed(OperationError):
@@ -40,11 +39,11 @@ class WireError(OperationError):
 
 
 class ChannelError(OperationError):
-    """A peer cannot be reached, or refused us."""
+    """A peer cannot be reached, or refused the connection."""
 
 
 class DeadlineExceeded(OperationError):
-    """A named wait ran past its deadline. `wait` names it, `owner` says who should have ended it."""
+    """A named wait passed its deadline. `wait` is its name, `owner` the process that should have ended it."""
 
     def __init__(self, wait: str, owner: str, deadline_s: float) -> None:
         self.wait, self.owner, self.deadline_s = wait, owner, deadline_s
@@ -56,11 +55,13 @@ class WeightError(OperationError):
 
 
 class WeightsDamaged(WeightError):
-    """Bytes of a published version are damaged, missing or do not lead to it: written again, it can be had."""
+    """Bytes of a published version are damaged or missing, or a delta before it is missing. It can be loaded if it is
+    written again."""
 
 
 class TransferBroken(WeightError):
-    """A process group that carried weights broke off, or its deadline passed: the version may come another way."""
+    """A weight transfer through a process group failed or passed its deadline; the version may be transferred in
+    another way."""
 
 
 class EngineError(OperationError):
@@ -68,7 +69,7 @@ class EngineError(OperationError):
 
 
 class PolicyDiverged(EngineError):
-    """The numbers of policy `version` have overflowed: training brought it there, and one sentence says it all."""
+    """The weights of policy `version` are not finite, because training diverged."""
 
     def __init__(self, version: int, what: str) -> None:
         self.version = version
@@ -91,13 +92,13 @@ class ProcessDied(OperationError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's library says, short enough to stand inside a sentence of ours."""
+    """First line of the message of a library's exception, short enough to be part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_LINE_CHARS]
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the operating system in the body name this file: those of a write to an open one name none."""
+def add_file_name(path: Path) -> Iterator[None]:
+    """Add this file's name to OSErrors raised in the body: those of a write to an open file have no file name."""
     try:
         yield
     except OSError as error:

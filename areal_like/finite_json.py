@@ -1,7 +1,4 @@
-"""JSON as the standard has it: without NaN and Infinity, which Python's reader takes.
-
-Owns: reading a text of a user's, refusing numbers that are none. Refuses: saying where the text is from (the caller).
-"""
+"""Strict JSON parsing: NaN and Infinity, which Python's parser accepts, are errors."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ NOT_FINITE_REMEDY = "write null where there is no value, a finite number, or a t
 
 
 class NotFinite(ValueError):
-    """The text holds a number that is not finite; says which."""
+    """The text contains a number that is not finite; the message names it."""
 
 
 def loads_finite(text: str | bytes, parse_int: Callable[[str], Any] | None = None) -> Any:
-    """`json.loads`, but NaN, Infinity and numbers beyond the range of a float are refused.
+    """`json.loads`, but with an error for NaN, Infinity and numbers beyond the range of a float.
 
-    Raises NotFinite, and what json.loads raises.
+    Raises NotFinite, and whatever json.loads raises.
     """
     return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=parse_int)
 
 
 def _refuse(name: str) -> NoReturn:
-    raise NotFinite(f"holds {name}, which is not JSON")
+    raise NotFinite(f"contains {name}, which is not JSON")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise NotFinite(f"holds {digits[:40]}, which no floating-point number can hold")
+        raise NotFinite(f"contains {digits[:40]}, which is beyond the range of a floating-point number")
     return number

@@ -1,18 +1,17 @@
-"""`python -m areal_like.forkserver`: imports once what several processes of a run need, and forks them from that.
+"""`python -m areal_like.forkserver`: imports the modules that several processes of a run need once, and forks the
+processes.
 
-Owns: the preloaded process, its children's birth (session, log, environment, title), the word of their end. Refuses:
-deciding what is forked and when (controller/launch/forked.py), and what a child does.
+A child process behaves as `python -P -m MODULE ...` would, without the time and memory of the imports: it has its own
+session, environment, log and program name, and runs the module as `__main__`. Children exit with this process, and this
+process exits with the process that started it, so a whole run ends when its controller is killed. Nothing may start a
+thread, a pool or a device before the fork: a child inherits their memory, but not the running objects.
 
-A child is what `python -P -m MODULE ...` would be, less the time and memory of the imports: a session, environment,
-log and program name of its own, the module run as `__main__`. It ends with this process, and this process ends with
-its starter, so that a whole run still goes when its controller is killed. Nothing here may start a thread, a pool or a
-device before the fork: a child inherits the memory of those, but not the things themselves.
+One server may serve many runs (`--listen`): each connection gets a forked copy of the server.
 
-One server may serve many runs (`--listen`): each connection gets a copy of it to itself.
-
-Over stdin or the connection (a socket), one JSON object a line. To here: {"module", "arguments", "environment",
-"folder", "log", "title"}, answered in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is
-imported ("server": our own process id), {"ended": pid, "status": n} when a child has ended (n negative: a signal).
+The protocol is one JSON object per line, over stdin or the connection (a socket). Requests {"module", "arguments",
+"environment", "folder", "log", "title"} are answered in order by {"pid"} or {"error"}. The server also sends {"ready":
+true} when the imports are done ("server": its process id), and {"ended": pid, "status": n} when a child has exited (n
+negative: a signal). The controller's side is controller/launch/forked.py.
 """
 
 from __future__ import annotations
@@ -37,121 +36,121 @@ import setproctitle
 from areal_like.process import die_with_starter, private_files, report_end
 
 LINE_BYTES = 1 << 20
-"""A request is an environment and a few words; what is longer is none."""
+"""Longest request. A request is an environment and a few strings; a longer line is not a request."""
 
 
 @dataclass(frozen=True)
-class Birth:
-    """What one child is to be; held by the child alone."""
+class ChildSpec:
+    """What one child process runs; only the child has it."""
 
     module: str
     arguments: list[str]
     environment: dict[str, str]
     folder: str
-    """Its current one."""
+    """Working directory."""
     log: str
     title: str
 
 
 @dataclass
 class ForkServer:
-    """Serves one starter until it hangs up. `serve` returns in a child, with what it is to be, and never elsewhere."""
+    """Serves one client until it disconnects. `serve` returns only in a child process, with what the child runs."""
 
     starter: socket.socket
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _children: dict[int, int] = field(default_factory=dict)
-    """pid by pidfd."""
+    """Process id by pidfd."""
     _unread: bytes = b""
 
-    def serve(self) -> Birth:
-        """Fork on request and tell who has ended; exits when the starter is gone."""
+    def serve(self) -> ChildSpec:
+        """Fork on request and report exited children; exits when the client has disconnected."""
         self._selector.register(self.starter, selectors.EVENT_READ)
-        self._say(ready=True, server=os.getpid())
+        self._send(ready=True, server=os.getpid())
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self.starter:
-                    self._tell_end(key.fd)
-                elif birth := self._on_request():
-                    return birth
+                    self._report_exit(key.fd)
+                elif child := self._on_request():
+                    return child
 
-    def _on_request(self) -> Birth | None:
+    def _on_request(self) -> ChildSpec | None:
         data = self.starter.recv(1 << 16)
         if not data or len(self._unread) > LINE_BYTES:
             sys.exit(0)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            birth = Birth(**json.loads(line))
+            child = ChildSpec(**json.loads(line))
             if self._fork() == 0:
                 is_last = line is lines[-1] and not self._unread
-                assert is_last, "a request was sent before the last one was answered"
-                self._forget_all()
-                return birth
+                assert is_last, "a request was sent before the previous one was answered"
+                self._close_all()
+                return child
         return None
 
     def _fork(self) -> int:
-        """0 in the child."""
+        """Fork; returns 0 in the child."""
         try:
             pid = os.fork()
         except OSError as error:
-            self._say(error=str(error))
+            self._send(error=str(error))
             return -1
         if pid:
             pidfd = os.pidfd_open(pid)
             self._children[pidfd] = pid
             self._selector.register(pidfd, selectors.EVENT_READ)
-            self._say(pid=pid)
+            self._send(pid=pid)
         return pid
 
-    def _tell_end(self, pidfd: int) -> None:
+    def _report_exit(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         pid = self._children.pop(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._say(ended=pid, status=os.waitstatus_to_exitcode(status))
+        self._send(ended=pid, status=os.waitstatus_to_exitcode(status))
 
-    def _forget_all(self) -> None:
-        """What belongs to the server alone, in a child."""
+    def _close_all(self) -> None:
+        """Close the server's file descriptors in a child."""
         self._selector.close()
         for pidfd in self._children:
             os.close(pidfd)
         self.starter.close()
 
-    def _say(self, **words: Any) -> None:
+    def _send(self, **fields: Any) -> None:
         try:
-            self.starter.sendall(json.dumps(words).encode() + b"\n")
+            self.starter.sendall(json.dumps(fields).encode() + b"\n")
         except OSError:
-            sys.exit(0)  # the starter is gone
+            sys.exit(0)  # the client has disconnected
 
 
-def become(birth: Birth, server_pid: int) -> NoReturn:
-    """This process, a child of `server_pid`, is from here on `python -P -m <module> <arguments>`."""
+def run_child(child: ChildSpec, server_pid: int) -> NoReturn:
+    """Run `python -P -m <module> <arguments>` in this process, a child of `server_pid`."""
     os.setsid()
     die_with_starter(server_pid)
-    os.chdir(birth.folder)
-    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.chdir(child.folder)
+    log = os.open(child.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)
     os.close(nothing)
-    setproctitle.setproctitle(birth.title)  # finds its place by the environment we were born with
+    setproctitle.setproctitle(child.title)  # uses the memory of the original environment
     os.environ.clear()
-    os.environ.update(birth.environment)
-    sys.argv = [birth.module, *birth.arguments]
-    if numpy := sys.modules.get("numpy"):  # Python's own generator is seeded again at every fork, NumPy's is not
+    os.environ.update(child.environment)
+    sys.argv = [child.module, *child.arguments]
+    if numpy := sys.modules.get("numpy"):  # Python reseeds its own generator at every fork, NumPy does not
         numpy.random.seed()
-    runpy.run_module(birth.module, run_name="__main__", alter_sys=True)
+    runpy.run_module(child.module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 
 def share(listener: socket.socket) -> socket.socket:
-    """Accept indefinitely. Returns in a child of this process, with the connection that it is to serve."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    """Accept connections indefinitely. Returns in a forked child only, with the connection that it serves."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses of the copies are not used
     server_pid = os.getpid()
     with listener:
         while True:
             starter, _ = listener.accept()
-            if peer_uid(starter) != os.getuid():  # a process that connects has code run as this user
+            if peer_uid(starter) != os.getuid():  # a process that connects can run code as this user
                 starter.close()
                 continue
             if os.fork() == 0:
@@ -163,13 +162,13 @@ def share(listener: socket.socket) -> socket.socket:
 
 
 def peer_uid(stream: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as the kernel knows it (Linux)."""
+    """User id of the peer of a Unix socket, as reported by the kernel (Linux)."""
     credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 def _listen(path: str) -> socket.socket:
-    """`path` appears once it can be connected to, by this user alone."""
+    """Listen at `path`, which appears once it accepts connections, from this user only."""
     listener, unready = socket.socket(socket.AF_UNIX), f"{path}.unready"
     with private_files():
         listener.bind(unready)
@@ -179,26 +178,30 @@ def _listen(path: str) -> socket.socket:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Import what is asked for, then serve: see the module."""
-    parser = argparse.ArgumentParser(description="Forks processes that need not import; started by areal-like.")
-    parser.add_argument("--starter", type=int, required=True, help="process id of the starter; this ends with it")
+    """Import the requested modules, then serve (see the module's docstring)."""
+    parser = argparse.ArgumentParser(
+        description="Forks processes from one that has already imported their modules; started by areal-like."
+    )
+    parser.add_argument(
+        "--starter", type=int, required=True, help="process id of the starter; the server exits with it"
+    )
     parser.add_argument("--listen", metavar="SOCKET", help="serve any number of runs (AREAL_LIKE_FORKSERVER=SOCKET)")
-    parser.add_argument("modules", nargs="*", help="what to import")
+    parser.add_argument("modules", nargs="*", help="modules to import")
     options = parser.parse_args(argv)
     die_with_starter(options.starter)
     try:
-        listener = _listen(options.listen) if options.listen else None  # who comes while we import waits
+        listener = _listen(options.listen) if options.listen else None  # connections made during the imports wait
         for name in options.modules:
             importlib.import_module(name)
-        # No collection of a child looks through what is imported: it would copy every page of it.
+        # Exclude imported objects from garbage collection in children: a collection would copy all their pages.
         gc.collect()
         gc.freeze()
         starter = share(listener) if listener is not None else socket.socket(fileno=os.dup(0))
         server_pid = os.getpid()
-        birth = ForkServer(starter).serve()
+        child = ForkServer(starter).serve()
     except Exception as error:  # the fault boundary of the process
         sys.exit(report_end(error))
-    become(birth, server_pid)
+    run_child(child, server_pid)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
-"""Processes that end with the one that started them, however that ends: `guarded` and `tied` commands.
+"""Guarded and tied commands: child processes that exit with the process that started them, however it ends.
 
-Owns: that nothing a command starts outlives it, not even after `kill -9`. Refuses: everything else. A script as well:
+Nothing that a guarded command starts outlives it, not even after `kill -9`. This module is also a script:
 
-    python -I -S guard.py tied PID COMMAND...        become the command, which the kernel ends with its parent PID
-    python -I -S guard.py guarded PID COMMAND...     run the command; end it with all below it when process PID ends
-    python -I -S guard.py guarded stdin COMMAND...   the same when the standard input ends (the command has none)
+    python -I -S guard.py tied PID COMMAND...        become the command, which is killed when its parent PID exits
+    python -I -S guard.py guarded PID COMMAND...     run the command; kill it and its descendants when process PID exits
+    python -I -S guard.py guarded stdin COMMAND...   the same when standard input is closed (the command has none)
 
-As a script it uses the standard library only, so that it starts at once and imports nothing of a user's.
+As a script it uses the standard library only, so that it starts quickly and imports none of the user's modules.
 
-Why a process between, where the command runs somebody else's code. Such code starts processes of its own, which do not
-ask the kernel to die with their parent, or ask only after many seconds of imports. The guard is the family's subreaper,
-so an orphaned process becomes the guard's child and is found. The kernel's signal on a parent's death alone would
-be lost on them; it also comes when merely the *thread* that started a process ends, and is forgotten at the start of a
-program with other privileges.
+A separate guard process is needed where the command runs third-party code. Such code starts processes of its own that
+do not ask the kernel to kill them with their parent, or ask only after many seconds of imports. The guard is the
+subreaper of the process tree, so an orphaned process becomes the guard's child and is found. The kernel's parent-death
+signal alone is not enough: orphans would not get it, it is also sent when merely the *thread* that started a process
+ends, and it is cleared when a program with other privileges starts.
 
-Programs that are killed leave files in /dev/shm. `guarded(..., shared_memory=PREFIXES)` records those that processes of
-the family map, in the working folder and while they live, and removes them with the family (`remove_recorded`); should
-the guard be killed too, the process that removes the folder removes them. A file counts as the family's when one of its
-processes maps it, it is younger than the guard, and its name starts with one of the prefixes.
+Programs that are killed leave files in /dev/shm. `guarded(..., shared_memory=PREFIXES)` records the files that
+processes of the tree map, in the working folder and while they run, and removes the files with the tree
+(`remove_recorded`). If the guard is killed too, the process that removes the folder removes them. A file belongs to the
+tree if one of its processes maps it, it is newer than the guard, and its name starts with one of the prefixes.
 
-A guard ends as its command did: with the same status, or by the same signal. Its starter ends it early with the signal
-`END`, never with SIGKILL (`end_guarded` in guarded_process.py).
+A guard exits as its command did: with the same status, or by the same signal. The process that started it ends it early
+with the signal `END`, never with SIGKILL (`end_guarded` in guarded_process.py).
 """
 
 from __future__ import annotations
@@ -37,44 +37,46 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 8.0
-"""Killed processes are gone by then, unless the kernel holds them."""
+"""Time in which killed processes exit, unless the kernel blocks them."""
 POLL_S = 0.5
-"""How often the parent is looked for where the kernel does not report its end (not Linux)."""
+"""Interval between checks of the parent where the kernel does not report its exit (not Linux)."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Meant for the starter, whose end is ours."""
+"""Signals that are handled by the starter only; the guard exits when it does."""
 END = signal.SIGUSR1
-"""Ends the family and then the guard, as if by SIGKILL."""
+"""Signal that kills the process tree and then ends the guard, as if by SIGKILL."""
 STDIN = "stdin"
 SHARED_MEMORY = "--shared-memory="
 RECORD = "shared-memory"
-"""File in the working folder: a line of name, device and inode for each file in /dev/shm that is to be removed."""
+"""File in the working folder: one line of name, device and inode for each file in /dev/shm to remove."""
 RECORD_S = 2.0
-"""Interval between checks of what the family maps."""
+"""Interval between checks of the files that the process tree maps."""
 SHM = "/dev/shm"
 
 
 def guarded(command: Sequence[str], *, until: str = "", shared_memory: Sequence[str] = ()) -> list[str]:
-    """The command that runs `command` and ends it, with all it started, when this process ends.
+    """The command line that runs `command` and kills it, with all its descendants, when this process exits.
 
-    `shared_memory`: prefixes of files in /dev/shm that are removed with the family that maps them.
+    `shared_memory`: prefixes of files in /dev/shm that are removed with the process tree that maps them.
 
-    `until`: STDIN to end it when its standard input ends. SIGTERM and SIGINT do not reach it; END ends it with all it
-    started. SIGKILL to the guard ends the command, but not what that started in sessions of its own.
+    `until`: STDIN to end it when its standard input is closed. SIGTERM and SIGINT to the guard are not passed on; END
+    ends it with all its descendants. SIGKILL to the guard kills the command, but not processes that the command started
+    in other sessions.
     """
     option = [SHARED_MEMORY + ",".join(shared_memory)] if shared_memory else []
     return [sys.executable, "-I", "-S", __file__, "guarded", until or str(os.getpid()), *option, *command]
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command that becomes `command` and ends when this process does, or the thread that starts it. Linux only.
+    """The command line that becomes `command` and exits with this process, or with the thread that starts it. Linux
+    only.
 
-    For our own commands, which end what they start themselves; signals and the process id are the command's own.
+    For our own commands, which end their child processes themselves. Signals and the process id are the command's own.
     """
     return [sys.executable, "-I", "-S", __file__, "tied", str(os.getpid()), *command]
 
 
 def main(mode: str, until: str, *command: str) -> None:
-    """See the module."""
+    """Run the script (see the docstring of the module)."""
     if mode == "tied":
         _become(list(command), int(until))
     prefixes: tuple[str, ...] = ()
@@ -84,25 +86,25 @@ def main(mode: str, until: str, *command: str) -> None:
 
 
 def _guard(until: str, command: list[str], prefixes: tuple[str, ...]) -> None:
-    """Start `command`, wait for its end or the starter's, kill what is left, and end like it."""
+    """Start `command`, wait until it or the starter exits, kill what is left, and exit with the same status."""
     _end_like(guard_child(until, lambda parent: _become(command, parent), prefixes))
 
 
 def guard_child(until: str, run: Callable[[int], None], prefixes: tuple[str, ...] = ()) -> int | None:
-    """Make this process the guard of a child that it forks; returns once nothing of the family is left.
+    """Fork a child and make this process its guard; returns once no process of the tree is left.
 
     Args:
-        until: as of `guarded`: STDIN, or the id of the parent.
-        run: called in the child with the guard's process id. It calls `become_child` first and must not return, but
-            may raise.
-        prefixes: of files in /dev/shm that are removed with the family.
+        until: STDIN or the id of the parent, as in `guarded`.
+        run: called in the child with the guard's process id. It must call `become_child` first, and must not return,
+            but may raise.
+        prefixes: prefixes of files in /dev/shm that are removed with the process tree.
 
     Returns:
-        The child's wait status; None: the starter ended first.
+        The child's wait status; None if the starter exited first.
     """
     starter = os.getppid()
     if until not in (STDIN, str(starter)):
-        os._exit(1)  # the starter is gone already
+        os._exit(1)  # the starter has already exited
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -128,7 +130,7 @@ def guard_child(until: str, run: Callable[[int], None], prefixes: tuple[str, ...
 
 
 def _end_of(pid: int) -> int:
-    """A descriptor that becomes readable when this process ends; -1 where there is no such thing."""
+    """A descriptor that becomes readable when process `pid` exits; -1 where that is not supported."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -141,7 +143,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _become(command: list[str], parent: int) -> None:
-    """Become the command, and die with the parent."""
+    """Become the command, which is killed when the parent exits."""
     try:
         become_child(parent)
         os.execvp(command[0], command)
@@ -152,7 +154,7 @@ def _become(command: list[str], parent: int) -> None:
 
 
 def become_child(parent: int) -> None:
-    """Undo in a forked child what the guard `parent` has set for itself; from here on the child dies with it."""
+    """Undo, in a forked child, the settings of the guard `parent`; the child is killed when the guard exits."""
     for number in (*IGNORED, signal.SIGCHLD, END):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -162,14 +164,14 @@ def become_child(parent: int) -> None:
 
 
 class _Record:
-    """The family's files in /dev/shm, on disk as soon as they are known."""
+    """Record of the process tree's files in /dev/shm, written to disk as soon as they are known."""
 
     def __init__(self, folder: Path, prefixes: tuple[str, ...]) -> None:
         self._path, self._prefixes, self._started_s = folder / RECORD, prefixes, time.time()
         self._lines: dict[str, str] = {}
 
     def update(self) -> None:
-        """Add what the family maps by now."""
+        """Add the files that the process tree maps now."""
         mapped = {file for pid in _descendants() for file in _mapped(pid)}
         known = len(self._lines)
         for name, found in _candidates(self._prefixes):
@@ -177,15 +179,15 @@ class _Record:
             if is_ours and (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) in mapped:
                 self._lines[name] = f"{name} {found.st_dev} {found.st_ino}\n"
         if len(self._lines) > known:
-            with contextlib.suppress(OSError):  # the folder is gone with the worker
+            with contextlib.suppress(OSError):  # the folder was removed with the worker
                 new = self._path.with_suffix(".new")
                 new.write_text("".join(self._lines.values()))
                 new.replace(self._path)
 
 
 def _mapped(pid: int) -> set[tuple[int, int, int]]:
-    """Device and inode of each file in /dev/shm that a process maps. Not by name: a semaphore is mapped under the
-    temporary name that it was made with.
+    """Device and inode of each file in /dev/shm that a process maps. Names are not compared, because a semaphore is
+    mapped under the temporary name that it was created with.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
@@ -226,7 +228,9 @@ def remove_recorded(folder: Path) -> None:
 
 
 def _wait(child: int, wakeup: int, end_fd: int, starter: int, record: _Record | None) -> int | None:
-    """The wait status of the child, or None when the starter ended first. Its waker: either end, END, or a time-out."""
+    """The wait status of the child, or None if the starter exited first. Woken by either exit, by END, or by a
+    timeout.
+    """
     fds = [wakeup] if end_fd < 0 else [wakeup, end_fd]
     timeout_s = POLL_S if end_fd < 0 else RECORD_S if record is not None else None
     while True:
@@ -254,13 +258,13 @@ def _reap() -> tuple[int, int] | None:
 
 
 def _sweep() -> None:
-    """Kill all descendants, again and again until none is left: those killed late may have started others."""
+    """Kill all descendants repeatedly until none is left, because they may start others before they are killed."""
     deadline_s = time.monotonic() + SWEEP_S
     while time.monotonic() < deadline_s:
         for pid in _descendants():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # gone, or another user's by now (sudo): the rest is ours
+            except (ProcessLookupError, PermissionError):  # it has exited, or belongs to another user (sudo)
                 continue
         while _reap() is not None:
             continue
@@ -270,14 +274,14 @@ def _sweep() -> None:
 
 
 def _descendants() -> list[int]:
-    """Processes below this one, from /proc; none where there is no such thing."""
+    """Descendants of this process, from /proc; empty where /proc does not exist."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             text = (folder / "stat").read_text(errors="replace")
         except OSError:
             continue
-        parent = int(text.rpartition(")")[2].split()[1])  # the name in brackets may hold anything
+        parent = int(text.rpartition(")")[2].split()[1])  # the name in brackets may contain anything
         children.setdefault(parent, []).append(int(folder.name))
     found: list[int] = []
     level = children.get(os.getpid(), [])

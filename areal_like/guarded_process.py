@@ -1,10 +1,8 @@
-"""Running and ending a guarded command (guard.py) from the process that started it.
+"""Runs and ends guarded commands (guard.py) from the process that started them.
 
-Owns: `run_guarded` (a command with a time limit), `end_guarded` and the same for asyncio. Refuses: what the guard
-itself does.
-
-A guard must not be killed while its command lives: SIGKILL ends the guard and the command, but what the command started
-in sessions of its own goes on, with nobody left who knows of it. `end_guarded` has the guard end all of it.
+A guard must not be killed while its command runs: SIGKILL ends the guard and the command, but processes that the
+command started in other sessions continue, and nothing tracks them any more. `end_guarded` makes the guard end all of
+them.
 """
 
 from __future__ import annotations
@@ -17,21 +15,21 @@ from typing import Any
 from areal_like.guard import END, SWEEP_S, guarded
 
 MARGIN_S = 2.0
-"""Time of the guard in addition to its sweep."""
+"""Time of the guard in addition to the time in which it kills the descendants."""
 
 
 def end_guarded(process: subprocess.Popen[Any]) -> None:
-    """End a guarded command with everything that it started, and wait for it. Does nothing where it has ended."""
+    """End a guarded command with all its descendants, and wait for it. Does nothing if it has exited."""
     process.send_signal(END)
     try:
         process.wait(SWEEP_S + MARGIN_S)
-    except subprocess.TimeoutExpired:  # the kernel holds a process of the family: it cannot be killed either
+    except subprocess.TimeoutExpired:  # the kernel blocks a process of the tree, so it cannot be killed
         process.kill()
         process.wait()
 
 
 async def end_guarded_child(process: asyncio.subprocess.Process) -> None:
-    """As `end_guarded`, of a process that asyncio started."""
+    """As `end_guarded`, for a process that asyncio started."""
     if process.returncode is None:
         process.send_signal(END)
         try:
@@ -44,7 +42,7 @@ async def end_guarded_child(process: asyncio.subprocess.Process) -> None:
 def run_guarded(
     command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command without standard input and capture its text; nothing it started is left afterwards.
+    """Run a command without standard input and capture its output; none of its descendants is left afterwards.
 
     Raises subprocess.TimeoutExpired, OSError.
     """

@@ -1,9 +1,9 @@
-"""Keeps our five packages and the user's own modules apart: the names are generic, and a user's own `trainer.py` in the
-current folder is likely.
+"""Ensures that our five packages are imported instead of the user's modules of the same name.
 
-Owns: the order in which modules are looked for (ours first; the user's folder after everything installed, so that a
-`random.py` or `numpy.py` there replaces nothing), the check that it worked, and the one conflict that is left: a module
-of the user's that is configured under the name of one of our packages. Refuses: solving that (a file must be renamed).
+Our package names are generic, and a user's own `trainer.py` in the current folder is likely. So our packages come first
+on the path, and the user's folder comes after everything installed, so that a `random.py` or `numpy.py` there replaces
+nothing. This module sets that order and checks it. One conflict is left, which raises an error: a user's module that is
+configured under the name of one of our packages; the file must be renamed.
 
 Processes of a run are started with `-P`, and with this installation first on their path (controller/launch/local.py).
 """
@@ -20,16 +20,16 @@ from pathlib import Path
 from areal_like.errors import UserError
 
 USER_PATH = "AREAL_LIKE_USER_PATH"
-"""Environment variable that tells a process the folder of the user's own modules (PYTHONPATH would put it in front)."""
+"""Environment variable with the folder of the user's own modules (PYTHONPATH would put it first)."""
 PACKAGES = ("areal_like", "services", "trainer", "rollout", "controller")
 HOME = Path(__file__).resolve().parent.parent
-"""Where our packages are installed."""
+"""Folder in which our packages are installed."""
 
 
 def prefer_installation() -> None:
-    """Look for modules here first, and in the current folder last: `python -m` puts that one first.
+    """Search this installation first and the current folder last: `python -m` puts the current folder first.
 
-    Called before any package but `areal_like` and the caller's own is imported.
+    Call it before any package other than `areal_like` and the caller's own is imported.
     """
     here = Path.cwd()
     if not sys.flags.safe_path and sys.path and Path(sys.path[0] or here).resolve() == here != HOME:
@@ -39,14 +39,14 @@ def prefer_installation() -> None:
 
 
 def append_user_path() -> None:
-    """Look for modules in the user's folder as well, last of all."""
+    """Append the user's folder to the search path."""
     folder = os.environ.get(USER_PATH)
     if folder and folder not in sys.path:
         sys.path.append(folder)
 
 
 def check_not_shadowed() -> None:
-    """Check what is imported already, and what would be.
+    """Check the modules that are imported already, and those that would be found.
 
     Raises UserError naming the file or folder that is found instead of ours.
     """
@@ -54,9 +54,9 @@ def check_not_shadowed() -> None:
     for name in PACKAGES:
         imported = sys.modules.get(name)
         if imported is not None:
-            _refuse_stranger(name, _location(getattr(imported, "__file__", None), imported))
+            _check_location(name, _location(getattr(imported, "__file__", None), imported))
         spec = PathFinder.find_spec(name, sys.path) or find_spec(name)
-        _refuse_stranger(name, _location(spec.origin if spec else None, spec))
+        _check_location(name, _location(spec.origin if spec else None, spec))
 
 
 def check_own_module(module: str, where: str) -> None:
@@ -69,7 +69,7 @@ def check_own_module(module: str, where: str) -> None:
         return
     ours = HOME.joinpath(top, *rest)
     if rest and (ours.is_dir() or ours.with_suffix(".py").is_file()):
-        return  # a scorer that comes with this program
+        return  # a built-in scorer
     folder = Path(os.environ.get(USER_PATH) or Path.cwd())
     theirs = next((path for path in (folder / f"{top}.py", folder / top) if path.exists() and folder != HOME), None)
     if theirs is not None:
@@ -81,14 +81,14 @@ def check_own_module(module: str, where: str) -> None:
 
 
 def _location(file: str | None, holder: object) -> Path | None:
-    """Where a module or spec lies: its file, or the first folder of a namespace package."""
+    """Path of a module or spec: its file, or the first folder of a namespace package."""
     if file is not None:
         return Path(file)
     folders = list(getattr(holder, "__path__", None) or getattr(holder, "submodule_search_locations", None) or [])
     return Path(folders[0]) if folders else None
 
 
-def _refuse_stranger(name: str, found: Path | None) -> None:
+def _check_location(name: str, found: Path | None) -> None:
     if found is None:
         raise UserError(f"the package {name} of this installation is missing", where=str(HOME), remedy="reinstall")
     if found.resolve() != HOME / name / "__init__.py":

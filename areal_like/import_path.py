@@ -1,8 +1,4 @@
-"""Finds what a setting names: an implementation that is registered, or an object of the user's by import path.
-
-Owns: importing `module:ATTRIBUTE`, and the errors that say what is wrong with a name. Refuses: what the object must be
-able to do (its base class says that).
-"""
+"""Finds the implementation that a setting names: a registered one, or a user's object by import path."""
 
 from __future__ import annotations
 
@@ -23,12 +19,12 @@ _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def is_import_path(name: str) -> bool:
-    """True for `module:ATTRIBUTE`."""
+    """Whether the name has the form `module:ATTRIBUTE`."""
     return _FORM.fullmatch(name) is not None
 
 
 def import_object(name: str, where: str) -> Any:
-    """Import `module:ATTRIBUTE`; the user's own modules are looked for last, in the folder the run was started in.
+    """Import `module:ATTRIBUTE`; the user's own modules are searched last, in the folder that the run was started in.
 
     Args:
         name: module and attribute, which may be dotted (`module:Class.method`).
@@ -48,7 +44,7 @@ def import_object(name: str, where: str) -> Any:
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-        cause = None if is_missing else error  # only what the user's own module did needs a traceback
+        cause = None if is_missing else error  # only an error of the user's own module needs a traceback
         raise UserError(what, where=where, remedy="it must be in the current folder or installed") from cause
     found: Any = module
     parts = attribute.split(".")
@@ -64,7 +60,7 @@ def import_object(name: str, where: str) -> Any:
 
 
 def import_factory(name: str, where: str) -> Any:
-    """Import the function or class that makes an implementation. Raises UserError; may import torch."""
+    """Import the function or class that creates an implementation. Raises UserError; may import torch."""
     factory = import_object(name, where)
     if not callable(factory):
         raise UserError(f"{name} cannot be called", where=where, remedy="name a function or a class")
@@ -75,17 +71,17 @@ def check_arguments(name: str, factory: Any, arguments: Mapping[str, Any], where
     """Check the names of keyword arguments that a user's class or function will be called with.
 
     Args:
-        name: how the configuration names it.
-        factory: what will be called; one without a signature is not checked.
+        name: its name in the configuration.
+        factory: the callable; one without a signature is not checked.
         arguments: by name.
-        where: the setting that gives them.
+        where: the setting that contains them.
 
     Raises:
-        UserError: one that it does not take, or that it needs and does not get.
+        UserError: an argument is unknown or missing.
     """
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # no callable, or a built-in without a signature: the call itself fails
+    except (TypeError, ValueError):  # not callable, or a built-in without a signature
         return
     parameters = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     known = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
@@ -101,18 +97,17 @@ def check_arguments(name: str, factory: Any, arguments: Mapping[str, Any], where
 
 
 def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: str, where: str) -> T:
-    """The registered object of that name, or the one at an import path.
+    """Find the registered object of that name, or the object at an import path.
 
     Args:
-        name: a key of `registered`, or `module:ATTRIBUTE` of an instance of `base` or of a subclass made without
-            arguments.
-        registered: what comes with this program.
-        base: class of all of them.
-        noun: what is looked for, for messages.
+        name: a key of `registered`, or `module:ATTRIBUTE` of an instance of `base` or of a subclass that can be created
+            without arguments. registered: the built-in objects by name.
+        base: their base class.
+        noun: the kind of object, for messages.
         where: the setting that names it.
 
     Raises:
-        UserError: there is none; it names the nearest registered one.
+        UserError: there is none; the message suggests the most similar name.
     """
     if name in registered:
         return registered[name]

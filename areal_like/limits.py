@@ -1,21 +1,17 @@
-"""Upper limits of the settings: far above any sensible value, and low enough that none exhausts memory by itself.
-
-Owns: the numbers. Refuses: judging combinations (controller/config/validation/run.py), what this machine has
-(preflight.py).
-"""
+"""Upper limits of the settings: far above any sensible value, and low enough that no single setting exhausts memory."""
 
 from __future__ import annotations
 
 SECONDS = 1_000_000.0
-"""Longest duration, 11 days: operating systems take waits in 32-bit milliseconds, which end after 24 days."""
+"""Longest duration, 11 days: operating systems store waits as 32-bit milliseconds, which overflow after 24 days."""
 TOKENS = 2**24
 """Tokens of one sequence or one micro-batch, and entries of a vocabulary."""
 STEPS = 10_000_000
-"""Steps, versions, restarts: what a run counts one by one."""
+"""Counts such as steps, versions and restarts."""
 ROWS = 1_000_000_000
 """Rows of a data set."""
 GENERATED_ROWS = 20_000_000
-"""Rows of a generator, which are made at once and stay in memory."""
+"""Rows of a generator, which are created at once and stay in memory."""
 GROUPS = 2**20
 """Groups or samples of one batch, requests in one queue."""
 GROUP_SIZE = 2**16
@@ -23,7 +19,7 @@ GROUP_SIZE = 2**16
 SAMPLES_IN_FLIGHT = 2**22
 """Samples the controller keeps track of at once."""
 SAMPLE_BYTES = 170
-"""Memory of the controller for the state of one of them (controller/coordinator/groups.py), measured."""
+"""Memory of the controller for the state of one sample (controller/coordinator/groups.py), measured."""
 PROCESSES = 2**16
 """Processes of one kind, slots of one worker."""
 DEVICES = 2**20

@@ -1,7 +1,4 @@
-"""Numbers of a run as JSON lines, written as they come and readable after any crash.
-
-Owns: the append-only log and its reader. Refuses: aggregation, and other sinks.
-"""
+"""Numbers of a run as JSON lines: an append-only log that stays readable after a crash, and its reader."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal_like.errors import naming
+from areal_like.errors import add_file_name
 
 
 def _plain(value: Any) -> Any:
@@ -28,24 +25,24 @@ _json = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """JSON on one line. NaN and infinities become null (JSON has no word for them)."""
+    """JSON on one line. NaN and infinities become null (JSON cannot represent them)."""
     return _json.encode(dict(record))
 
 
 class JsonlLog:
-    """Appends records to `path`; each is with the operating system when `append` returns."""
+    """Appends records to `path`; each has been written to the operating system when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         was_cut = _ends_within_a_line(path)
         self._file = path.open("ab", buffering=0)
-        if was_cut:  # a crash left half a line; the next record must not be glued to it
+        if was_cut:  # a crash left an incomplete line; the next record must start on a new one
             self._file.write(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One record as one line and one write."""
-        with naming(self._path):
+        """Append one record as one line with one write."""
+        with add_file_name(self._path):
             self._file.write(encode(record) + b"\n")
 
     def close(self) -> None:
@@ -54,7 +51,7 @@ class JsonlLog:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All records of `path`, without the lines that a crash cut short; empty when there is no file."""
+    """All records of `path`, without incomplete lines; empty if the file does not exist."""
     records = []
     try:
         lines = path.read_bytes().split(b"\n")

@@ -1,7 +1,4 @@
-"""Which sequences go together: micro-batches under a token budget, and balanced shares.
-
-Owns: two pure functions over lengths. Refuses: tensors, and knowing what a sequence is.
-"""
+"""Assigns sequences to micro-batches under a token budget, and to balanced shares."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ def pack(lengths: Sequence[int], capacity: int, min_bins: int = 1) -> list[list[
 
     Args:
         lengths: tokens of each sequence.
-        capacity: most tokens of one bin.
-        min_bins: bins to open at least, where there are as many sequences.
+        capacity: largest number of tokens of one bin.
+        min_bins: smallest number of bins, if there are as many sequences.
 
     Returns:
         Indices of `lengths`, by bin. Every bin is non-empty, its indices ascend.
@@ -60,8 +57,8 @@ def partition(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
         num_bins: number of shares, such as the trainer's ranks.
 
     Returns:
-        Indices of `lengths`, by share; indices of a share ascend. None is empty where there are at least `num_bins`
-        sequences.
+        Indices of `lengths`, by share; indices of a share ascend. No share is empty if there are at least `num_bins`
+            sequences.
 
     Raises:
         ValueError: a length is not positive, or `num_bins` is below 1.

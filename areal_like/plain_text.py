@@ -1,8 +1,6 @@
-"""Text of models, programs and other processes, made harmless where people read it.
+"""Makes text of models, programs and other processes safe to display.
 
-Owns: `printable`, `one_line`, the formatter of logs. Refuses: layout.
-
-Such text may hold terminal escapes, and line breaks that would let it forge lines of a log or the reason of a death.
+Such text may contain terminal escapes, and line breaks that could forge lines of a log or an exit reason.
 """
 
 from __future__ import annotations
@@ -11,22 +9,22 @@ import logging
 import re
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, separators of lines, marks that turn the direction of writing, and halves of
-characters."""
+"""Control characters except tab and newline, line separators, marks that change the direction of writing, and lone
+surrogates."""
 
 
 def printable(text: str) -> str:
-    """Control characters are written as escapes; tabs and line breaks stay."""
+    """Replace control characters by escapes; tabs and line breaks are kept."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """The same, with line breaks written as escapes too."""
+    """Replace control characters and line breaks by escapes."""
     return printable(text).replace("\n", "\\n")
 
 
 class LineFormatter(logging.Formatter):
-    """One line per record, whatever its message holds; only a traceback follows, on indented lines of its own."""
+    """Formats a record as one line, whatever its message contains, followed by indented lines for a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = one_line(record.message)

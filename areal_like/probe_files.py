@@ -1,8 +1,7 @@
-"""What `areal-like probe` and the three short-lived processes that it starts write for each other, as JSON files.
+"""JSON files that `areal-like probe` and the three short-lived processes that it starts exchange.
 
-Owns: the types, and how such a process reads its order, answers it and ends. Refuses: the work
-(rollout/probe_answers.py, trainer/probe_logprobs.py, services/reward/try_answers.py), conclusions (controller/probe/).
-Shape legend: P tokens of a prompt, R tokens of an answer.
+The processes are rollout/probe_answers.py, trainer/probe_logprobs.py and services/reward/try_answers.py. Conclusions
+are drawn in controller/probe/. Shape legend: P tokens of a prompt, R tokens of an answer.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from areal_like.wire.messages import Sampling
 Order = TypeVar("Order")
 
 
-def answer_order(source: Path, target: Path, kind: type[Order], work: Callable[[Order], Any]) -> None:
-    """The whole life of such a process: `work` on the order of this kind in `source`, its result to `target`.
+def run_spec(source: Path, target: Path, kind: type[Order], work: Callable[[Order], Any]) -> None:
+    """Run such a process: call `work` with the spec in `source`, write its result to `target`, and exit.
 
-    A mistake of the user's is one `error:` line and the exit status 2, whatever threads their modules have started.
+    A user's mistake is reported as one `error:` line and exit status 2, even if the user's modules have started
+    threads.
     """
     append_user_path()
     try:
@@ -38,8 +38,8 @@ def answer_order(source: Path, target: Path, kind: type[Order], work: Callable[[
     target.write_bytes(msgspec.json.encode(found))
 
 
-class ProbeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to sample. manifest: version 0 of the model in `model_dir`; settings: the section `rollout`."""
+class ProbeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Answers to sample. manifest: version 0 of the model in `model_dir`; settings: the section `rollout`."""
 
     model_dir: str
     tokenizer: str
@@ -66,33 +66,35 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an order, and how tokenizer, model and prompts fit together."""
+    """The sampled answers, and checks that tokenizer, model and prompts fit together."""
 
     answers: list[ProbeAnswer] = []
     prompts: list[str] = []
     """Text of each prompt as the model sees it, special tokens included."""
     rejected: dict[int, str] = {}
-    """By row: why it cannot become a prompt."""
+    """Reason why a row cannot become a prompt, by row."""
     stop_tokens: list[str] = []
     """End-of-sequence tokens that end an answer."""
     are_stops_ordinary: bool = False
-    """None of them is a special token of the tokenizer, though there are some."""
+    """None of the end-of-sequence tokens is a special token of the tokenizer, although it has special tokens."""
     passed_over: dict[str, int] = {}
-    """Special tokens that answers contain without ending there, and in how many answers."""
+    """Special tokens within answers that did not end there, each with the number of such answers."""
     unknown_marks: list[str] = []
-    """Marks of a chat template in the prompts that the tokenizer has no single token for."""
+    """Markers of a chat template in the prompts for which the tokenizer has no single token."""
     has_chat_template: bool = False
     tokenizer_size: int = 0
     vocab_size: int = 0
-    """Rows of the model's embedding, as config.json says."""
+    """Rows of the model's embedding, according to config.json."""
     outside_model: int = 0
-    """Prompts with a token that the model does not have."""
+    """Number of prompts with a token that the model does not have."""
     outside_tokenizer: int = 0
-    """Answers with a token that the tokenizer does not have."""
+    """Number of answers with a token that the tokenizer does not have."""
 
 
-class LogprobOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to compute. sequences: prompt [P] and answer [R] of each; the other fields as in the section `trainer`."""
+class LogprobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Log-probs to compute. sequences: prompt [P] and answer [R] of each; the other fields as in the section
+    `trainer`.
+    """
 
     model_dir: str
     device: str
@@ -112,18 +114,18 @@ class TryAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     num_tokens: int = 0
 
 
-class TryOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to score. settings: the section `reward`."""
+class TrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Answers to score. settings: the section `reward`."""
 
     settings: dict[str, Any]
     answers: list[TryAnswer]
 
 
 class TryVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """kind: `scored`, or why there is no value."""
+    """Outcome of scoring one answer. kind: `scored`, or the reason why there is no value."""
 
     kind: str
     value: float | None
     correct: float | None
-    """Component `correct`, where a scorer gives it."""
+    """Component `correct`, if a scorer returns it."""
     reason: str

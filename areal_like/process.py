@@ -1,10 +1,10 @@
-"""How a process of a run lives: it starts from a spec, dies with its parent, and says clearly how it ended.
+"""Common behaviour of the processes of a run: start from a spec, exit with the parent, and report how they ended.
 
-Owns: exit statuses, signals, the parent's death, compute threads, logging to stderr. Refuses: starting processes
-(controller/launch), and what a process does.
+This covers exit statuses, signals, the parent's exit, compute threads and logging to stderr. Processes are started in
+controller/launch.
 
-Exit statuses: 0 orderly, 2 the user's mistake, 4 the policy has diverged, 1 anything else. Unless it is 0, the last
-line on stderr is `error: ...`; for status 1 a traceback stands before it.
+Exit statuses: 0 success, 2 the user's mistake, 4 the policy has diverged, 1 anything else. Unless it is 0, the last
+line on stderr is `error: ...`; for status 1 a traceback precedes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from areal_like.errors import PolicyDiverged, UserError
 from areal_like.import_check import append_user_path, check_not_shadowed
 from areal_like.plain_text import LineFormatter, printable
 
-if TYPE_CHECKING:  # short-lived processes import this module, and these take most of their processor time
+if TYPE_CHECKING:  # these imports would take most of the processor time of short-lived processes
     import asyncio
 
     from areal_like.config import ProcessSpec, StartSpec
@@ -38,19 +38,19 @@ if TYPE_CHECKING:  # short-lived processes import this module, and these take mo
 log = logging.getLogger(__name__)
 
 ORDERLY, FAILED, USER_MISTAKE, DIVERGED = 0, 1, 2, 4
-"""Exit statuses. USER_MISTAKE: the user must change something. DIVERGED: the policy's numbers have overflowed."""
+"""Exit statuses. USER_MISTAKE: the user must change something. DIVERGED: the policy's numbers are not finite."""
 PRIVATE_UMASK = 0o077
 EXIT_GRACE_S = 20.0
-"""Leftover threads may delay the end for this long; then the process goes without them."""
+"""Time that remaining threads may delay the exit; then the process exits without waiting for them."""
 PARENT_POLL_S = 1.0
 PARENT_WATCH = "parent-watch"
-"""The thread that every process of ours has, and no other."""
+"""Name of the thread that identifies a process of ours."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _umasks_before: list[int] = []
-"""Of each `private_files` that has been entered, the outermost first."""
+"""Previous umask of each `private_files` that has been entered, the outermost first."""
 
 AnySpec = TypeVar("AnySpec", bound="StartSpec")
 ProcessMain = Callable[["ProcessSpec", "asyncio.Event"], Awaitable[None]]
@@ -58,7 +58,9 @@ ProcessMain = Callable[["ProcessSpec", "asyncio.Event"], Awaitable[None]]
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """What is written meanwhile nobody but this user can read; for whole processes and commands, not for threads."""
+    """Make files that are created in the body readable by this user only. It applies to the process, not to a
+    thread.
+    """
     before = os.umask(PRIVATE_UMASK)
     _umasks_before.append(before)
     try:
@@ -70,7 +72,8 @@ def private_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def user_umask() -> Iterator[None]:
-    """Within `private_files`, the umask that the command was started with: for folders that belong to no single run."""
+    """Within `private_files`, restore the umask that the command was started with, for folders that do not belong to
+    one run."""
     before = os.umask(PRIVATE_UMASK)
     os.umask(_umasks_before[0] if _umasks_before else before)
     try:
@@ -92,7 +95,7 @@ def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoRetur
 
 
 def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `main(spec)` to its end and exit: what a process owes its starter, whether it serves or just works."""
+    """Run `main(spec)` to its end and exit, with the logging, the signals and the exit statuses of this module."""
     parser = argparse.ArgumentParser(description="One process of a run; started by areal-like, not by hand.")
     parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
     arguments = parser.parse_args(argv)
@@ -112,7 +115,7 @@ def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Seq
 
 
 async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stop)` to its end. SIGTERM and SIGINT set `stop`; threads left over get EXIT_GRACE_S."""
+    """Run `main(stop)` to its end. SIGTERM and SIGINT set `stop`; remaining threads get EXIT_GRACE_S."""
     import asyncio
 
     stop = asyncio.Event()
@@ -129,16 +132,17 @@ async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> N
     except BaseException as error:
         _leave_within(EXIT_GRACE_S, error)
         raise
-    # From here on only leftovers can hold us: asyncio.run waits for executor threads, without end on 3.11.
+    # From here on only remaining threads can delay the exit: asyncio.run waits for executor threads, on 3.11 without
+    # limit.
     _leave_within(EXIT_GRACE_S, None)
 
 
-def settle_heap() -> None:
-    """What is alive now lives as long as the process: no collection looks through it any more.
+def freeze_heap() -> None:
+    """Exclude all objects that exist now from garbage collection.
 
-    To be called when everything is imported and loaded; does nothing in a process that only borrows the code (a test,
-    a notebook). torch, transformers and a model are some hundred thousand objects; looking through them took 80 ms each
-    time, 3 % of a rollout worker's and 2.5 % of a trainer's time.
+    Call it when everything is imported and loaded. It does nothing in a process that is not one of ours (a test, a
+    notebook). torch, transformers and a model are several hundred thousand objects; scanning them took 80 ms each time,
+    3 % of a rollout worker's and 2.5 % of a trainer's time.
     """
     if any(thread.name == PARENT_WATCH for thread in threading.enumerate()):
         gc.collect()
@@ -146,15 +150,15 @@ def settle_heap() -> None:
 
 
 def trim_heap() -> None:
-    """What was freed goes back to the operating system, for other processes to have."""
+    """Return freed memory to the operating system."""
     gc.collect()
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
+        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def report_end(error: BaseException) -> int:
-    """Print how it ended (`error: ...` last, a traceback before it unless words suffice); the exit status."""
+    """Print the error (`error: ...` as the last line, after a traceback if it is needed) and return the exit status."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(f"error: {error.code}", file=sys.stderr, flush=True)
@@ -171,7 +175,7 @@ def report_end(error: BaseException) -> int:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The leaf to talk about: in an exception group a user's mistake if there is one, else the first."""
+    """The exception to report: in an exception group a user's mistake if there is one, else the first."""
     leaves = list(_leaves(error))
     return next((leaf for leaf in leaves if isinstance(leaf, UserError)), leaves[0])
 
@@ -183,14 +187,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def start_logging(name: str) -> None:
-    """Everything to stderr, one line per record; the launcher points stderr at the process's log file."""
+    """Log to stderr, one line per record; the launcher redirects stderr to the process's log file."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"))
     logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(), handlers=[handler], force=True)
 
 
 def limit_threads(num_threads: int) -> None:
-    """Compute threads of this process, and of what it imports or starts later."""
+    """Limit the compute threads of this process, and of libraries and processes that it loads or starts later."""
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
     if "torch" in sys.modules:
@@ -198,11 +202,11 @@ def limit_threads(num_threads: int) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """End this process by SIGKILL as soon as `parent_pid` is gone. Exits at once if it is gone already.
+    """Have this process killed by SIGKILL as soon as `parent_pid` exits. Exits at once if it has exited already.
 
-    On Linux the kernel does it, if `parent_pid` is our direct parent; it then also fires when merely the *thread* that
-    started us ends, so start processes from a thread that stays. A polling thread does it everywhere else, and for an
-    ancestor behind a wrapper.
+    On Linux the kernel does this if `parent_pid` is the direct parent. The signal is also sent when merely the *thread*
+    that started this process ends, so start processes from a thread that stays. On other systems, and for an ancestor
+    behind a wrapper, a polling thread does it.
     """
     try:
         parent = psutil.Process(parent_pid)
@@ -218,25 +222,25 @@ def die_with_parent(parent_pid: int) -> None:
 def die_with_starter(starter_pid: int) -> None:
     """Have the kernel end this process when `starter_pid`, its direct parent, ends. Linux only; nothing elsewhere.
 
-    No thread is started: a process may be forked from this one afterwards (it has to ask for itself).
+    No thread is started, so a process may be forked from this one afterwards (it has to call this itself).
     """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         log.warning("prctl: %s; the kernel does not end this process with its parent", os.strerror(ctypes.get_errno()))
-    if os.getppid() != starter_pid:  # it died before the kernel was asked
+    if os.getppid() != starter_pid:  # it exited before the kernel was asked
         _follow_parent(starter_pid)
 
 
 def command_words(process: psutil.Process) -> list[str]:
-    """The words of its command line, which a forked process carries as one (forkserver.py). Raises psutil.Error."""
+    """Arguments of its command line, which a forked process has as one string (forkserver.py). Raises psutil.Error."""
     words = process.cmdline()
     return words[0].split() if words and not any(words[1:]) else words
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """False once it has ended, also while its parent has not yet collected its exit status."""
+    """Whether the process is running; False for a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -244,7 +248,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def is_same_process(pid: int, started_s: float) -> bool:
-    """True while the process that had `pid` and started at `started_s` (psutil's create_time) lives."""
+    """True while the process with `pid` that started at `started_s` (psutil's create_time) is running."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - started_s) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
@@ -255,9 +259,10 @@ def is_same_process(pid: int, started_s: float) -> bool:
 
 
 def process_identity(pid: int) -> str:
-    """Tells this process from every other that has or had its pid; empty where it is gone or a zombie.
+    """Identifies a process among all that have or had its pid; empty if it has exited or is a zombie.
 
-    On Linux the boot and the tick it was started at: unlike a wall clock time these never change while it lives.
+    On Linux it is the boot id and the clock tick of the start, which unlike a wall-clock time never change while it
+    runs.
     """
     if sys.platform != "linux":
         try:
@@ -272,7 +277,7 @@ def process_identity(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Names this machine's present uptime: a process id means nothing beyond it. Empty where the kernel has none."""
+    """Id of the machine's current boot: process ids are only valid within it. Empty if the kernel has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -286,14 +291,14 @@ def _watch_parent(parent: psutil.Process, started_s: float) -> None:
 
 
 def _follow_parent(parent_pid: int) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the parent
-        print(f"error: parent process {parent_pid} is gone", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # stderr may have been closed with the parent
+        print(f"error: parent process {parent_pid} has exited", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(FAILED)
 
 
 def _leave_within(grace_s: float, error: BaseException | None) -> None:
-    """Exit after `grace_s` even if some thread never ends, with the status that `error` means."""
+    """Exit after `grace_s` even if some thread never ends, with the exit status for `error`."""
 
     def leave() -> None:
         time.sleep(grace_s)
@@ -308,7 +313,7 @@ def _leave_within(grace_s: float, error: BaseException | None) -> None:
 
 
 def describe_status(returncode: int) -> str:
-    """A return code in words: `status 2`, or the signal that ended it."""
+    """A return code as text: `status 2`, or the signal that ended the process."""
     if returncode >= 0:
         return f"status {returncode}"
     try:
@@ -318,7 +323,7 @@ def describe_status(returncode: int) -> str:
 
 
 def last_error(tail: str) -> str:
-    """The words of the last `error: ...` line of a log, or nothing."""
+    """Message of the last `error: ...` line of a log; empty if there is none."""
     for line in reversed(tail.splitlines()):
         if line.startswith("error: "):
             return printable(line.removeprefix("error: "))

@@ -1,7 +1,7 @@
-"""Rows to prompt tokens: the one rule that rollout, evaluation and supervised training share.
+"""Converts rows to prompt tokens, for rollout, evaluation and supervised training alike.
 
-Owns: prompt template, chat template, the BOS rule. Refuses: to load a tokenizer (it is given one), to add anything
-after the prompt (no EOS there, whatever the tokenizer would do by itself), to drop a character that has no token.
+It applies the prompt template or the chat template and the rule for BOS. It adds nothing after the prompt (no EOS,
+whatever the tokenizer's default is), and raises an error for a character that has no token.
 
 Shape legend: P tokens of the prompt.
 """
@@ -18,16 +18,16 @@ from areal_like.config import AddBos
 from areal_like.errors import UserError, first_line
 
 PLACEHOLDER = "{prompt}"
-"""Where the prompt goes in a prompt template."""
+"""Placeholder for the prompt in a prompt template."""
 _MAX_CHARACTERS_SHOWN = 5
 _MARK = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-"""With DeepSeek's bar besides the usual one."""
+"""Matches DeepSeek's fullwidth bar in addition to the usual one."""
 
 
 class PromptEncoder:
-    """Makes prompt tokens out of data rows.
+    """Converts data rows to prompt tokens.
 
-    `tokenizer` is a Hugging Face tokenizer. `template`: text with {prompt}, or None for the chat template where the
+    `tokenizer` is a Hugging Face tokenizer. `template`: text with {prompt}, or None for the chat template if the
     tokenizer has one. Raises UserError when settings contradict each other.
     """
 
@@ -48,7 +48,7 @@ class PromptEncoder:
         self._has_chat_template = bool(getattr(tokenizer, "chat_template", None))
 
     def encode(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Prompt tokens [P] of a row, at least one. `tools`: what the chat template declares to the policy. Raises
+        """Prompt tokens [P] of a row, at least one. `tools`: declared to the policy by the chat template. Raises
         UserError for a row that cannot become a prompt."""
         if row.get("messages") is not None or tools:
             messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
@@ -62,9 +62,9 @@ class PromptEncoder:
     def encode_turns(self, messages: Sequence[Mapping[str, Any]], stop: str) -> list[tuple[list[int], bool]]:
         """Tokens of a conversation in parts, each with whether the assistant wrote it.
 
-        An assistant's turn is its content as it is, then `stop`, as a policy samples it. What lies between two turns is
-        what the template puts after the `stop` of the first. Raises UserError where the template or a message does not
-        allow that, or there is no assistant's turn at the end.
+        An assistant's turn is its unchanged content followed by `stop`, as a policy samples it. Between two turns is
+        the text that the template puts after the `stop` of the first. Raises UserError if the template or a message
+        does not allow that, or if the last turn is not the assistant's.
         """
         places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
         if not places or places[-1] != len(messages) - 1 or places[0] == 0:
@@ -83,8 +83,8 @@ class PromptEncoder:
 
     def between_turns(self, text: str, stop: str) -> list[int] | None:
         """Tokens between an assistant's turn that ends in `stop` and the next one, with `text` as the user's message;
-        None where prompts do not go through the chat template. Special tokens in `text` are taken apart by a space, so
-        that an environment's words cannot write turns of a conversation. Raises UserError as `encode_turns`."""
+        None if prompts do not use the chat template. Special tokens in `text` are split by a space, so that an
+        environment's text cannot forge turns of a conversation. Raises UserError as in `encode_turns`."""
         if not self._has_chat_template or self._template is not None:
             return None
         before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
@@ -97,23 +97,23 @@ class PromptEncoder:
         """Tokens between an assistant's turn with tool calls and the next one.
 
         Args:
-            called: a message of the assistant with such calls; nothing of it is among the tokens.
-            results: the messages of role `tool` that follow it. Special tokens in their texts are taken apart by a
-                space, so that a result cannot write turns of a conversation.
-            stops: as of `continuation`.
+            called: a message of the assistant with such calls; it is not part of the tokens.
+            results: the messages of role `tool` that follow it. Special tokens in their texts are split by a space, so
+                that a result cannot forge turns of a conversation.
+            stops: as in `continuation`.
 
         Raises:
-            UserError: as `encode_turns`, and where there is no chat template.
+            UserError: as in `encode_turns`, and if there is no chat template.
         """
         before = [{"role": "user", "content": "-"}, called]
         plain = [{key: self.plain(value) for key, value in one.items()} for one in results]
         return self._ids(self.continuation([*before, *plain], len(before), stops))
 
     def plain(self, text: str) -> str:
-        """Text without marks of the tokenizer that could begin or end a turn: each is taken apart by a space.
+        """Text without markers of the tokenizer that could begin or end a turn: each is split by a space.
 
-        Such marks are the special tokens, and added tokens of the form `<|...|>`, which some tokenizers do not call
-        special. Others, such as `<think>`, only stand within a turn, and people write them in prompts.
+        Such markers are the special tokens, and added tokens of the form `<|...|>`, which some tokenizers do not mark
+        as special. Others, such as `<think>`, only occur within a turn, and people write them in prompts.
 
         Example:
             `a<|im_end|>b` becomes `a< |im_end|>b`.
@@ -135,10 +135,11 @@ class PromptEncoder:
         stops: Sequence[str],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Text after the first `covered` messages, the last of which is the assistant's, to where its next turn begins.
+        """Text after the first `covered` messages, the last of which is the assistant's, up to the start of its next
+        turn.
 
-        `stops`: special tokens that may end a turn. The template ends turns with one of them; the first one that it has
-        counts, since a policy may have ended its turn by another one. Raises UserError as `encode_turns`.
+        `stops`: special tokens that may end a turn. The first one that the template uses is taken, since a policy may
+        have ended its turn with another one. Raises UserError as in `encode_turns`.
         """
         whole = self.chat_text(messages[:covered], is_whole=True, tools=tools)
         stop = next((one for one in stops if one in whole), stops[0])
@@ -163,8 +164,9 @@ class PromptEncoder:
         return self._encode(text, is_chat=False)
 
     def chat_text(self, messages: Any, *, is_whole: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """What the chat template makes of messages. `is_whole`: the conversation ends with its last message, instead of
-        where the assistant goes on. Raises UserError where there is no template, or it refuses the messages."""
+        """Apply the chat template to messages. `is_whole`: the conversation ends with its last message; otherwise the
+        prompt for the assistant's next turn is added. Raises UserError if there is no template, or if it rejects the
+        messages."""
         if not self._has_chat_template:
             raise UserError(
                 "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column"
@@ -183,11 +185,13 @@ class PromptEncoder:
                     continue_final_message=is_continuation and not is_whole,
                 )
             )
-        except Exception as error:  # the template is the model author's program: it may raise anything
+        except Exception as error:  # the template is a program of the model's author and may raise anything
             raise UserError(f"the chat template refused the messages ({first_line(error)})") from error
 
     def _encode(self, text: str, *, is_chat: bool) -> list[int]:
-        """Tokens of `text` under the BOS rule. A chat template writes its own BOS, so `auto` adds none to its text."""
+        """Tokens of `text` with BOS as configured. A chat template writes its own BOS, so `auto` adds none to its
+        text.
+        """
         ids = encode_text(self._tokenizer, text, what="the prompt")
         if self._bos_id is None:
             return ids
@@ -223,7 +227,8 @@ def _plain_content(message: Mapping[str, Any]) -> str:
 
 
 def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:
-    """Tokens of `text` as it is, without special tokens. Raises UserError naming `what` and the characters at fault."""
+    """Tokens of the unchanged `text`, without special tokens. Raises UserError with `what` and the characters that have
+    no token."""
     try:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     except Exception as error:  # tokenizers raise bare Exception, e.g. for a character they have no token for
@@ -240,12 +245,12 @@ def _characters_without_token(tokenizer: Any, text: str) -> Iterator[str]:
     for character in dict.fromkeys(text):
         try:
             tokenizer.encode(character, add_special_tokens=False)
-        except Exception:  # whatever it raises, this is a character it cannot take
+        except Exception:  # whatever it raises, it cannot encode this character
             yield character
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts a BOS before plain text by itself."""
+    """Whether the tokenizer adds a BOS to plain text by default."""
     if tokenizer.bos_token_id is None:
         return False
     return list(tokenizer.encode("", add_special_tokens=True))[:1] == [tokenizer.bos_token_id]

@@ -1,10 +1,8 @@
-"""`python -m areal_like.reaper`: outlives a run's controller for a moment and removes the weights it left.
+"""`python -m areal_like.reaper`: removes the weights of a run whose controller was killed.
 
-Owns: nothing but the wait. Refuses: deciding what is dead (store_owner.py).
-
-A controller that is killed (kill -9, out of memory) can remove nothing, and so can none of its processes, which end
-with it; weights would fill shared memory until the next run. This process waits for the end of its standard input,
-which the controller holds open, then removes what dead owners have left, and ends.
+A controller that is killed (kill -9, out of memory) can remove nothing, and neither can its child processes, which exit
+with it. The weights would fill shared memory until the next run. This process waits until its standard input, which the
+controller holds open, is closed; it then removes the folders of dead owners (store_owner.py) and exits.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 WAITS_S = (0.0, 0.3, 1.0)
-"""Before each look: the run's other processes end in the moments after the controller."""
+"""Delay before each check: the run's other processes exit shortly after the controller."""
 CLOSE_S = 5.0
 
 
 def start() -> Callable[[], None]:
-    """Start one for this process; returns what ends it. Raises OSError."""
+    """Start a reaper for this process; returns a function that ends it. Raises OSError."""
     installation = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join([installation, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
@@ -44,7 +42,7 @@ def main() -> None:
     """Wait, then sweep."""
     while os.read(0, 1 << 10):
         pass
-    from areal_like.store_owner import sweep_dead  # not before: while it waits it is a bare interpreter
+    from areal_like.store_owner import sweep_dead  # imported late: while it waits, it is a bare interpreter
 
     for wait_s in WAITS_S:
         time.sleep(wait_s)

@@ -1,7 +1,4 @@
-"""Files that a user names: refused with words where reading them would wait or never end.
-
-Owns: `check_regular`. Refuses: opening, contents.
-"""
+"""Checks that a path from the user is a regular file; reading a pipe or a device could block or never end."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def check_regular(path: Path, *, where: str = "", max_bytes: int | None = None) -> None:
-    """Raise UserError where `path` is there and no regular file (a pipe, a device: /dev/zero never ends), or larger
-    than `max_bytes`. `where`: how the user named it.
+    """Raise UserError if `path` exists but is not a regular file (for example a pipe or a device), or is larger than
+    `max_bytes`. `where`: the path or setting as the user wrote it.
     """
     try:
         status = os.stat(path)
     except OSError:
-        return  # the caller that opens it says what is wrong
+        return  # the caller, which opens it, reports the error
     for is_kind, name in _KINDS:
         if is_kind(status.st_mode):
             raise UserError(f"is {name}, not a file", where=where or str(path), remedy="save the contents to a file")

@@ -1,7 +1,4 @@
-"""The text that a reward model reads, and where its score is taken: the one rule of training and scoring.
-
-Owns: `scored_text`, `padding_id`, `tokenizer_digest`. Refuses: to load a tokenizer (it is given one), models.
-"""
+"""The text that a reward model reads, and the position at which its score is taken, for training and scoring alike."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from typing import Any
 from areal_like.errors import UserError
 
 NOTE = "reward_model.json"
-"""In the folder of a reward model that was trained here: the digest of the tokenizer that it was trained with."""
+"""File in the folder of a reward model: digest of the tokenizer that it was trained with."""
 FORMAT = 1
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja",
                     "*.tiktoken", "sentencepiece*", "spiece*")  # fmt: skip
 
 
 def scored_text(tokenizer: Any, text: str, messages: Sequence[Mapping[str, Any]] | None) -> tuple[str, bool]:
-    """The text of an answer with its prompt, and whether the tokenizer adds its special tokens to it.
+    """Text of an answer with its prompt, and whether the tokenizer should add its special tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        text: prompt and answer, one right behind the other; used where there is no chat template.
-        messages: the conversation, which goes through the chat template where the tokenizer has one.
+        text: prompt and answer, concatenated; used if there is no chat template. messages: the conversation; used if
+            the tokenizer has a chat template.
     """
     if messages is not None and getattr(tokenizer, "chat_template", None):
         return str(tokenizer.apply_chat_template([dict(one) for one in messages], tokenize=False)), False
@@ -34,7 +31,7 @@ def scored_text(tokenizer: Any, text: str, messages: Sequence[Mapping[str, Any]]
 
 
 def padding_id(tokenizer: Any) -> int | None:
-    """Id that texts of a batch are padded with; transformers takes a text's score at its last token that is another."""
+    """Id that texts of a batch are padded with. transformers takes a text's score at its last token with another id."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
         if token_id is not None:
             return int(token_id)
@@ -42,21 +39,21 @@ def padding_id(tokenizer: Any) -> int | None:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """sha256 over the files of a folder's tokenizer, its chat template included."""
+    """SHA-256 over the tokenizer files of a folder, including the chat template."""
     digest = hashlib.sha256()
     for file in sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}):
         digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def write_note(folder: Path) -> None:
-    """Record in the folder of a reward model which tokenizer it has."""
+def write_tokenizer_digest(folder: Path) -> None:
+    """Write the digest of a reward model's tokenizer into its folder."""
     (folder / NOTE).write_text(json.dumps({"format": FORMAT, "tokenizer": tokenizer_digest(folder)}) + "\n")
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises UserError where the folder's tokenizer is not the one that its reward model was trained with; of a folder
-    without a note nothing is known."""
+    """Raise UserError if the folder's tokenizer is not the one that its reward model was trained with. A folder without
+    the file NOTE passes."""
     file = folder / NOTE
     try:
         recorded = json.loads(file.read_bytes())["tokenizer"]
@@ -68,5 +65,5 @@ def check_tokenizer(folder: Path) -> None:
         raise UserError(
             "the tokenizer is not the one that the reward model was trained with",
             where=str(folder),
-            remedy="put its files back: areal-like export of the run that trained it",
+            remedy="restore its files with areal-like export of the run that trained it",
         )

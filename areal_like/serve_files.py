@@ -1,6 +1,7 @@
-"""What the server of `areal-like serve` is started with. Torch-free, so that the controller can write it.
+"""Settings of the server that `areal-like serve` starts. The module does not import torch, so that the controller can
+use it.
 
-Owns: `ServeOrder`. Refuses: serving (rollout/serve.py), finding the model (controller/cli/serve.py).
+The server is rollout/serve.py; controller/cli/serve.py finds the model.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import msgspec
 from areal_like.settings import DType
 
 
-class ServeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One policy, and where it is served.
+class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The policy to serve, and how to serve it.
 
-    folder: of everything below, removed at the end. model_dir: in the form of Hugging Face. manifest: of its weights
-    as a published version. name: as clients see the model. port: 0 takes a free one. key: of the clients; empty: a
-    random one is made. format: of tool calls; None: as the chat template shows it. temperature, max_new_tokens: of
-    requests that do not say; 0 tokens: as many as fit. num_slots: answers at once.
+    folder: temporary folder of the server, removed at the end. model_dir: Hugging Face folder. manifest: manifest of
+    its weights as a published version. name: model name for clients. port: 0 for a free one. key: API key of the
+    clients; empty: a random one is created. format: format of tool calls; None: detected from the chat template.
+    temperature, max_new_tokens: defaults for requests; 0 tokens: as many as fit. num_slots: answers generated at once.
     """
 
     folder: str

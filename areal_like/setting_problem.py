@@ -1,7 +1,6 @@
-"""What an implementation has against the settings of a run, and how long it may take to recover.
+"""Types in which the descriptor of an implementation reports problems with settings, and times of recovery.
 
-Owns: the two types in which an implementation's descriptor answers. Refuses: finding problems, and how they are shown
-(controller/config/problems.py).
+Problems are shown by controller/config/problems.py.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ class SettingProblem:
     what: str
     remedy: str = ""
     is_local: bool = False
-    """Something that this machine lacks and another may have."""
+    """The problem is a property of this machine; another machine may not have it."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Something that recovers by itself. `keys`: the settings that bound it; `longest_s`: without a sign of
-    progress.
+    """A failure from which the run recovers by itself. `keys`: the settings that bound the time; `longest_s`: longest
+    time without progress.
     """
 
     what: str

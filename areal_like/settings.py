@@ -17,14 +17,15 @@ DType = Literal["float32", "bfloat16"]
 
 
 class Settings(pydantic.BaseModel):
-    """Unknown keys and numbers that are not finite are refused; values are checked when made and never change."""
+    """Base class that rejects unknown keys and non-finite numbers. Instances are validated on construction and
+    immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 @functools.cache
 def field_docstrings(settings: type[Settings]) -> Mapping[str, str]:
-    """The string below each field, on one line, by the field's name; inherited fields included.
+    """Docstring of each field (the string below it), on one line, by field name; including inherited fields.
 
     Read from the source on demand: pydantic's own `use_attribute_docstrings` reads the source of every class in every
     process, which is a fifth of the time that a process takes to import its settings. Fields of classes whose source
@@ -40,7 +41,7 @@ def field_docstrings(settings: type[Settings]) -> Mapping[str, str]:
 def _below_fields(settings: type[Settings]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(settings)))
-    except (OSError, TypeError, SyntaxError):  # made at run time, or typed into an interpreter
+    except (OSError, TypeError, SyntaxError):  # defined at run time or in an interpreter
         return {}
     statement = tree.body[0]
     assert isinstance(statement, ast.ClassDef)

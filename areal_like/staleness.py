@@ -1,17 +1,16 @@
-"""The rules of admission, consumption and order as pure arithmetic on versions, steps and counts.
+"""Rules of admission, consumption and order: pure arithmetic on versions, steps and counts.
 
-Owns: `bounded-admission`, `bounded-staleness` and `deadline-order` (arXiv 2505.24298, section 5.1). Refuses: state,
-groups as objects, clocks.
+It implements `bounded-admission`, `bounded-staleness` and `deadline-order` (arXiv 2505.24298, section 5.1).
 
-Words: step n turns version n-1 into version n. A group of first version f has staleness (n-1) - f in step n and the
+Terms: step n turns version n-1 into version n. A group of first version f has staleness (n-1) - f in step n and the
 deadline f + bound + 1: the last step that may use it. `bound` is max_staleness, None for unbounded.
 
-Why `may_ship` together with `may_admit` is enough. Call U the unshipped groups and let, before step n is formed,
+Why `may_ship` together with `may_admit` is enough: let U be the set of unshipped groups and, before step n, assume
     (I)  for every m >= n:  #{g in U : deadline(g) <= m}  <=  (m - n + 1) * groups_per_step.
 Admission at version v lets U grow to at most (v + bound + 1) * groups_per_step - (n-1) * groups_per_step, which is the
 right side of (I) at m = v + bound + 1, the new group's earliest possible deadline; so (I) survives, whatever version
 other workers have. Shipping only sets that pass `may_ship` turns (I) for n into (I) for n+1. Drops and filters shrink
-U, and first versions, once known, only push deadlines back. By (I) at m = n the overdue never exist, and the earliest
+U, and first versions, once known, only push deadlines back. By (I) at m = n no group is overdue, and the earliest
 groups_per_step groups of U always pass once they are finished: no deadlock. (docs/decisions/0002-coordinator.md)
 """
 
@@ -23,11 +22,11 @@ from typing import Literal, NamedTuple
 
 Mode = Literal["async", "one_step_off", "sync"]
 OnStale = Literal["wait", "drop", "keep"]
-"""What is done about groups past their deadline (areal_like/config.py describes each)."""
+"""Policies for groups past their deadline (described in areal_like/config.py)."""
 
 
 class OverAgePolicy(NamedTuple):
-    """What follows from a value of `staleness.on_stale`. Code asks for these, never for the name."""
+    """Properties of a value of `staleness.on_stale`. Code uses these properties, never the name."""
 
     waits: bool
     """A step waits until its batch leaves no other group that would miss its deadline."""
@@ -46,7 +45,7 @@ OVER_AGE: Mapping[OnStale, OverAgePolicy] = {
     "keep": OverAgePolicy(waits=False, is_strict=False),
 }
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
-"""The bound that a mode fixes; async takes any."""
+"""Bound of each mode; `async` has none of its own."""
 
 
 def bound_of(mode: Mode, max_staleness: int | None) -> int | None:
@@ -122,7 +121,7 @@ def may_admit(started: int, version: int, groups_per_step: int, bound: int | Non
     """Whether one more group may start (`bounded-admission`, eq. 3).
 
     Args:
-        started: groups that run, wait or were used, the new one included.
+        started: number of groups that run, wait or were used, including the new one.
         version: the version that the worker which takes the group has loaded.
         groups_per_step: groups of one batch.
         bound: largest allowed staleness; None for unbounded.
@@ -146,7 +145,7 @@ def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: in
 
     Args:
         step: the step whose batch would ship.
-        left_by_deadline: numbers of the groups that would remain, by their earliest possible deadline.
+        left_by_deadline: number of the groups that would remain, by their earliest possible deadline.
         groups_per_step: groups of one batch.
 
     Returns:
@@ -169,7 +168,7 @@ def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
 
     Args:
         ready: ids of the groups that are ready, by first version; ids ascend with age.
-        count: number of groups wanted.
+        count: largest number of groups.
 
     Returns:
         At most `count` group ids.
@@ -187,11 +186,11 @@ def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
 
 
 def surplus(step: int, live: Iterable[tuple[int, int, int]], groups_per_step: int) -> list[int]:
-    """Choose the groups to give up so that the rest can all meet their deadlines (invariant I).
+    """Choose the groups to drop so that the rest can all meet their deadlines (invariant I).
 
     Args:
         step: the next step.
-        live: (deadline, worth, group id) of each unshipped group; of too many the ones of least worth go.
+        live: (deadline, worth, group id) of each unshipped group; those with the least worth are dropped.
         groups_per_step: groups of one batch.
 
     Returns:

@@ -1,11 +1,10 @@
-"""What a process as a whole does, one thing at a time, as the main lane of its timeline.
+"""Draws the states of a process, of which one is active at a time, as the main lane of its timeline.
 
-Owns: turning changes of state into slices that never overlap. Refuses: naming the states (the process's), sums of time
-(counters are exact; this is a picture).
+Changes of state become slices that never overlap. Exact sums of time are in counters; the lane is only a picture.
 
-Bounded: a state shorter than `shortest_s` is no slice of its own, it belongs to the one it interrupts. That limit grows
-with the age of the process (a SLICES_PER_AGE th of it): a lane has some 5000 slices at the age of 100 s and 5000
-more each time the age grows by a factor e, however often states change.
+The number of slices is bounded: a state shorter than `shortest_s` has no slice and is merged into the one that it
+interrupts. This limit grows with the age of the process (its age divided by SLICES_PER_AGE): a lane has about 5000
+slices at the age of 100 s, and 5000 more each time the age grows by a factor e, however often states change.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ SLICES_PER_AGE = 5000
 
 
 class StateLane:
-    """`enter` with every change, `close` at the end. States in `kept` are drawn however short they are."""
+    """Call `enter` at every change and `close` at the end. States in `kept` are drawn even if they are short."""
 
     def __init__(self, tracer: Tracer, first: str, *, kept: Collection[str] = (), lane: str = MAIN_LANE) -> None:
         self._tracer, self._kept, self._lane = tracer, kept, lane
         self._born_s = tracer.now_s()
         self._open = (first, self._born_s)
-        """The slice that will be written next."""
+        """The next slice to write."""
         self._next: tuple[str, float] | None = None
-        """What came after it, if it lasts."""
+        """The state after it, if it lasts long enough."""
 
     @property
     def state(self) -> str:
-        """What the process does now."""
+        """The current state."""
         return (self._next or self._open)[0]
 
     def enter(self, name: str, at_s: float | None = None) -> None:
@@ -54,13 +53,13 @@ class StateLane:
             self._open, self._next = (candidate, since_s), (name, at_s)
 
     def between(self, name: str, start_s: float, end_s: float) -> None:
-        """The process did `name` from `start_s` to `end_s`, and goes on with what it did before."""
+        """The process did `name` from `start_s` to `end_s`, and then returned to its previous state."""
         before = self.state
         self.enter(name, start_s)
         self.enter(before, end_s)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining slices."""
         if self._next is not None:
             self._write(self._next[1])
             self._open, self._next = self._next, None

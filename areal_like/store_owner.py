@@ -1,13 +1,10 @@
-"""Folders that must not outlive their process, in shared memory and among the runs: who owns one, and what the dead
-have left.
+"""Ownership of temporary folders (in shared memory and among the runs), and removal of folders whose owner has exited.
 
-Owns: the owner record, `claim`, finding and removing folders of dead owners. Refuses: what is in them (weight_store.py,
-rollout/weights/local_versions.py).
-
-A folder is removed only where its own record proves that it is ours and dead: written by this user, for this very
-folder (its inode), on this host and in this pid namespace, for a process that is gone (boot id and start time of the
-process, so that neither a reused pid nor a clock that was set counts). A name proves nothing: users have folders
-called `areal_like-...` too. Without a record a folder goes only if it is empty.
+A folder is removed only if its record proves that it is ours and its owner has exited: the record was written by this
+user, for this very folder (its inode), on this host and in this pid namespace, and by a process that no longer exists
+(boot id and start time of the process, so that neither a reused pid nor a changed clock matters). A name proves
+nothing, because users have folders called `areal_like-...` too. A folder without a record is removed only if it is
+empty.
 """
 
 from __future__ import annotations
@@ -31,11 +28,11 @@ SHARED_MEMORY = Path("/dev/shm")
 OWNER_FILE = "owner.json"
 MADE_BY = "areal_like store"
 NEW_S = 3600.0
-"""An empty folder without a record is somebody's who has just made it, for so long."""
+"""For this long, an empty folder without a record may have just been created."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose folder it is. `scope` names host and pid namespace: elsewhere a pid means nothing."""
+    """Owner of a folder. `scope` names host and pid namespace, in which the pid is valid."""
 
     made_by: str
     pid: int
@@ -43,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Boot and start time of the process (areal_like.process.process_identity)."""
     scope: str
     inode: int
-    """Of the folder: a copy of it is the user's own."""
+    """Inode of the folder; a copy of the folder belongs to the user."""
 
 
 def claim(root: Path) -> None:
@@ -58,23 +55,23 @@ def claim(root: Path) -> None:
 
 
 def dead_stores(root: Path = SHARED_MEMORY, prefix: str = STORE_PREFIX) -> Iterator[Path]:
-    """Folders of ours under `root` whose owner is dead. Removes nothing. prefix: of their names."""
+    """Find our folders under `root` whose owner has exited. prefix: of their names."""
     for folder in sorted(root.glob(f"{glob.escape(prefix)}*")):
         if is_dead(folder):
             yield folder
 
 
 def sweep_dead(root: Path = SHARED_MEMORY, prefix: str = STORE_PREFIX) -> list[Path]:
-    """Remove the folders of ours under `root` whose owner is dead; returns them. prefix: of their names."""
+    """Remove our folders under `root` whose owner has exited, and return them. prefix: of their names."""
     return [folder for folder in list(dead_stores(root, prefix)) if remove_if_dead(folder)]
 
 
 def remove_if_dead(folder: Path) -> bool:
-    """Remove the folder if it is ours and dead. True where it was removed."""
+    """Remove the folder if it is ours and its owner has exited. Returns whether it was removed."""
     if not is_dead(folder):
         return False
     if _owner_of(folder) is None:
-        with contextlib.suppress(OSError):  # not empty any more: somebody's
+        with contextlib.suppress(OSError):  # no longer empty: it is in use
             folder.rmdir()
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,7 +79,8 @@ def remove_if_dead(folder: Path) -> bool:
 
 
 def is_dead(folder: Path) -> bool:
-    """The folder's record proves that it is ours and its owner gone; or it is ours, empty and old."""
+    """Whether the folder's record proves that it is ours and its owner has exited, or the folder is ours, empty and
+    old."""
     try:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -98,7 +96,7 @@ def is_dead(folder: Path) -> bool:
 
 
 def _owner_of(folder: Path) -> Owner | None:
-    """The record in a folder of ours; None where there is none that can be read, or another user's."""
+    """The record in a folder of ours; None if it cannot be read or belongs to another user."""
     path = folder / OWNER_FILE
     try:
         status = path.lstat()

@@ -1,7 +1,4 @@
-"""The one way texts are made out of rows: Jinja, sandboxed, where a missing name is an error.
-
-Owns: the environment, what a template names. Refuses: which names there are, and what a fault means to whom.
-"""
+"""Jinja templates over rows: sandboxed, and an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from jinja2 import StrictUndefined, Template, TemplateError, meta
 from jinja2.sandbox import SandboxedEnvironment
 
 FILLING_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
-"""What filling in a template can raise over the data it is given."""
+"""Exceptions that rendering a template can raise because of the data."""
 
 
 class _Environment(SandboxedEnvironment):
@@ -28,17 +25,17 @@ _environment = _Environment(undefined=StrictUndefined, keep_trailing_newline=Tru
 
 
 def compiled(text: str) -> Template:
-    """Raises jinja2.TemplateError. What the template is filled with is data: it is never read as a template."""
+    """Compile a template. Raises jinja2.TemplateError. Values are inserted as data and never parsed as templates."""
     return _environment.from_string(text)
 
 
 def names_in(text: str) -> set[str]:
-    """Names that a template wants to be given. Raises jinja2.TemplateError."""
+    """Names that a template uses. Raises jinja2.TemplateError."""
     return meta.find_undeclared_variables(_environment.parse(text))
 
 
 def fault_of(text: str) -> str:
-    """Why this text is no template, in words that follow its name; empty where it is one."""
+    """Reason why the text is not a template, as a clause that follows its name; empty if it is one."""
     try:
         compiled(text)
     except TemplateError as error:

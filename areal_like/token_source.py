@@ -1,6 +1,6 @@
-"""Which model sampled which tokens of a trajectory, where a workflow calls several models.
+"""Records which model sampled which tokens of a trajectory, if a workflow calls several models.
 
-Owns: `TokenSource`, its checks, runs of equal versions. Refuses: which model is trained (rollout/model_settings.py).
+Which models are trained is in rollout/model_settings.py.
 
 Shape legend: T tokens of a trajectory, R tokens of one answer.
 """
@@ -19,7 +19,7 @@ MAX_NAME_CHARS = 64
 class TokenSource(msgspec.Struct, frozen=True, array_like=True):
     """Tokens `start` to `end` - 1 were sampled by this version of the model of this name.
 
-    version: of a role of the policy, or of a copy of it, the policy's; of a frozen model 0.
+    version: the policy's version for a role or a copy of the policy; 0 for a frozen model.
     """
 
     model: str
@@ -45,7 +45,7 @@ def check_sources(sources: Sequence[TokenSource], loss_mask_T: np.ndarray, versi
     """Check that sources follow each other within the trajectory and agree with the versions of trained tokens.
 
     Raises:
-        ValueError: they do not.
+        ValueError: otherwise.
     """
     before = 0
     for one in sources:
@@ -55,7 +55,7 @@ def check_sources(sources: Sequence[TokenSource], loss_mask_T: np.ndarray, versi
             raise ValueError(f"a source needs the name of a model and a version of at least 0, not {one}")
         part = slice(one.start, one.end)
         if bool((versions_T[part][loss_mask_T[part]] != one.version).any()):
-            raise ValueError(f"versions_T must be that of the source where loss_mask_T is True: {one}")
+            raise ValueError(f"versions_T must equal the version of the source where loss_mask_T is True: {one}")
         before = one.end
 
 

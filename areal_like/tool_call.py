@@ -1,6 +1,6 @@
-"""One call of a tool, as a policy asked for it.
+"""One tool call of a policy, as parsed from its answer.
 
-Owns: the type that chat formats make (rollout/chat) and tools take (areal_like/tools.py). Refuses: parsing, running.
+Chat formats create it (rollout/chat), tools take it (areal_like/tools.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that was read out of an answer.
+    """A tool call that was parsed from an answer.
 
-    name: the tool's; empty where the text names none. arguments: a JSON object as text, or what was written in its
-    place where `fault` is set. fault: what is wrong with the call, in words for the policy; empty: it is well formed.
+    name: name of the tool; empty if the text has none. arguments: a JSON object as text, or the invalid text if `fault`
+    is set. fault: error message for the policy; empty if the call is well formed.
     """
 
     name: str

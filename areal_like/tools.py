@@ -1,7 +1,7 @@
 """Python functions as tools that a policy may call.
 
-Owns: `Tool`, the JSON schema of a function (from its annotations and docstring), checking the arguments of a call,
-finding tools by import path. Refuses: running them (services/environment/tools.py), parsing calls (rollout/chat).
+A tool's JSON schema comes from the annotations and the docstring of its function. Tools run in
+services/environment/tools.py; calls are parsed in rollout/chat.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class WrongArguments(ValueError):
-    """A call whose arguments its tool does not take; the text is for the policy."""
+    """The tool does not accept the arguments of a call. The message is for the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One tool.
 
-    name: what a policy calls. description: what it does. parameters: JSON schema of its arguments, an object. run:
-    takes the arguments of a call as a JSON object and returns the result, or an awaitable of it; a result that is not
-    text is shown as JSON. It raises WrongArguments for arguments that it does not take, anything else where it fails.
+    name: name for the policy. description: what the tool does. parameters: JSON schema of the arguments, an object.
+    run: takes the arguments of a call as a JSON object and returns the result, or an awaitable of it; a result that is
+    not text is shown as JSON. It raises WrongArguments for invalid arguments, and any other exception if it fails.
     """
 
     name: str
@@ -41,22 +41,22 @@ class Tool:
 
     @property
     def declaration(self) -> dict[str, Any]:
-        """In the form that chat templates take."""
+        """The declaration of the tool for chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
-    """The tool that a function is.
+    """Create a tool from a function.
 
     Args:
         function: every parameter needs an annotation that JSON can express (numbers, str, bool, list, dict, Literal,
             Optional, TypedDict, dataclasses); defaults and a section `Args:` of its docstring are passed on. It may be
             `async`.
-        where: the setting that names it, for messages.
+        where: the setting that contains it, for messages.
 
     Raises:
-        UserError: it cannot be called with named JSON values.
+        UserError: the function cannot be called with named JSON values.
 
     Example:
         >>> def add(x: int, y: int = 1) -> int:
@@ -68,9 +68,9 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
     """
     name = getattr(function, "__name__", type(function).__name__)
     if not callable(function) or isinstance(function, type) or _NAME.fullmatch(name) is None:
-        what = f"{name} is not a function with a name of its own"
+        what = f"{name} is not a named function"
         raise UserError(
-            what, where=where, remedy="a tool is a function made by `def` or `async def`, or an areal_like.tools.Tool"
+            what, where=where, remedy="use a function defined by `def` or `async def`, or an areal_like.tools.Tool"
         )
     fields = _fields(function, name, where)
     try:
@@ -101,11 +101,11 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
 
 
 def load_tools(names: Sequence[str], built_in: Mapping[str, str], where: str) -> dict[str, Tool]:
-    """Tools by name.
+    """Load tools by name.
 
     Args:
         names: each a built-in tool, or the import path `module:ATTRIBUTE` of a function, a `Tool`, or a list of these.
-        built_in: import paths of what makes those that come with this program.
+        built_in: import paths of the factories of built-in tools, by name.
         where: the setting that names them.
 
     Raises:
@@ -125,7 +125,7 @@ def load_tools(names: Sequence[str], built_in: Mapping[str, str], where: str) ->
 
 
 def by_name(tools: Sequence[Tool], where: str) -> dict[str, Tool]:
-    """Raises UserError where two have the same name."""
+    """Index tools by name. Raises UserError if two have the same name."""
     named: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in named:
@@ -139,7 +139,7 @@ def _as_tool(one: Any, where: str) -> Tool:
 
 
 def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
-    """Fields of the struct that arguments are checked with."""
+    """Fields of the struct that validates the arguments."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:  # annotations are the user's code
@@ -147,7 +147,7 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
     fields: list[Any] = []
     for one in inspect.signature(function).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-            what = f"parameter {one.name} of tool {name} cannot be given by name"
+            what = f"parameter {one.name} of tool {name} cannot be passed by name"
             raise UserError(what, where=where, remedy="use plain parameters, or a dict")
         if one.name not in hints:
             remedy = f"write its type, as in `{one.name}: str`"
@@ -155,7 +155,7 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
         kind = hints[one.name]
         if one.default is one.empty:
             fields.append((one.name, kind))
-        elif isinstance(one.default, list | dict | set) and one.default:  # a struct takes no such default
+        elif isinstance(one.default, list | dict | set) and one.default:  # msgspec does not allow such a default
             fields.append((one.name, kind, msgspec.field(default_factory=partial(_same, one.default))))
         else:
             fields.append((one.name, kind, one.default))
@@ -163,7 +163,7 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a docstring, and what its section `Args:` says of each parameter."""
+    """The first paragraph of a docstring, and the descriptions of parameters in its section `Args:`."""
     text = inspect.getdoc(function) or ""
     summary = " ".join(re.split(r"\n\s*\n|\nArgs:", text, maxsplit=1)[0].split())
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)

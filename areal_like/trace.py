@@ -1,14 +1,14 @@
-"""One timeline of a run: events in Chrome's trace format, opened with Perfetto.
+"""One timeline of a run: events in Chrome's trace format, which Perfetto opens.
 
-Owns: a buffered, bounded event writer per process, joining the files of all processes, the names of arrows. Refuses:
-aggregates (those are metrics), the states of a process (state_lane.py). Times are wall-clock, so that processes line
-up; within a process they come from the monotonic clock anchored once, so that a span never has a negative length. They
-are written in whole microseconds: fractions of so large a number are rounded by readers, and slices that touch would
-overlap there. A process killed by force loses its last second of events.
+Each process writes a buffered, bounded file; `merge_traces` joins the files. The states of a process are in
+state_lane.py. Times are wall-clock, so that processes line up; within a process they come from the monotonic clock with
+one fixed offset, so that a span never has a negative length. They are written in whole microseconds: readers round
+fractions of such large numbers, and adjacent slices would overlap. A process that is killed loses its last second of
+events.
 
-Bounded: a process writes at most `max_events`, a quarter of them kept for its main lane. A run too long for that is
-drawn whole but thinner: single samples only of every N-th group, the same ones in all processes (`draws`), so
-that arrows stay whole.
+A process writes at most `max_events`; a quarter of them is reserved for its main lane. In a run that is too long for
+that, individual samples are drawn only for every N-th group, the same groups in all processes (`draws`), so that arrows
+stay complete.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FLUSH_S = 1.0
 FLUSH_EVENTS = 512
 MAIN_LANE = "main"
 DETAIL_SHARE = 0.75
-"""Of all events; what is beyond goes to the main lane alone, which says what the process as a whole does."""
+"""Share of all events that any lane may use; the rest is reserved for the main lane."""
 SHORT_S = 1e-3
-"""Slices of the main lane shorter than this are left out once half of the events are used."""
+"""Slices of the main lane shorter than this are omitted once half of the events are used."""
 ARROW = "sample"
 """Category of the arrows from a sample's generation through its score to the step that used it."""
 MAX_LINE_BYTES = 1 << 16
@@ -41,7 +41,7 @@ _json = msgspec.json.Encoder(enc_hook=str)
 
 
 class _Event(msgspec.Struct, omit_defaults=True):
-    """One line, in Chrome's names. tid and id are filled in when it is written."""
+    """One line, with Chrome's field names. tid and id are set when it is written."""
 
     ph: str
     name: str
@@ -57,17 +57,17 @@ class _Event(msgspec.Struct, omit_defaults=True):
 
 
 def arrow_name(group_id: int, sample_index: int, *, is_eval: bool = False) -> str:
-    """Names a sample on the timeline; group ids of training and evaluation count separately."""
+    """Name of a sample on the timeline; training and evaluation groups are numbered separately."""
     return f"{'e' if is_eval else 'g'}{group_id}.{sample_index}"
 
 
 def move_name(group_id: int, sample_index: int, num_tokens: int) -> str:
-    """Names one move of a training sample between two workers: an answer is handed over with so many tokens once."""
+    """Name of one move of a training sample between two workers; the number of tokens differs between its moves."""
     return f"m{group_id}.{sample_index}.{num_tokens}"
 
 
 def _flow_id(arrow: str) -> str:
-    """The same as a number in hexadecimal: Perfetto takes no other ids of arrows, and drops those it cannot read."""
+    """The arrow's id as a hexadecimal number; Perfetto drops arrows with other ids."""
     if arrow.startswith("m"):
         group, sample, num_tokens = (int(part) for part in arrow[1:].split("."))
         return f"{1 << 62 | group << 34 | sample << 20 | num_tokens:#x}"
@@ -81,8 +81,8 @@ class Tracer:
     def __init__(self, path: Path, process: str, *, max_events: int = 500_000, every_group: int = 1) -> None:
         """`process` names the lane in the timeline; a restarted process of the same name continues it.
 
-        At most `max_events` are written, those of predecessors included (bounded disk: about 150 bytes each); the rest
-        is counted in `num_dropped`. With 0 there is no trace, and no file.
+        At most `max_events` are written (about 150 bytes each), including those of earlier processes of this name; the
+        rest is counted in `num_dropped`. With 0 there is no trace file.
         """
         self.is_on = max_events > 0
         self._pid = zlib.crc32(process.encode()) & 0x7FFFFFFF
@@ -92,8 +92,8 @@ class Tracer:
         self._anchor_s = time.time() - time.monotonic()
         self._lanes: dict[str, int] = {}
         self._pending: deque[tuple[_Event, str]] = deque()
-        """Events and their lanes, oldest first. Encoding waits for many: between two tokens, with caches full of other
-        things, it would cost a multiple."""
+        """Events and their lanes, oldest first. They are encoded in bulk: between two tokens, with cold caches,
+        encoding would take several times as long."""
         self._flushed_s = time.monotonic()
         self._lock = threading.Lock()
         if self.is_on:
@@ -109,20 +109,20 @@ class Tracer:
         return cls(path, process, max_events=settings.max_events, every_group=settings.every_group)
 
     def now_s(self) -> float:
-        """Wall-clock seconds that never go back; what `complete` expects."""
+        """Wall-clock seconds that never decrease, as `complete` expects."""
         return self._anchor_s + time.monotonic()
 
     def wall_s(self, monotonic_s: float) -> float:
-        """A reading of time.monotonic() as `now_s` would have given it."""
+        """Convert a reading of time.monotonic() to the clock of `now_s`."""
         return self._anchor_s + monotonic_s
 
     def draws(self, group_id: int) -> bool:
-        """Single samples of this group are on the timeline."""
+        """Whether individual samples of this group are on the timeline."""
         return self.is_on and group_id % self._every_group == 0
 
     @contextmanager
     def span(self, name: str, lane: str = MAIN_LANE, **args: Any) -> Iterator[None]:
-        """The enclosed code as one slice. Slices of a lane must nest."""
+        """Record the enclosed code as one slice. Slices of a lane must nest."""
         start_s = self.now_s()
         try:
             yield
@@ -130,26 +130,26 @@ class Tracer:
             self.complete(name, start_s, self.now_s(), lane, **args)
 
     def complete(self, name: str, start_s: float, end_s: float, lane: str = MAIN_LANE, **args: Any) -> None:
-        """A slice measured elsewhere, in wall-clock seconds of `now_s`."""
+        """Record a slice, with its start and end in wall-clock seconds of `now_s`."""
         if self.is_on:
             start_us, end_us = int(start_s * 1e6), int(end_s * 1e6)
             self._put(_Event("X", name, self._pid, start_us, dur=max(end_us - start_us, 0), args=args or None), lane)
 
     def instant(self, name: str, lane: str = MAIN_LANE, **args: Any) -> None:
-        """A moment."""
+        """Record an event without duration."""
         if self.is_on:
             self._put(_Event("i", name, self._pid, int(self.now_s() * 1e6), s="t", args=args), lane)
 
     def arrow_start(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
-        """An arrow leaves the slice that covers `at_s` in `lane`, the innermost where slices nest."""
+        """Start an arrow at the slice that covers `at_s` in `lane`, the innermost if slices nest."""
         self._arrow("s", arrow, at_s, lane)
 
     def arrow_step(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
-        """It passes through the slice that covers `at_s` in `lane`."""
+        """Continue an arrow at the slice that covers `at_s` in `lane`."""
         self._arrow("t", arrow, at_s, lane)
 
     def arrow_end(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
-        """It arrives at the slice that covers `at_s` in `lane`."""
+        """End an arrow at the slice that covers `at_s` in `lane`."""
         self._arrow("f", arrow, at_s, lane, bp="e")
 
     def _arrow(self, phase: str, arrow: str, at_s: float, lane: str, bp: str | None = None) -> None:
@@ -157,17 +157,17 @@ class Tracer:
             self._put(_Event(phase, arrow, self._pid, int(at_s * 1e6), bp=bp, cat=ARROW), lane)
 
     def counter(self, name: str, value: float) -> None:
-        """A curve."""
+        """Record a value of a counter, which is drawn as a curve."""
         if self.is_on:
             now_us = int(self.now_s() * 1e6)
             self._put(_Event("C", name, self._pid, now_us, args={"value": value}), MAIN_LANE)
 
     def flush(self) -> None:
-        """Hand what is pending to the operating system."""
+        """Write pending events to the file."""
         with self._lock:
             self._flushed_s = time.monotonic()
             ready: list[_Event] = []
-            while self._pending:  # other threads may go on putting; popleft takes each event once
+            while self._pending:  # other threads may add events; popleft takes each event once
                 event, lane = self._pending.popleft()
                 if not self._has_room(event, lane):
                     continue
@@ -179,7 +179,7 @@ class Tracer:
                 self._write(ready)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending events and close the file."""
         if not self.is_on:
             return
         self.flush()
@@ -195,7 +195,7 @@ class Tracer:
             self.flush()
 
     def _has_room(self, event: _Event, lane: str) -> bool:
-        """Count an event as written, or as dropped (short slices of a lane that is half full are neither)."""
+        """Count an event as written or as dropped. Short slices of a lane that is half full are not counted."""
         is_main = lane == MAIN_LANE
         if event.dur is not None and is_main and event.dur < SHORT_S * 1e6 and self._num_events > self._max_events // 2:
             return False
@@ -212,7 +212,7 @@ class Tracer:
         self._file.flush()
 
     def _lane(self, lane: str, ready: list[_Event]) -> int:
-        """Its number; a new lane says its name first."""
+        """Number of a lane; for a new lane, an event with its name is added first."""
         number = self._lanes.get(lane)
         if number is None:
             number = self._lanes[lane] = len(self._lanes) + 1
@@ -221,7 +221,7 @@ class Tracer:
 
 
 def _num_lines(path: Path) -> int:
-    """Lines in a file, counted in blocks; 0 when there is none."""
+    """Number of lines of a file, counted in blocks; 0 if it does not exist."""
     try:
         with path.open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -230,7 +230,7 @@ def _num_lines(path: Path) -> int:
 
 
 def merge_traces(run_dir: Path) -> Path:
-    """Join <run>/logs/*.trace.jsonl into <run>/trace.json and return its path. Lines cut by a crash are left out.
+    """Join <run>/logs/*.trace.jsonl into <run>/trace.json and return its path. Incomplete lines are omitted.
 
     One line is in memory at a time.
     """

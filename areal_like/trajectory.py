@@ -1,7 +1,7 @@
-"""What one sample is: tokens with the log-prob and the policy version each was sampled under.
+"""Types for one sample: its tokens, each with the log-prob and the policy version that it was sampled with.
 
-Owns: `Segment` (sampled tokens only), `Trajectory` (prompt and answer, ready for training), their checks at birth, and
-the check that trajectories of one sample share no answer. Refuses: anything about groups, rewards policy or transport.
+`Segment` holds sampled tokens only, `Trajectory` prompt and answer, ready for training. Both are validated on
+construction.
 
 Shape legend: T tokens of prompt plus answer, R tokens of the answer alone.
 """
@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "environment"]
 of the context was reached. `environment`: the environment ended an episode of several turns."""
 
 NO_VERSION = -1
-"""Version of a token the policy did not sample (prompt, tool output)."""
+"""Version of a token that the policy did not sample (prompt, tool output)."""
 
 
 def _check_array(name: str, array: np.ndarray, dtype: type, length: int) -> None:
@@ -34,7 +34,8 @@ def _check_array(name: str, array: np.ndarray, dtype: type, length: int) -> None
 
 
 def _decreases(versions: np.ndarray) -> bool:
-    """Anywhere along the answer; without the differences' own array, since every segment and sample asks."""
+    """Whether the versions decrease anywhere. It allocates no array of differences, because it runs for every segment
+    and sample."""
     return bool((versions[1:] < versions[:-1]).any())
 
 
@@ -59,7 +60,7 @@ class Segment(msgspec.Struct, frozen=True):
                 raise ValueError(
                     "versions_R must be non-negative and never decrease along an answer (`stamped-versions`)"
                 )
-            if not (self.logprobs_R.max() <= 1e-3 and self.logprobs_R.min() > -np.inf):  # a NaN is neither
+            if not (self.logprobs_R.max() <= 1e-3 and self.logprobs_R.min() > -np.inf):  # also catches NaN
                 raise ValueError("logprobs_R must be finite and at most 0")
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class Segment(msgspec.Struct, frozen=True):
 
     @staticmethod
     def empty() -> Segment:
-        """The segment of no tokens."""
+        """A segment without tokens."""
         return _EMPTY
 
     def joined(self, more: Segment) -> Segment:
@@ -90,7 +91,7 @@ class Segment(msgspec.Struct, frozen=True):
             A new segment of both.
 
         Raises:
-            ValueError: versions would decrease across the seam.
+            ValueError: versions would decrease between the two.
 
         Example:
             >>> one = Segment(np.array([5], np.int32), np.array([-0.5], np.float32), np.array([2], np.int32))
@@ -119,7 +120,7 @@ class Segment(msgspec.Struct, frozen=True):
 _EMPTY = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
 EXPERT_TYPES = (np.uint8, np.uint16)
-"""Types of expert numbers: the smallest that holds them travels and is stored."""
+"""Types of expert numbers; the smallest one that can hold them is used."""
 
 
 def as_experts(experts: np.ndarray) -> np.ndarray:
@@ -176,19 +177,19 @@ def _check_turns(ends: np.ndarray | None, rewards: np.ndarray | None, num_sample
 
 
 class Trajectory(msgspec.Struct, frozen=True):
-    """One finished sample, prompt and answer together; all arrays have length T and are checked at birth.
+    """One finished sample, prompt and answer together; all arrays have length T and are validated on construction.
 
     tokens_T int32; loss_mask_T bool, True where the policy sampled; logprobs_T float32, 0.0 where the mask is False;
     versions_T int32, -1 where the mask is False, never decreasing where it is True (`stamped-versions`).
-    turn_ends_K int32, turn_rewards_K float32: of an episode whose turns have rewards of their own, how many sampled
-    tokens there are up to the end of each turn, rising to all of them, and the reward of each; None otherwise.
-    answer_ends_A, answer_ids_A int32: how many sampled tokens there are up to the end of each answer, and the answer's
-    number in its sample (`Answer.number`). Required where a sample has several trajectories (`check_apart`).
-    routed_experts: of a mixture of experts, where the engine reports them: uint8 or uint16 [T - 1, layers, experts per
-    token], the experts each position but the last was sent to. They travel to the trainer's batch and are stored in the
-    ledger; the trainer does not use them yet.
-    sources: where a workflow calls several models, which one sampled which tokens, trained or given, in order. Tokens
-    that none of them covers are the policy's where the mask is True, and nobody's where it is False.
+    turn_ends_K int32, turn_rewards_K float32: for an episode whose turns have separate rewards, the number of sampled
+    tokens up to the end of each turn, ascending to all of them, and the reward of each turn; None otherwise.
+    answer_ends_A, answer_ids_A int32: the number of sampled tokens up to the end of each answer, and the answer's
+    number in its sample (`Answer.number`). Required if a sample has several trajectories (`check_disjoint`).
+    routed_experts: for a mixture of experts, if the engine reports them: uint8 or uint16 [T - 1, layers, experts per
+    token], the experts that each position except the last was routed to. They are part of the trainer's batch and of
+    the ledger; the trainer does not use them yet.
+    sources: if a workflow calls several models, which one sampled which tokens, trained or given, in order. Tokens
+    outside all sources were sampled by the policy where the mask is True, and by no model where it is False.
     """
 
     tokens_T: np.ndarray
@@ -235,12 +236,12 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return int(self.loss_mask_T.sum())
 
     @property
     def num_turns(self) -> int:
-        """Number of answers that are trained on; where they are not known, of runs of sampled tokens."""
+        """Number of answers that are trained on; if they are not known, the number of runs of sampled tokens."""
         if self.answer_ids_A is not None:
             return len(self.answer_ids_A)
         return int(np.count_nonzero(np.diff(self.loss_mask_T.view(np.int8), prepend=0) > 0))
@@ -267,11 +268,11 @@ class Trajectory(msgspec.Struct, frozen=True):
         Args:
             prompt_tokens: [P] int32; they are not trained on.
             answer: the sampled tokens with their log-probs and versions.
-            finish_reason: why it ended.
+            finish_reason: why the answer ended.
             routed_experts: the answer's experts, of any integer type, where they are known.
 
         Returns:
-            The trajectory, checked.
+            The trajectory.
 
         Raises:
             ValueError: the answer is empty, or the experts do not fit it.
@@ -293,33 +294,35 @@ class Trajectory(msgspec.Struct, frozen=True):
         )
 
 
-def check_apart(trajectories: Sequence[Trajectory]) -> None:
-    """Check that the trajectories of one sample train each sampled token once, by the numbers of their answers.
+def check_disjoint(trajectories: Sequence[Trajectory]) -> None:
+    """Check, by the numbers of their answers, that the trajectories of one sample train each sampled token once.
 
     Args:
-        trajectories: all of the sample. Tokens that another one trains are in a trajectory as given ones.
+        trajectories: all trajectories of the sample. A trajectory contains tokens that another one trains as given
+            tokens.
 
     Raises:
         ValueError: an answer is trained on twice, or it is not known which answers one of several trajectories has.
 
     Example:
         >>> one = Segment(np.array([7], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
-        >>> check_apart([Trajectory.from_prompt(np.array([1], np.int32), one, "stop")])
+        >>> check_disjoint([Trajectory.from_prompt(np.array([1], np.int32), one, "stop")])
     """
     if len(trajectories) > 1 and any(one.answer_ids_A is None for one in trajectories):
         raise ValueError(
-            "one of several trajectories does not say which answers it has; build each by a Transcript, and add "
+            "one of several trajectories does not say which answers it has; build each with a Transcript, and add "
             "answers as tools.generate returned them"
         )
     if twice := repeated_answers(trajectories):
         raise ValueError(
-            f"answer {twice[0]} of the sample is trained on twice; go on from it in `transcript.forked()`, or add it "
+            f"answer {twice[0]} of the sample is trained on twice; continue from it in `transcript.forked()`, or "
+            f"add it "
             "to one transcript by `sampled` and to others by `given`"
         )
 
 
 def repeated_answers(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Find numbers of answers that the trajectories of one sample have more than once, sorted."""
+    """Numbers of the answers that the trajectories of one sample contain more than once, sorted."""
     known = [one.answer_ids_A for one in trajectories if one.answer_ids_A is not None]
     if not known:
         return []

@@ -1,6 +1,7 @@
-"""What an episode of several turns needs, besides its sampled tokens, to go on after its last complete turn.
+"""State that an episode of several turns needs, in addition to its sampled tokens, to continue after its last complete
+turn.
 
-Owns: the type, its checks at birth. Refuses: building a transcript from it (rollout/transcript.py), storing it.
+A transcript is rebuilt from it in rollout/transcript.py.
 
 Shape legend: G given tokens.
 """
@@ -13,14 +14,15 @@ import numpy as np
 from areal_like.token_source import TokenSource
 
 MAX_STATE_BYTES = 1 << 20
-"""Longest state of a workflow, encoded."""
+"""Largest encoded state of a workflow."""
 
 
 class TurnCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Belongs to a report of sampled tokens: it holds for exactly the tokens up to the report's end.
+    """Part of a report of sampled tokens; it is valid for exactly the tokens up to the report's end.
 
-    given_places_G: int32, how many sampled tokens of the episode come before each given one; given_tokens_G: int32 ids.
-    num_turns: generations so far. state: the workflow's own value, msgpack. sources: as in Trajectory.
+    given_places_G: int32, the number of sampled tokens of the episode before each given one; given_tokens_G: int32 ids.
+    num_turns: number of generations so far. state: a value that the workflow defines, as msgpack. sources: as in
+    Trajectory.
     """
 
     given_places_G: np.ndarray

@@ -1,10 +1,8 @@
-"""The process in which a user's own code is tried before a run starts: reads what to try, writes what is wrong with it.
+"""The process that tries a user's code before a run starts: it reads what to check and writes the faults it finds.
 
-Owns: the two files between it and the controller, and leaving at once whatever threads the user's modules have started.
-Refuses: what right code is (the caller's `check`), deadlines and killing (the controller's).
-
-IN holds a JSON list of {name, options}; OUT gets one of {index, where, what, remedy} per fault. What the user's modules
-print or do to this process costs nobody else anything.
+IN contains a JSON list of {name, options}; OUT gets one of {index, where, what, remedy} per fault. The user's modules
+can affect only this process, and it exits at once even if they have started threads. Deadlines are enforced by the
+controller.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
 
 Check = Callable[[str, dict[str, Any]], object]
-"""Called with a name (`module:function`) and its options; raises UserError where it cannot be used."""
+"""Called with a name (`module:function`) and its options; raises UserError if it cannot be used."""
 
 
 def faults(wanted: list[dict[str, Any]], check: Check) -> list[dict[str, object]]:
-    """What is wrong with each, by its place in `wanted`."""
+    """Faults of all entries, each with its index in `wanted`."""
     found: list[dict[str, object]] = []
     for index, one in enumerate(wanted):
         try:
@@ -35,10 +33,10 @@ def faults(wanted: list[dict[str, Any]], check: Check) -> list[dict[str, object]
 
 
 def answer(source: Path, target: Path, check: Check, trial: Check | None = None, limit_s: float = 0.0) -> NoReturn:
-    """Read, check, write, leave.
+    """Read IN, check each entry, write OUT, and exit.
 
-    trial: what is done with each one that `check` finds good, in `limit_s` seconds. Code that may hang in a run may
-    hang here as well: past the limit the process leaves, with the faults that it has found until then.
+    trial: called for each entry that passes `check`, within `limit_s` seconds. The code may hang here as in a run:
+    after the limit the process exits with the faults found so far.
     """
     append_user_path()
     wanted = json.loads(source.read_text())

@@ -237,7 +237,7 @@ class Bench:
         self._receiver = self._make_receiver()
         await self._engine.start()
         gc.collect()
-        gc.freeze()  # as every rollout worker does once it is up (areal_like.process.settle_heap)
+        gc.freeze()  # as every rollout worker does once it is up (areal_like.process.freeze_heap)
         serving = asyncio.create_task(self._receiver.run())
         try:
             await self._bring("keep_kv")

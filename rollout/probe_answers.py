@@ -3,7 +3,7 @@
 Owns: prompts and samples from the run's own tokenizer rule and engine, and the facts about them that need a tokenizer.
 Refuses: rewards, log-probs of the trainer, judging what it saw (controller/probe/findings.py).
 
-IN is a `ProbeOrder`, OUT a `ProbeAnswers` (areal_like/probe_files.py). P: tokens of a prompt.
+IN is a `ProbeSpec`, OUT a `ProbeAnswers` (areal_like/probe_files.py). P: tokens of a prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from areal_like.config import TraceSettings
 from areal_like.errors import UserError
-from areal_like.probe_files import ProbeAnswer, ProbeAnswers, ProbeOrder, answer_order
+from areal_like.probe_files import ProbeAnswer, ProbeAnswers, ProbeSpec, run_spec
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.config import RolloutSettings
@@ -34,7 +34,7 @@ MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>|<｜[^｜<>]{1,
 """What chat templates mark turns with. A tokenizer of the same family has one token for each."""
 
 
-async def answers_to(order: ProbeOrder, engine: Engine | None = None, scratch: Path | None = None) -> ProbeAnswers:
+async def answers_to(order: ProbeSpec, engine: Engine | None = None, scratch: Path | None = None) -> ProbeAnswers:
     """Sample `num_samples` answers to each row, with `engine` or the one that the settings name. Raises UserError.
 
     scratch: folder for the engine's logs; None: the system's for temporary files.
@@ -80,7 +80,7 @@ def _first(group: BaseExceptionGroup[UserError]) -> UserError:
 
 
 def _prompts(
-    order: ProbeOrder, tokens: PromptTokens, tokenizer: Any, known: ProbeAnswers
+    order: ProbeSpec, tokens: PromptTokens, tokenizer: Any, known: ProbeAnswers
 ) -> tuple[dict[int, np.ndarray], ProbeAnswers]:
     """Prompts [P] by row, of the rows that the model can take, and what is known of all of them."""
     prompts: dict[int, np.ndarray] = {}
@@ -121,7 +121,7 @@ def _is_one_token(tokenizer: Any, text: str) -> bool:
 
 
 async def _answer(
-    engine: Engine, order: ProbeOrder, tokens: PromptTokens, index: int, prompt_P: np.ndarray, sample: int
+    engine: Engine, order: ProbeSpec, tokens: PromptTokens, index: int, prompt_P: np.ndarray, sample: int
 ) -> ProbeAnswer:
     stop = tuple(dict.fromkeys((*order.sampling.stop_token_ids, *tokens.stop_ids)))
     sampling = msgspec.structs.replace(order.sampling, stop_token_ids=() if order.sampling.ignore_eos else stop)
@@ -162,7 +162,7 @@ def _vocab_size(model_dir: Path) -> int:
     return int(size or 0)
 
 
-def _context(order: ProbeOrder, settings: RolloutSettings, folder: Path) -> EngineContext:
+def _context(order: ProbeSpec, settings: RolloutSettings, folder: Path) -> EngineContext:
     return EngineContext(
         worker="rollout-0", index=0, model_dir=Path(order.model_dir), settings=settings.engine,
         dtype=settings.engine.dtype or order.dtype, num_threads=order.num_threads, seed=order.seed,
@@ -174,7 +174,7 @@ def _context(order: ProbeOrder, settings: RolloutSettings, folder: Path) -> Engi
 
 def main(source: Path, target: Path) -> None:
     """The process. What it leaves when it is killed lies next to the answers, whose folder is swept."""
-    answer_order(source, target, ProbeOrder, lambda order: asyncio.run(answers_to(order, scratch=target.parent)))
+    run_spec(source, target, ProbeSpec, lambda order: asyncio.run(answers_to(order, scratch=target.parent)))
 
 
 if __name__ == "__main__":

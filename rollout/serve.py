@@ -3,7 +3,7 @@
 Owns: the life of that process (its address, the engine, its end). Refuses: requests (agent/endpoint.py), HTTP
 (agent/listener.py), preparing the model (the controller, before this).
 
-ORDER is a `ServeOrder` (areal_like/serve_files.py), in the folder that it names, which is removed at the end. The first
+ORDER is a `ServeSpec` (areal_like/serve_files.py), in the folder that it names, which is removed at the end. The first
 signal (Ctrl-C, SIGTERM) lets the answers under way end, for at most GRACE_S; a second one cuts them.
 """
 
@@ -25,7 +25,7 @@ from aiohttp import web
 from areal_like.config import TraceSettings
 from areal_like.errors import EngineError, UserError, first_line
 from areal_like.process import FAILED, ORDERLY, report_end
-from areal_like.serve_files import ServeOrder
+from areal_like.serve_files import ServeSpec
 from areal_like.trace import Tracer
 from areal_like.wire.messages import Sampling
 from rollout.agent.endpoint import Endpoint
@@ -43,7 +43,7 @@ WRONG_KEY = "this is not the key of this server: it printed one at its start, or
 Say = Callable[[str], None]
 
 
-async def serve(order: ServeOrder, say: Say, stop: asyncio.Event, cut: asyncio.Event) -> None:
+async def serve(order: ServeSpec, say: Say, stop: asyncio.Event, cut: asyncio.Event) -> None:
     """Answer until `stop`.
 
     Args:
@@ -78,7 +78,7 @@ async def serve(order: ServeOrder, say: Say, stop: asyncio.Event, cut: asyncio.E
 
 
 async def _answer(
-    order: ServeOrder, endpoint: Endpoint, listener: socket.socket, say: Say, stop: asyncio.Event, cut: asyncio.Event
+    order: ServeSpec, endpoint: Endpoint, listener: socket.socket, say: Say, stop: asyncio.Event, cut: asyncio.Event
 ) -> None:
     runner = runner_of(application(endpoint, model=order.name, wrong_key=WRONG_KEY))
     await runner.setup()
@@ -126,7 +126,7 @@ def _listener(host: str, port: int) -> socket.socket:
     return made
 
 
-def _tokens(order: ServeOrder, model_dir: Path) -> PromptTokens:
+def _tokens(order: ServeSpec, model_dir: Path) -> PromptTokens:
     tokenizer = load_tokenizer(model_dir, "from_model")
     return PromptTokens(
         tokenizer, template=None, add_bos="auto", max_context=order.max_context,
@@ -134,7 +134,7 @@ def _tokens(order: ServeOrder, model_dir: Path) -> PromptTokens:
     )  # fmt: skip
 
 
-def _context(order: ServeOrder, model_dir: Path) -> EngineContext:
+def _context(order: ServeSpec, model_dir: Path) -> EngineContext:
     settings = EngineSettings(
         num_slots=order.num_slots, max_context=order.max_context, device=order.device, session_cache_mb=0
     )
@@ -147,7 +147,7 @@ def _context(order: ServeOrder, model_dir: Path) -> EngineContext:
     )  # fmt: skip
 
 
-async def _until_signalled(order: ServeOrder) -> None:
+async def _until_signalled(order: ServeSpec) -> None:
     stop, cut, is_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -173,7 +173,7 @@ async def _until_signalled(order: ServeOrder) -> None:
 
 def main(path: Path) -> int:
     """The process; its exit status."""
-    order = msgspec.json.decode(path.read_bytes(), type=ServeOrder)
+    order = msgspec.json.decode(path.read_bytes(), type=ServeSpec)
     path.unlink()  # it holds the key
     try:
         asyncio.run(_until_signalled(order))

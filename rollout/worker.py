@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from areal_like.clock import Clock, SystemClock
 from areal_like.config import ProcessSpec
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
-from areal_like.process import settle_heap
+from areal_like.process import freeze_heap
 from areal_like.trace import Tracer
 from areal_like.wire.messages import (
     AnnounceVersion,
@@ -171,7 +171,7 @@ class RolloutWorker:
             closings["receiver"] = self._receiver.close
         try:
             await self._peer.connect(timeout_s=CONNECT_S)
-            settle_heap()
+            freeze_heap()
             self._bench.doing.ready()
             log.info("connected; room for %d samples", self._book.capacity)
             await self._work(stop)

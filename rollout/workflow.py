@@ -14,7 +14,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.import_path import check_arguments, import_object, is_import_path
-from areal_like.trajectory import Trajectory, check_apart
+from areal_like.trajectory import Trajectory, check_disjoint
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.config import BUILT_IN_WORKFLOWS
@@ -43,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.others:
-            check_apart((self.trajectory, *self.others))
+            check_disjoint((self.trajectory, *self.others))
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,7 +139,7 @@ def _dealers(address: str, keys: curve.CurveKeys, count: int = 32) -> Iterator[l
         made = [context.socket(zmq.DEALER) for _ in range(count)]
         for dealer in made:
             dealer.setsockopt(zmq.LINGER, 0)
-            curve.arm_client(dealer, keys)
+            curve.enable_client(dealer, keys)
             dealer.connect(address)
         try:
             yield made

@@ -93,7 +93,7 @@ class RawPeer:
         self.socket.setsockopt(zmq.SNDHWM, send_queue)
         self.socket.setsockopt(zmq.SNDTIMEO, int(WAIT_S * 1000))
         self.socket.setsockopt(zmq.LINGER, 0)
-        curve.arm_client(self.socket, curve.load_client(run_keys()))
+        curve.enable_client(self.socket, curve.load_client(run_keys()))
         self.socket.connect(address)
 
     def send(self, message: Message, registration: str = "", position: int = 0) -> None:

@@ -46,7 +46,7 @@ class StandIn:
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(sockets, "time", self.clock)
         monkeypatch.setattr(hub_module.curve, "Authenticator", self._door)
-        monkeypatch.setattr(peer_module.curve, "arm_client", lambda raw, keys: None)
+        monkeypatch.setattr(peer_module.curve, "enable_client", lambda raw, keys: None)
 
     def socket(self, context: str, kind: int, on_ready: Callable[[int], None]) -> Any:
         assert context == "context"
@@ -93,7 +93,7 @@ class StandIn:
 
     def _door(self, context: str, keys: Any, on_stray: Callable[[str], None]) -> Any:
         self.on_stray = on_stray
-        return SimpleNamespace(guard=lambda raw: None, close=self._close_door)
+        return SimpleNamespace(enable_server=lambda raw: None, close=self._close_door)
 
     def _close_door(self) -> None:
         self.is_door_closed = True

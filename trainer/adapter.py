@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
-from areal_like.weights.adapter import AdapterNote, LoneAdapter, peft_name
+from areal_like.weights.adapter import AdapterInfo, AdapterPayload, peft_name
 from areal_like.weights.delta import digest
 from areal_like.weights.weight_store import TensorBytes, describe
 from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
@@ -63,16 +63,16 @@ class PolicyAdapter:
         """True for a tensor that a version is made of."""
         return self.settings.publish == "merged" or is_adapters(name)
 
-    def version_of(self, policy: Mapping[str, torch.Tensor]) -> tuple[dict[str, TensorBytes], AdapterNote]:
+    def version_of(self, policy: Mapping[str, torch.Tensor]) -> tuple[dict[str, TensorBytes], AdapterInfo]:
         """A copy of what travels of a version, and the note of its manifest. policy: full tensors by name."""
         alone = {peft_name(name): tensor for name, tensor in adapter_tensors(policy).items()}
         adapter = snapshot(alone, dtype="float32")
         adapter_digest = digest(describe("disk", 0, "adapter", adapter))
         if self.settings.publish == "merged":
             merged = snapshot(self.merged(policy), dtype=self._dtype)
-            return merged, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest)
-        lone = LoneAdapter(scale=self.settings.scale, dtype=self._dtype, base=self._base.crc32)
-        return adapter, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest, lone=lone)
+            return merged, AdapterInfo(base_digest=self._base_digest, adapter_digest=adapter_digest)
+        lone = AdapterPayload(scale=self.settings.scale, dtype=self._dtype, base=self._base.crc32)
+        return adapter, AdapterInfo(base_digest=self._base_digest, adapter_digest=adapter_digest, lone=lone)
 
     def merged(self, policy: Mapping[str, torch.Tensor]) -> Merged:
         """The weights that base and adapter amount to."""

@@ -2,7 +2,7 @@
 
 Owns: the same passes as a training step makes for the tokens of an engine. Refuses: training, comparing.
 
-IN is a `LogprobOrder` (areal_like/probe_files.py), OUT a list of log-probs [R] per sequence.
+IN is a `LogprobSpec` (areal_like/probe_files.py), OUT a list of log-probs [R] per sequence.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from areal_like.probe_files import LogprobOrder, answer_order
+from areal_like.probe_files import LogprobSpec, run_spec
 from trainer.model import attention
 from trainer.model.logprobs import token_logprobs
 from trainer.model.model import load_causal_lm
 from trainer.model.packed import PackedSequences
 
 
-def logprobs_of(order: LogprobOrder) -> list[list[float]]:
+def logprobs_of(order: LogprobSpec) -> list[list[float]]:
     """Log-probs [R] of each answer, in nats, at the sampling temperature. Raises UserError."""
     torch.set_num_threads(order.num_threads)
     model = load_causal_lm(Path(order.model_dir), device=order.device)
@@ -41,7 +41,7 @@ def logprobs_of(order: LogprobOrder) -> list[list[float]]:
 
 def main(source: Path, target: Path) -> None:
     """The process."""
-    answer_order(source, target, LogprobOrder, logprobs_of)
+    run_spec(source, target, LogprobSpec, logprobs_of)
 
 
 if __name__ == "__main__":

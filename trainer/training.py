@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import PolicyDiverged, UserError
-from areal_like.process import settle_heap
-from areal_like.weights.adapter import AdapterNote
+from areal_like.process import freeze_heap
+from areal_like.weights.adapter import AdapterInfo
 from areal_like.weights.weight_store import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.adapter import PolicyAdapter, check_kind, kept
@@ -283,7 +283,7 @@ class Training:
             self._adapter_check.remember(self.version)
         self.counters["steps"] += 1
         if not self._is_settled:  # the first step imports what torch keeps for it
-            settle_heap()
+            freeze_heap()
             self._is_settled = True
         self.counters["tokens"] += metrics["tokens"]
         num_skipped = metrics["skipped_updates"] + metrics.get("critic_skipped_updates", 0.0)
@@ -313,7 +313,7 @@ class Training:
             adapter = self._adapter
             policy = self._weights_in_parts(None if adapter is None else adapter.is_published) or self.model
         tensors: dict[str, TensorBytes] = {}
-        note: AdapterNote | None = None
+        note: AdapterInfo | None = None
         if self.ranks.is_leader and adapter is not None:
             tensors, note = adapter.version_of(named_tensors(policy))
         elif self.ranks.is_leader:

@@ -1,7 +1,4 @@
-"""From the settings of an emulation to its roofline, its lengths, its slots and its clock.
-
-Owns: those four. Refuses: batches, processes.
-"""
+"""Creates the roofline, the answer lengths, the number of slots and the clock of an emulation from its settings."""
 
 from __future__ import annotations
 
@@ -16,9 +13,10 @@ WHERE = "emulation"
 def roofline_of(
     settings: EmulationSettings, *, is_recomputing_activations: bool = False, slots: int = 1024
 ) -> Roofline:
-    """The costs of the emulated devices. Recomputed log-probs are passes of their own there, so they are not in it.
+    """The costs of the emulated devices. Recomputing log-probs is a separate pass in an emulated run, so its cost is
+    not included.
 
-    Raises UserError for a GPU or model that is not known.
+    Raises UserError for an unknown GPU or model.
     """
     return Roofline(
         gpu=gpu_named(settings.gpu, f"{WHERE}.gpu"),
@@ -39,7 +37,7 @@ def roofline_of(
 
 
 def lengths_of(settings: EmulationSettings, max_new_tokens: int) -> Lengths:
-    """Emulated tokens of the answers. max_new_tokens: on the wire."""
+    """Lengths of the answers in emulated tokens. max_new_tokens: limit in real tokens."""
     return thinking(max_new_tokens * settings.token_scale, settings.mean_tokens)
 
 
@@ -55,30 +53,32 @@ class EmulatedClock:
         self.origin_s, self.speedup = origin_s, speedup
 
     def emulated_s(self, monotonic_s: float) -> float:
-        """The emulated moment of a reading."""
+        """Emulated time of a reading of the monotonic clock."""
         return (monotonic_s - self.origin_s) * self.speedup
 
     def monotonic_s(self, emulated_s: float) -> float:
-        """When an emulated moment is."""
+        """Reading of the monotonic clock at an emulated time."""
         return self.origin_s + emulated_s / self.speedup
 
 
 class Lateness:
-    """How late the machine was for what was due, in real seconds: what an emulation cannot hide."""
+    """Measures how late emulated events were, in real seconds. A machine that is too slow makes an emulation
+    inexact.
+    """
 
     def __init__(self) -> None:
         self._sum_s = self._max_s = 0.0
         self._num_wakes = 0
 
     def add(self, late_s: float) -> None:
-        """Something was due so long ago."""
+        """Record that an event was `late_s` seconds late."""
         late_s = max(0.0, late_s)
         self._sum_s += late_s
         self._max_s = max(self._max_s, late_s)
         self._num_wakes += 1
 
     def counters(self) -> dict[str, float]:
-        """For a heartbeat; none of them falls."""
+        """Counters for a heartbeat; none of them decreases."""
         return {
             "emulation_late_s": self._sum_s,
             "emulation_late_max_s": self._max_s,

@@ -1,11 +1,8 @@
-"""How long emulated answers are, by group: answers to one prompt resemble each other.
+"""Lengths of emulated answers. Answers to one prompt have similar lengths, so lengths are drawn by group.
 
-Owns: distributions of group lengths, one shipped table, lengths by name. Refuses: where measured groups come from,
-prompts' texts, time.
-
-Between-group share. Of the variance of measured reasoning lengths 60 to 80 % lies between prompts; a pooled histogram
-would make groups too even and each step's longest answer too rare. So measured groups are drawn whole, and the other
-forms split their variance (`between`).
+Share of the variance between groups: of the variance of measured reasoning lengths 60 to 80 % lies between prompts; a
+pooled histogram would make groups too similar and long answers too rare in each step. So measured groups are drawn as a
+whole, and the other forms split their variance (`between`).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 BETWEEN = 0.65
-"""Share of the log variance between prompts, where nothing is known."""
+"""Default share of the log variance that is between prompts."""
 
 THINKING_QUANTILES = (
     410, 829, 1126, 1447, 1669, 1872, 2106, 2384, 2536, 2674, 2842, 3102, 3258, 3514, 3784, 4045, 4314, 4590, 4825,
@@ -28,40 +25,41 @@ THINKING_QUANTILES = (
 temperature 1.0, cut at 32,768 (mean 7,345, coefficient of variation 0.87). Computed from the counts that
 github.com/tobypullan/logit_cot_overthinking publishes at commit f02cd56
 (outputs/matched_controls_gemma4_12b_extended/mmlu_pro, field generated_token_count). The questions were chosen by
-outcome (a third right, a third wrong, a third lost on the way): harder and longer than a random sample."""
+outcome (a third correct, a third wrong, a third unfinished), so they are harder, and their answers longer, than in a
+random sample."""
 THINKING_BETWEEN = 0.75
 """Share of the log variance between prompts in the same counts."""
 MAX_GROUPS = 4096
-"""Groups whose common part `NamedDraws` remembers; more than are live in a usual run."""
+"""Groups whose common part `NamedDraws` caches; more than a usual run has in flight."""
 
 Draws = Callable[[np.random.Generator, int], np.ndarray]
-"""Lengths of so many answers of one group."""
+"""Function that draws the lengths of a number of answers of one group."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Draws the answer lengths of one group after the other; the same seed, the same lengths."""
+    """Draws the answer lengths of groups; the same seed gives the same lengths."""
 
     name: str
     groups: tuple[tuple[int, ...], ...] = ()
-    """Measured groups, drawn whole; their answers are drawn again within the group. Empty: see `quantiles`."""
+    """Measured groups: a group is drawn as a whole, then answers are drawn within it. Empty: see `quantiles`."""
     quantiles: tuple[int, ...] = ()
     """Pooled lengths at even quantiles from 0 to 1; groups by a Gaussian copula. Empty: log-normal."""
     mean: float = 2000.0
     cv: float = 0.9
-    """Standard deviation over mean, of the log-normal form."""
+    """Coefficient of variation (standard deviation over mean) of the log-normal form."""
     between: float = BETWEEN
     scale: float = 1.0
     """Measured lengths are multiplied by this."""
     cap: int = 1 << 30
-    """Longest answer: longer ones are cut there."""
+    """Longest answer; longer ones are truncated."""
 
     def draw(self, rng: np.random.Generator, group_size: int) -> list[int]:
         """Answer lengths of one group, in tokens, each at least 1."""
         return self.cut(self.group(rng)(rng, group_size))
 
     def group(self, rng: np.random.Generator) -> Draws:
-        """One prompt: what all its answers have in common is drawn here, the rest by what is returned (see `cut`)."""
+        """Draw what all answers to one prompt have in common; the returned function draws the rest (see `cut`)."""
         if self.groups:
             chosen = np.asarray(self.groups[int(rng.integers(len(self.groups)))], dtype=np.float64)
             return lambda own, count: chosen[own.integers(len(chosen), size=count)] * self.scale
@@ -72,7 +70,7 @@ class Lengths:
         return lambda own, count: self._log_normal(common + apart * own.standard_normal(count))
 
     def draw_groups(self, rng: np.random.Generator, group_size: int, count: int) -> list[list[int]]:
-        """The same for `count` groups at once: as many draws of the same kind, in another order."""
+        """Draw `count` groups at once: the same distribution as `draw`, but in another order."""
         if self.groups:
             return [self.draw(rng, group_size) for _ in range(count)]
         common = math.sqrt(self.between) * rng.standard_normal((count, 1))
@@ -82,22 +80,24 @@ class Lengths:
         return found
 
     def cut(self, lengths: np.ndarray) -> list[int]:
-        """Whole tokens, at least 1, at most `cap`."""
+        """Round to whole tokens, at least 1 and at most `cap`."""
         clipped: list[int] = np.clip(np.rint(lengths), 1, self.cap).astype(np.int64).tolist()
         return clipped
 
     def mean_length(self, seed: int = 0, groups: int = 4000) -> float:
-        """Mean of what is drawn, cut included; estimated with `groups` draws."""
+        """Mean length after truncation, estimated with `groups` draws."""
         rng = np.random.default_rng(seed)
         return float(np.mean([self.draw(rng, 8) for _ in range(groups)]))
 
     def _log_normal(self, normal: np.ndarray) -> np.ndarray:
-        """The length of each standard normal number."""
+        """Map standard normal numbers to lengths of the log-normal form."""
         sigma = math.sqrt(math.log(1 + self.cv**2))
         return np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * normal)
 
     def _at(self, normal: np.ndarray) -> np.ndarray:
-        """The quantile of each standard normal number, straight lines in the logarithm between the table's."""
+        """Map standard normal numbers to quantiles, interpolated linearly in the logarithm between those of the
+        table.
+        """
         shares = np.asarray([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in normal.ravel().tolist()])
         shares = shares.reshape(normal.shape)
         places = np.linspace(0, 1, len(self.quantiles))
@@ -105,15 +105,15 @@ class Lengths:
 
 
 class NamedDraws:
-    """The length of each answer by its names: the same seed, group and sample, the same length, whenever asked."""
+    """Length of each answer by group and sample number: the same seed, group and sample always give the same length."""
 
     def __init__(self, lengths: Lengths, seed: int) -> None:
         self.lengths, self._seed = lengths, seed
         self._groups: dict[int, Draws] = {}
 
     def __call__(self, group: int, sample: int) -> int:
-        """Tokens of the whole answer. group: any number from 0; sample: from 1, since numpy does not tell a seed from
-        the same with a zero behind: sample 0 would draw from its group's own stream.
+        """Tokens of the whole answer. group: any number from 0; sample: from 1, since numpy treats a seed with a
+        trailing zero as the same seed: sample 0 would draw from its group's own stream.
         """
         draws = self._groups.get(group)
         if draws is None:
@@ -124,7 +124,7 @@ class NamedDraws:
 
 
 def thinking(cap: int = 1 << 30, mean: float | None = None) -> Lengths:
-    """The shipped table of a thinking model; mean: scaled to this mean before the cut."""
+    """The shipped table of a thinking model; mean: scaled to this mean before truncation."""
     places = np.linspace(0, 1, len(THINKING_QUANTILES))
     fine = np.exp(np.interp(np.linspace(0, 1, 10_001), places, np.log(THINKING_QUANTILES)))
     return Lengths(

@@ -1,10 +1,10 @@
-"""GPUs and models on paper: what data sheets and config.json say of them.
+"""Tables of GPUs and models: figures from data sheets and config.json files.
 
-Owns: the two tables, sizes that follow from a transformers config. Refuses: mixtures of experts,
-speeds that are reached (roofline.py).
+Dense models only. The speeds that are reached in practice are in roofline.py.
 
-GPU figures are the makers' data sheets, dense bfloat16: NVIDIA H100, H200, H800, H20, A100 80 GB SXM, L40S, B200.
-`network` is the usual one network card per GPU of such a node (the paper's cluster: 3.2 Tbit/s for 8, section 7.1).
+GPU figures are from the manufacturers' data sheets, dense bfloat16: NVIDIA H100, H200, H800, H20, A100 80 GB SXM, L40S,
+B200. `network` is the usual one network card per GPU of such a node (the paper's cluster: 3.2 Tbit/s for 8, section
+7.1).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Model:
 
     name: str
     parameters: float
-    """All of them, embeddings included."""
+    """Number of all parameters, including embeddings."""
     layers: int
     hidden: int
     kv_heads: int
@@ -73,7 +73,7 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of keys and values one token adds to the cache."""
+        """Bytes of keys and values that one token adds to the cache."""
         return 2.0 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_parameter
 
 
@@ -97,12 +97,12 @@ MODELS: Mapping[str, Model] = {
 
 
 def gpu_named(name: str, where: str = "--gpu") -> Gpu:
-    """The GPU of this name. Raises UserError naming the nearest."""
+    """The GPU of this name. Raises UserError, which suggests the most similar name."""
     return _named(GPUS, name, where)
 
 
 def model_named(name: str, where: str = "--model") -> Model:
-    """A model of the table, or the one a folder's (or file's) config.json describes. Raises UserError."""
+    """A model of the table, or the one that the config.json at a path describes. Raises UserError."""
     path = Path(name)
     if path.is_dir() or path.suffix == ".json":
         file = path / "config.json" if path.is_dir() else path
@@ -115,7 +115,9 @@ def model_named(name: str, where: str = "--model") -> Model:
 
 
 def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per_parameter: int = 2) -> Model:
-    """Sizes that follow from a transformers config. Raises UserError where one is missing, and for experts."""
+    """Sizes that follow from a transformers config. Raises UserError if one is missing, and for a mixture of
+    experts.
+    """
     try:
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads, inner, vocab = int(config["num_attention_heads"]), int(config["intermediate_size"]), config["vocab_size"]
@@ -131,14 +133,15 @@ def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per
 
 
 def _refuse_experts(config: Mapping[str, Any], where: str) -> None:
-    """A mixture holds many times the weights that a token passes through; `Model` has one number for both."""
+    """Raise UserError for a mixture of experts: it holds many times the weights that a token uses, and `Model` has one
+    number for both."""
     for key in EXPERTS:
         count = config.get(key)
         if isinstance(count, int) and count > 1:
             raise UserError(
-                f"this is a mixture of experts ({key}: {count}), and sizes are known of dense models only",
+                f"this is a mixture of experts ({key}: {count}), and only dense models are supported",
                 where=where,
-                remedy="name a dense model that costs about as much, or take the costs of a run of yours: "
+                remedy="name a dense model of similar cost, or use the measured costs of a run: "
                 "areal-like simulate --calibrate RUN",
             )
 

@@ -1,16 +1,16 @@
-"""One simulated rollout worker: answers that advance together at the rate their number allows.
+"""One simulated rollout worker: answers that advance together at a rate that depends on their number.
 
-Owns: the worker's own time: decoding, prefill, pauses; which answers end when. Refuses: leases and versions' meaning
-(their owners), how long a decode step takes (roofline.py).
+How long a decode step takes is computed in roofline.py.
 
-All active answers gain one token a decode step, so one count of tokens serves them all: an answer that had no token at
-count a and will have n ends at count a + n. The rate changes when the batch does, and with the cache's growth at least
-every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step takes longer
-in proportion to the cache. So all up to the next moment that concerns others (a sequence has ended, one that waits may
-start, the cache is full) is one table of stretches, made once (`_look_ahead`); time that passes only reads it.
+All active answers gain one token per decode step, so one token counter serves them all: an answer that has no token at
+count a and will have n tokens ends at count a + n. The rate changes when the batch changes, and, because the cache
+grows, at least every `stride_tokens`. In between, the rate at the middle of the interval is used, which is exact if the
+time of a step grows linearly with the cache. So everything up to the next external event (a sequence has ended, a
+waiting one may start, the cache is full) is one table of intervals, computed once (`_look_ahead`); `advance` only reads
+it.
 
-A cache that is full sends the sequences with the fewest tokens back to wait, where they keep their tokens and are
-prefilled again later, as SGLang does (its scheduler calls it retraction).
+When the cache is full, the sequences with the fewest tokens return to the waiting queue. They keep their tokens and are
+prefilled again later, as in SGLang (its scheduler calls this retraction).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from areal_like.emulation.roofline import Costs
 MAX_STRIDE_TOKENS = 512.0
 EPSILON = 1e-6
 RESERVED_TOKENS = 512
-"""Growth of each answer that a full cache makes room for, before another one starts or after some were sent back."""
+"""Tokens that each answer must have room for before another one starts, and after some were retracted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,40 +36,40 @@ class Sequence:
     lease_id: int
     prompt: int
     lengths: Ordered[int]
-    """Tokens that answers will have, ascending."""
+    """Final lengths of the answers in tokens, ascending."""
     numbers: Ordered[int] = (1,)
-    """Answers of each length."""
+    """Number of answers of each length."""
     ready: int = 0
-    """Tokens that each has already, from another worker: they are prefilled."""
+    """Tokens that each answer already has from another worker; they are prefilled."""
     shared: int = 0
-    """Of the prompt: tokens that another sequence has prefilled already."""
+    """Tokens of the prompt that another sequence has already prefilled."""
     origin: float = math.inf
-    """The worker's count of tokens at which it had none; infinite while it waits."""
+    """The worker's token counter at which the sequence had no token; infinite while it waits."""
     held: float = 0.0
-    """Tokens in the cache of each answer, less the count."""
+    """Tokens of each answer in the cache, minus the token counter."""
     done: int = 0
-    """Lengths whose answers had ended when it was last sent back to wait."""
+    """Number of lengths whose answers had ended when the sequence was last retracted."""
 
     def number_from(self, index: int) -> int:
-        """Answers that have not ended while those of `lengths[index]` are next."""
+        """Number of answers that have not ended while those of `lengths[index]` are next to end."""
         return sum(self.numbers[index:])
 
 
 Entry = tuple[float, int, Sequence, int]
-"""When answers of a sequence end next, a serial number, the sequence, and which of its lengths they have."""
+"""Count at which answers of a sequence end next, a serial number, the sequence, and the index of their length."""
 
 
 class Replica:
-    """Moves only when asked to (`advance`); `wake_s` says when that is next due."""
+    """Advances only on request (`advance`); `wake_s` is the time at which that is next due."""
 
     def __init__(
         self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0, cache_tokens: float = math.inf,
         stride_tokens: float = MAX_STRIDE_TOKENS,
     ) -> None:  # fmt: skip
-        """max_sequences: answers decoded at once. grid_tokens: sequences start at multiples of so many tokens, to the
-        nearest, so that several answers end together where lengths are multiples too; 0: exact.
+        """max_sequences: answers decoded at once. grid_tokens: start counts of sequences are rounded to multiples of
+        this number, so that several answers end together if lengths are multiples too; 0: no rounding.
 
-        cache_tokens: prompts and answers held at once, at most; infinite: max_sequences is all that counts.
+        cache_tokens: largest number of tokens of prompts and answers held at once; infinite: only max_sequences limits.
         """
         self.name, self._costs, self._max_sequences = name, costs, max_sequences
         self._grid_tokens, self._cache_tokens, self._stride_tokens = grid_tokens, cache_tokens, stride_tokens
@@ -78,39 +78,41 @@ class Replica:
         self.busy_s = self.paused_s = self.prefill_s = self.idle_s = 0.0
         self.tokens = self.steps = 0.0
         self.wake_s = math.inf
-        """When something ends or must be looked at again; infinite while nothing runs. `refill` before."""
+        """Time at which an answer ends or the batch must be checked; infinite while nothing runs. Call `refill`
+        before.
+        """
         self.is_admitting = True
         self._count = 0.0
-        """Tokens every active answer gained since the worker's start."""
+        """Tokens that every active answer has gained since the worker's start."""
         self._debt_s = 0.0
-        """Prefill that decoding has to wait for."""
+        """Seconds of prefill that decoding waits for."""
         self._paused_until_s = -1.0
         self._active: list[Entry] = []
-        """Heap; as it was at the beginning of `_stretches`."""
+        """Heap, in its state at the beginning of `_stretches`."""
         self._number = 0
-        """Answers in it."""
+        """Number of answers in `_active`."""
         self._held = 0.0
         """The sum of their `held`."""
         self._waiting: deque[Sequence] = deque()
         self._serial = 0
         self._stretches: list[tuple[float, float, int, float]] = []
-        """What comes: until which count, seconds a step, answers, their `held` in all."""
+        """Future intervals: end count, seconds per step, number of answers, sum of their `held`."""
         self._place = 0
-        """The stretch that time has come to; one past the last: `take_ended` has something to do."""
+        """Index of the current interval; past the last one, `take_ended` returns sequences."""
         self._left_s = 0.0
-        """Decoding to the end of the stretches."""
+        """Seconds of decoding until the end of the intervals."""
         self._then: tuple[list[Entry], int, float] = ([], 0, 0.0)
-        """`_active`, `_number` and `_held` before what ends there."""
+        """`_active`, `_number` and `_held` before the answers that end there are removed."""
         self._is_planned = False
-        """The stretches hold."""
+        """The intervals are valid."""
         self._is_news = False
-        """Something came, went or ended since the stretches were made."""
+        """A sequence was added, removed or ended since the intervals were computed."""
         self._stops_at_ends = False
-        """Somebody waited when they were made."""
+        """A sequence was waiting when the intervals were computed."""
 
     @property
     def num_active(self) -> int:
-        """Answers in the batch."""
+        """Number of answers in the batch."""
         return self._batch()[0]
 
     @property
@@ -120,25 +122,25 @@ class Replica:
         return held + number * self._count
 
     def _batch(self) -> tuple[int, float]:
-        """Answers that run now, and their `held` in all."""
+        """Number of answers that run now, and the sum of their `held`."""
         if not self._is_planned:
             return self._number, self._held
         return self._stretches[self._place][2:] if self._place < len(self._stretches) else self._then[1:]
 
     @property
     def active(self) -> list[Sequence]:
-        """Those in the batch, in no order."""
+        """Sequences in the batch, in no particular order."""
         return [sequence for _, _, sequence, _ in self._active]
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence; it starts when there is room. `advance` to now first."""
+        """Add a sequence; it starts when there is room. Call `advance` first."""
         self._waiting.append(sequence)
         self._is_news = True
 
     # ------------------------------------------------------------ time
 
     def advance(self, now_s: float) -> None:
-        """Let time pass up to `now_s`; nothing ends before `wake_s`."""
+        """Advance to `now_s`. Nothing ends before `wake_s`."""
         began_s, self.now_s = self.now_s, now_s
         elapsed_s = now_s - began_s
         is_due = now_s >= self.wake_s
@@ -176,7 +178,7 @@ class Replica:
         self._place = place
 
     def take_ended(self) -> list[Sequence]:
-        """Sequences whose last token is out."""
+        """Remove and return the sequences whose last token has been generated."""
         if not self._is_planned or self._place < len(self._stretches):
             return []
         self._active, self._number, self._held = self._then
@@ -186,7 +188,7 @@ class Replica:
         return ended
 
     def _pop(self, ended: list[Sequence] | None) -> None:
-        """Let end what has; where nobody asks for sequences that have, they stay until somebody does."""
+        """Remove answers that have ended. With None, finished sequences stay until `take_ended` collects them."""
         active, last = self._active, self._count + EPSILON
         while active and active[0][0] <= last:
             _, serial, sequence, index = active[0]
@@ -202,7 +204,7 @@ class Replica:
             self._held -= number * sequence.held
 
     def _settle(self) -> None:
-        """Bring the heap to now, in the middle of the stretches."""
+        """Update the heap to the current time, within the intervals."""
         if self._is_planned:
             self._is_planned, self._is_news = False, True
             self._pop(None)
@@ -210,7 +212,8 @@ class Replica:
     # ------------------------------------------------------------ the batch
 
     def refill(self) -> list[Sequence]:
-        """Start what waits, as far as slots and cache go; returns what started. Then looks ahead."""
+        """Start waiting sequences as far as slots and cache allow, compute the next intervals, and return the started
+        sequences."""
         is_stopping = bool(self._waiting) and self.is_admitting
         is_due = self._is_planned and self._place == len(self._stretches)
         if not self._is_news and not is_due and self._stops_at_ends == is_stopping:
@@ -232,7 +235,9 @@ class Replica:
         return started
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Slots and cache hold it too, and some growth of all; what is alone always has room."""
+        """Whether slots and cache have room for the sequence and some growth of all; a single sequence always has
+        room.
+        """
         if not self._number:
             return True
         number = sequence.number_from(sequence.done)
@@ -243,7 +248,7 @@ class Replica:
         return held + RESERVED_TOKENS * together <= self._cache_tokens
 
     def _start(self, sequence: Sequence) -> int:
-        """Returns the tokens to prefill."""
+        """Start a sequence and return the number of tokens to prefill."""
         number, count, grid = sequence.number_from(sequence.done), self._count, self._grid_tokens
         origin = count - sequence.ready
         sequence.origin = round(origin / grid) * float(grid) if grid else origin
@@ -256,7 +261,7 @@ class Replica:
         return number * (sequence.prompt - sequence.shared + sequence.ready)
 
     def _make_room(self) -> None:
-        """Send back the one that has the fewest tokens, until the others can grow for a while."""
+        """Retract the sequence with the fewest tokens until the others have room to grow."""
         stay = sorted(self._active, key=lambda entry: (entry[2].origin, entry[1]))
         while len(stay) > 1:
             if self._held + self._number * (self._count + RESERVED_TOKENS) <= self._cache_tokens:
@@ -275,7 +280,7 @@ class Replica:
         sequence.shared, sequence.origin, sequence.done = 0, math.inf, index
 
     def _look_ahead(self) -> None:
-        """The stretches to the next moment that concerns others, and when that is."""
+        """Compute the intervals up to the next external event, and its time."""
         active, number, held, count = self._active, self._number, self._held, self._count
         self._stops_at_ends = is_stopping = bool(self._waiting) and self.is_admitting
         stretches: list[tuple[float, float, int, float]] = []
@@ -314,11 +319,11 @@ class Replica:
             self.wake_s = max(self.now_s, self._paused_until_s) + self._debt_s + max(0.0, self._left_s)
 
     def tokens_of(self, sequence: Sequence) -> float:
-        """Tokens its longest answer has by now, `ready` ones included."""
+        """Tokens of its longest answer so far, including `ready` ones."""
         return min(float(sequence.lengths[-1]), max(float(sequence.ready), self._count - sequence.origin))
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or active. `advance` before, `refill` after."""
+        """Remove a sequence, waiting or active. Call `advance` before and `refill` after."""
         self._settle()
         self._is_news = True
         if sequence in self._waiting:
@@ -336,7 +341,7 @@ class Replica:
     # ------------------------------------------------------------ pauses
 
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
-        """New weights: stand still so long, then prefill every running sequence again."""
+        """Swap weights: pause for `pause_s`, then prefill every running sequence again."""
         self._paused_until_s = max(self._paused_until_s, self.now_s + pause_s)
         if is_recomputing and self._active:
             self._debt_s += self._costs.prefill_s(self.context_tokens)

@@ -10,29 +10,30 @@ from areal_like.settings import Settings
 
 
 class EmulationSettings(Settings):
-    """Devices that take time instead of computing: what a roofline gives for a GPU, a model, batch and lengths, with
-    everything else real. Nothing is learned, and every figure is of a model (docs/decisions/0030-emulated-devices.md).
+    """Emulated devices: they wait for as long as a roofline of a GPU and a model gives for batch and lengths, and
+    everything else is real. Nothing is learned, and every figure is an estimate
+    (docs/decisions/0030-emulated-devices.md).
     """
 
     gpu: str = "h800"
     """Kind of GPU: h800, h100, h200, h20, a100, l40s, b200."""
     model: str = "1.5b"
-    """Size of the policy: 1.5b, 7b, 14b, 32b, qwen3-8b, ..., or a folder with config.json. (`model` at the top is the
-    tiny one whose weights really travel.)"""
+    """Size of the policy: 1.5b, 7b, 14b, 32b, qwen3-8b, ..., or a folder with config.json. (The top-level `model` is
+    the small one whose weights are really transferred.)"""
     tp: int = Field(1, gt=0, le=limits.THREADS)
-    """GPUs of one rollout worker."""
+    """Number of GPUs of one rollout worker."""
     trainer_gpus: int = Field(1, gt=0, le=limits.DEVICES)
-    """GPUs of the trainer."""
+    """Number of GPUs of the trainer."""
     speedup: float = Field(10.0, gt=0, le=limits.SECONDS)
-    """Emulated seconds in one real second."""
+    """Emulated seconds per real second."""
     token_scale: int = Field(64, gt=0, le=limits.TOKENS)
-    """Emulated tokens for one token on the wire, in the ledger and in all other settings."""
+    """Emulated tokens per real token (as in messages, the ledger and all other settings)."""
     prompt_tokens: int = Field(200, gt=0, le=limits.TOKENS)
     """Emulated tokens of every prompt."""
     mean_tokens: float | None = Field(None, gt=0, le=limits.TOKENS)
-    """Scale the emulated answers' lengths, a thinking model's, to this mean; null: as they were measured (7,345)."""
+    """Mean to which the answer lengths, those of a thinking model, are scaled; null: as measured (7,345)."""
     decode_floor_s: float = Field(Efficiencies.decode_floor_s, ge=0, le=limits.SECONDS)
-    """Shortest decode step, emulated seconds."""
+    """Shortest decode step, in emulated seconds."""
     bandwidth: float = Field(Efficiencies.bandwidth, gt=0, le=1)
     """Share of the memory bandwidth reached in decoding."""
     train_mfu: float = Field(Efficiencies.train_mfu, gt=0, le=1)
@@ -42,5 +43,7 @@ class EmulationSettings(Settings):
 
     @property
     def words(self) -> str:
-        """For a summary: what every figure of the run is a model of."""
-        return f"{self.gpu} for {self.model}, {self.speedup:g} times as fast, {self.token_scale} tokens in one"
+        """Describe the emulated devices in one line, for a summary."""
+        return (
+            f"{self.gpu} for {self.model}, {self.speedup:g} times as fast, {self.token_scale} emulated tokens per token"
+        )

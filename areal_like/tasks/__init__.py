@@ -1,1 +1,1 @@
-"""Tasks that are shipped with the package: generators of rows and readers of answers."""
+"""Built-in tasks: generators of rows and parsers of answers."""

@@ -1,7 +1,4 @@
-r"""The content of `\boxed{...}`, where mathematics puts its final answer: in solutions of data sets and in responses.
-
-Owns: `last_boxed`, `final_boxes`. Refuses: other marks of an answer, and what its content means (their readers').
-"""
+r"""Finds the content of `\boxed{...}`, the usual mark of a final answer in mathematics, in solutions and responses."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MAX_BOXES = 20
-"""Unclosed boxes looked past, from the end: a response may be nothing but boxes."""
+"""Largest number of unclosed boxes that are skipped, from the end, since a response may consist only of boxes."""
 _BETWEEN = re.compile(
     r"(?:[\s$,;.]|\\[()\[\],;]|\\quad|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|maybe|also)\b)*", re.IGNORECASE
 )
-"""What may stand between boxes that are one answer together."""
+"""Text that may occur between boxes that together are one answer."""
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*([^\s{}$\\]+)")
 
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last complete `\boxed{...}` (or `\fbox`), braces balanced; else of the last bare `\boxed 5`.
 
-    None where there is neither; "" for an empty box.
+    None if there is neither; "" for an empty box.
     """
     boxes = _complete_boxes(text)
     if boxes:
@@ -32,7 +29,7 @@ def last_boxed(text: str) -> str | None:
 def final_boxes(text: str) -> list[str]:
     r"""The boxes that end a text, in order: of `\boxed{1} or \boxed{2}` both; with words between them, the last one.
 
-    [] where there is none.
+    [] if there is none.
     """
     boxes = _complete_boxes(text)
     if not boxes:
@@ -57,11 +54,11 @@ def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _closing(text: str, position: int) -> int | None:
-    """Where the brace that was opened before `position` is closed (the position after it), or None."""
+    """Position after the brace that closes the one opened before `position`, or None."""
     depth = 1
     while position < len(text):
         character = text[position]
-        if character == "\\":  # an escaped brace is no brace
+        if character == "\\":  # skip an escaped brace
             position += 2
             continue
         depth += (character == "{") - (character == "}")

@@ -1,6 +1,7 @@
-"""Rows for environments that have tasks of their own: each row only numbers an episode. Ships rows, not files.
+"""Rows for environments that define their own tasks: each row only numbers an episode. The rows are generated, not
+files.
 
-Owns: the rows. Refuses: what an episode is about: the environment draws it from its seed, or takes the row's number.
+The environment draws the task of an episode from its seed, or uses the row's number.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from areal_like.settings import Settings
 from areal_like.tasks.running_sum import Split
 
 NO_ANSWER = "(known to the environment)"
-"""Stands for the answer in rows whose columns have none."""
+"""Value of `answer` in rows whose columns have none."""
 
 
 class EpisodesOptions(Settings):
     """Options of the generator."""
 
     prompt: str = Field("Task:\n", min_length=1)
-    """What the policy sees before the environment's first observation."""
+    """Prompt of the policy, before the environment's first observation."""
     columns: dict[str, Any] = Field(default_factory=dict)
     """Further columns of every row, for the environment."""
 
@@ -34,7 +35,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Rows of `prompt`, `answer`, `episode` (from 0), `split` and the columns; endless without a limit.
 
-    `seed` changes nothing: what is drawn is drawn by the environment. Raises UserError for a bad option.
+    `seed` is not used: the environment draws the task. Raises UserError for a bad option.
 
     Example:
         >>> list(rows(1, "train", limit=1, options={"prompt": "Play."}))

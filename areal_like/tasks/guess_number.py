@@ -1,17 +1,16 @@
-"""Guess a number that an environment has in mind: the shipped example of an environment. Ships rows, not files.
+"""Guess a number that an environment has drawn: the built-in example of an environment. The rows are generated, not
+files.
 
     prompt "16:"    model "07?"  environment ">"    model "11?"  environment "="
 
-Owns: the environment, its rows, demonstrations that guess badly. Refuses: tokens, turns (rollout/episode.py), torch.
+`>`: the number is greater, `<`: smaller, `=`: found, which ends the episode, `!`: not a valid guess. All prompts of one
+size are equal: the number is in the row, which only the environment sees. In demonstrations a share `careless` of the
+guesses is random and ignores the answers; the others are among the remaining numbers. So the warm start teaches the
+format, and RL has to learn that halving the remaining range pays.
 
-`>`: the number is greater, `<`: smaller, `=`: found, which ends the episode, `!`: that was no guess. All prompts of one
-size are equal: the number is in the row, which only the environment sees. Demonstrations guess anywhere, whatever was
-answered, in a share `careless` of their guesses, and among the numbers that are left in the others. So the warm start
-teaches the format; RL finds out that it pays to halve what is left.
-
-The guess that finds the number is worth 1 - 0.1 (guesses before it), every other one nothing. A cost of -0.1 for each
-other guess would have the same sum, but then it pays not to guess at all: a policy learned to write turns without an
-end, which are cut and cost nothing.
+The guess that finds the number has the reward 1 - 0.1 (guesses before it), every other one 0. A reward of -0.1 for each
+other guess would have the same sum, but then not guessing pays: a policy learned to write turns without an end, which
+are truncated and cost nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from areal_like.settings import Settings
 from areal_like.tasks.running_sum import Split
 
 CHARACTERS = "0123456789:?<>=!"
-"""Every character that prompts, guesses and the environment's answers are made of."""
+"""All characters of prompts, guesses and the environment's answers."""
 GUESS_END = "?"
 """Ends a guess."""
 DEFAULT_EVAL_ROWS = 200
@@ -43,9 +42,9 @@ class GuessNumberOptions(Settings):
     size: int = Field(16, ge=2, le=100)
     """The number is between 0 and `size` - 1."""
     careless: float = Field(0.5, ge=0, le=1)
-    """Demonstrations: share of the guesses that ignore what was answered."""
+    """Demonstrations: share of the guesses that ignore the answers."""
     most_guesses: int = Field(10, ge=1, le=100)
-    """Demonstrations: longest one."""
+    """Demonstrations: largest number of guesses."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None) -> GuessNumberOptions:
@@ -60,18 +59,17 @@ class GuessNumberOptions(Settings):
 
 
 class GuessNumber:
-    """The environment: it knows the number of its row."""
+    """The environment. The number is taken from its row."""
 
     def __init__(self, *, par: int | None = None) -> None:
-        """
-        Args:
-            par: guesses within which the number counts as found for `correct`; None: what halving needs at worst.
+        """Args:
+        par: largest number of guesses for which `correct` is 1; None: the worst case of halving.
         """
         self._par, self._given_par = 0, par
         self._number = self._size = self._guesses = 0
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """Take the row's number, or draw one where it has none."""
+        """Take the row's number, or draw one if it has none."""
         self._size = int(row["size"])
         number = row.get("answer")
         self._number = random.Random(seed).randrange(self._size) if number is None else int(number)
@@ -88,7 +86,8 @@ class GuessNumber:
 
 
 def answer_to(action: str, number: int) -> str:
-    """What is answered to a guess. The whole text must be one: nothing in it can stand for an answer.
+    """The environment's answer to a guess. The whole text must be a guess, so the policy cannot forge an answer within
+    it.
 
     Example:
         >>> answer_to("07?", 11), answer_to("11?", 11), answer_to("07?>11?=", 11)
@@ -104,8 +103,8 @@ def answer_to(action: str, number: int) -> str:
 def rows(
     seed: int, split: Split, *, limit: int | None = None, options: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of `prompt`, `size` and `answer`, the number; endless without a limit, but for `eval`, which gives the
-    numbers in turn. Raises UserError for a bad option.
+    """Rows of `prompt`, `size` and `answer`, the number; endless without a limit, except for `eval`, which has each
+    number once. Raises UserError for a bad option.
     """
     size = GuessNumberOptions.parse(options).size
     rng = random.Random(f"guess_number/{split}/{seed}")

@@ -1,12 +1,11 @@
-"""Procedural tasks of the package reasoning-gym: rows by seed, and the way back from a row to its task.
+"""Procedural tasks of the package reasoning-gym: generates rows by seed, and regenerates the task entry of a row.
 
-Owns: which part of a run (`train`, `eval`) a question belongs to, the rows, remaking the entry that a row came from.
-Refuses: judging answers (services/reward/scorers/reasoning_gym.py), tokens, torch.
+Answers are judged in services/reward/scorers/reasoning_gym.py.
 
-A row names its task, configuration, seed and index, not the task's own bookkeeping: that need not be plain data, and
-the entry is made again where it is needed. A question belongs to one part by a hash of its text alone, whatever the
-seed, so no held-out question is trained on. The package is imported inside functions: it comes with the extra
-`reasoning-gym`.
+A row contains its task, configuration, seed and index, not the entry's metadata, which need not be plain data; the
+entry is regenerated where it is needed. A question belongs to one part (`train`, `eval`) by a hash of its text alone,
+whatever the seed, so no held-out question is trained on. The package is imported inside functions, because it is an
+optional dependency (extra `reasoning-gym`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from areal_like.settings import Settings
 Split = Literal["train", "eval"]
 EVAL_SHARE = 0.2
 MAX_TRIES = 60
-"""So many questions in a row of the other part end the search: the task has too few different ones."""
+"""The search ends after this many consecutive questions of the other part: the task has too few different ones."""
 NO_ANSWER = "(any that the task accepts)"
-"""Stands for the answer where a task has no single one."""
+"""Value of `answer` if a task has no single correct answer."""
 _MAX_SIZE = 1 << 30
 _WHERE = "reasoning_gym"
 
@@ -41,14 +40,14 @@ class ReasoningGymOptions(Settings):
     tasks: dict[str, dict[str, Any] | None] = Field(min_length=1)
     """Tasks by their names in the package, each with its configuration (`chain_sum: {max_terms: 3}`) or null."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """How often a task is drawn, relative to the others; 1 where it is not named."""
+    """Weight with which a task is drawn, relative to the others; default 1."""
 
     @field_validator("tasks")
     @classmethod
     def _size_and_seed_are_ours(cls, tasks: dict[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
         for name, config in tasks.items():
             if taken := sorted({"seed", "size"} & set(config or {})):
-                raise ValueError(f"{name}.{taken[0]} follows from data.seed and limit")
+                raise ValueError(f"{name}.{taken[0]} is set by data.seed and limit")
         return tasks
 
     @pydantic.model_validator(mode="after")
@@ -73,8 +72,9 @@ class ReasoningGymOptions(Settings):
             raise UserError(what, where=f"{_WHERE} options.{key}".rstrip("."), remedy=remedy) from error
 
 
-class TaskPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a row came from. config: the task's configuration as JSON; digest: of the question, to know it again."""
+class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin of a row. config: the task's configuration as JSON; digest: hash of the question, to check the regenerated
+    entry."""
 
     task: str
     config: str
@@ -86,7 +86,8 @@ class TaskPlace(msgspec.Struct, frozen=True, kw_only=True):
 def rows(seed: int, split: Split, *, limit: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """`limit` rows with `prompt`, `answer` and `reasoning_gym`; the same for the same arguments.
 
-    Raises UserError: package missing, no such task, a configuration it refuses, a task that is not made by seed alone.
+    Raises UserError if the package or the task does not exist, the task rejects the configuration, or the task does not
+    depend on the seed alone.
     """
     parsed = ReasoningGymOptions.parse(options)
     draw = random.Random(f"reasoning_gym/{seed}/{split}")
@@ -97,13 +98,17 @@ def rows(seed: int, split: Split, *, limit: int, options: Mapping[str, Any]) -> 
         yield next(places[draw.choices(names, weights)[0]])
 
 
-def entry_at(place: TaskPlace) -> tuple[Any, dict[str, Any]]:
-    """The data set and its entry (`question`, `answer`, `metadata`) at a place. Raises UserError."""
+def entry_at(place: TaskOrigin) -> tuple[Any, dict[str, Any]]:
+    """The data set and the entry (`question`, `answer`, `metadata`) that a row came from. Raises UserError."""
     tasks = dataset(place.task, place.config, place.seed)
     entry = tasks[place.index]
     if digest_of(entry["question"]) != place.digest:
-        what = "makes another question than when the row was made"
-        raise UserError(what, where=f"{_WHERE} task {place.task}", remedy="the version of reasoning-gym that made it")
+        what = "generates a different question than when the row was created"
+        raise UserError(
+            what,
+            where=f"{_WHERE} task {place.task}",
+            remedy="install the version of reasoning-gym that created the row",
+        )
     return tasks, entry
 
 
@@ -134,7 +139,7 @@ def dataset(task: str, config: str, seed: int) -> Any:
     except (TypeError, ValueError, AssertionError, AttributeError) as error:
         known = ", ".join(name for name in DATASETS[task][1].__dataclass_fields__ if name not in ("seed", "size"))
         reason = str(error) or type(error).__name__
-        raise UserError(f"refuses its configuration ({reason})", where=where, remedy=f"it has {known}") from error
+        raise UserError(f"rejects its configuration ({reason})", where=where, remedy=f"it has {known}") from error
 
 
 def part_of(question: str) -> Split:
@@ -146,7 +151,7 @@ def part_of(question: str) -> Split:
 def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> Iterator[dict[str, Any]]:
     config = msgspec.json.encode(settings, order="deterministic").decode()
     facts = f"{seed}/{task}/{config}".encode()
-    # entry i of a data set is drawn from its seed + i: far from the end of what numpy's generators take
+    # entry i of a data set is drawn from its seed + i, far below the largest seed of NumPy's generators
     own_seed = int.from_bytes(hashlib.blake2b(facts, digest_size=4).digest(), "big") >> 2
     tasks = dataset(task, config, own_seed)
     _check_reproducible(task, config, own_seed)
@@ -156,15 +161,15 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
             entry = tasks[index]
         except Exception as error:  # fault boundary: a task's generator may raise anything
             what = f"cannot make entry {index} ({type(error).__name__}: {error})"
-            raise UserError(what, where=f"{_WHERE} task {task}", remedy="another configuration") from error
+            raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose another configuration") from error
         if part_of(entry["question"]) != split:
             num_tries += 1
             if num_tries > MAX_TRIES:
                 what = f"has too few different questions to make `{split}` rows of its own"
-                raise UserError(what, where=f"{_WHERE} task {task}", remedy="a configuration with more of them")
+                raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose a configuration with more of them")
             continue
         num_tries = 0
-        place = TaskPlace(task=task, config=config, seed=own_seed, index=index, digest=digest_of(entry["question"]))
+        place = TaskOrigin(task=task, config=config, seed=own_seed, index=index, digest=digest_of(entry["question"]))
         answer = entry["answer"]
         yield {
             "prompt": entry["question"],
@@ -175,8 +180,8 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
 
 
 def _check_reproducible(task: str, config: str, seed: int) -> None:
-    """A row must be found again in another process: its entry may hang on seed and index only."""
+    """Check that the entry of a row depends on seed and index only, so that another process can regenerate it."""
     again = dataset.__wrapped__(task, config, seed)
     first = [dataset(task, config, seed)[index]["question"] for index in (0, 1)]
     if [again[index]["question"] for index in (1, 0)] != first[::-1]:
-        raise UserError("is not made by its seed alone", where=f"{_WHERE} task {task}", remedy="leave it out")
+        raise UserError("does not depend on its seed alone", where=f"{_WHERE} task {task}", remedy="leave it out")

@@ -1,18 +1,17 @@
-"""The quickstart's task: the running sum of digits modulo 10, worked out step by step. Ships the generator, not files.
+"""The quickstart's task: the running sum of digits modulo 10, step by step. The rows are generated, not files.
 
     prompt "3+8+5="        right answer "3+8=1,1+5=6;#6"
 
-Owns: prompts and their split, the deliberately wrong demonstrations, the right working, the check of an answer.
-Refuses: tokens (the end-of-sequence token is not in the texts), rewards beyond right or wrong, torch.
+The end-of-sequence token is not part of the texts.
 
-The number of terms is 2 + Geometric(`pgeo`), at most `max_terms`: lengths have a long tail, which is what asynchrony is
-for. A prompt belongs to one of the parts `sft`, `train`, `eval` by a hash of its text alone, whatever the seed, so a
-held-out prompt occurs in neither kind of training. Short prompts are few (100 of two terms, a quarter of all draws):
-`sft` and `train` therefore draw with repetition, as from a distribution, while `eval` gives distinct prompts, and so
-has fewer short ones than training and is the harder part.
+The number of terms is 2 + Geometric(`pgeo`), at most `max_terms`: lengths have a long tail, for which asynchronous
+training is meant. A prompt belongs to one of the parts `sft`, `train`, `eval` by a hash of its text alone, whatever the
+seed, so a held-out prompt occurs in neither kind of training. Short prompts are few (100 of two terms, a quarter of all
+draws): `sft` and `train` therefore draw with repetition, as from a distribution, while `eval` gives distinct prompts,
+and so has fewer short ones than training and is the harder part.
 
-Demonstrations are wrong on purpose, so that RL has something to overturn: of the 100 digit pairs a share `bias` has one
-fixed wrong result, given most of the time; the other pairs get a random digit with probability `noise`.
+Demonstrations are wrong on purpose, so that RL has something to correct: a share `bias` of the 100 digit pairs has one
+fixed wrong result most of the time, and the other pairs get a random digit with probability `noise`.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from areal_like.settings import Settings
 
 Split = Literal["sft", "train", "eval"]
 CHARACTERS = "0123456789+=,;#"
-"""Every character that prompts and answers are made of."""
+"""All characters of prompts and answers."""
 DEFAULT_EVAL_ROWS = 1000
 
 _SHARES: dict[Split, float] = {"sft": 0.4, "train": 0.4}
-"""Of all prompts; `eval` has the rest."""
+"""Share of all prompts; `eval` has the rest."""
 _TABLE_SEED = 99
 _MAX_CONSECUTIVE_REPEATS = 10_000
 
@@ -46,15 +45,15 @@ class RunningSumOptions(Settings):
     """Options of the generator."""
 
     pgeo: float = Field(0.25, gt=0, le=1)
-    """Chance that a prompt ends after each term from the second on."""
+    """Probability that a prompt ends after each term from the second on."""
     max_terms: int = Field(16, ge=2, le=limits.TOKENS)
-    """Most terms of a prompt."""
+    """Largest number of terms of a prompt."""
     bias: float = Field(0.45, ge=0, le=1)
     """Demonstrations: share of the 100 digit pairs with a fixed wrong result."""
     bias_right: float = Field(0.35, ge=0, le=1)
-    """Demonstrations: chance that such a pair is nevertheless added rightly."""
+    """Demonstrations: probability that such a pair is nevertheless added correctly."""
     noise: float = Field(0.1, ge=0, le=1)
-    """Demonstrations: chance of a random digit at any other pair."""
+    """Demonstrations: probability of a random digit for any other pair."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | RunningSumOptions | None) -> RunningSumOptions:
@@ -95,13 +94,13 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Rows of one part, a function of seed, split and options; a longer limit extends a shorter one.
 
-    `sft` and `train` are endless without a limit. `eval` gives distinct prompts: 1,000 without a limit, fewer where
-    small options leave no more. Raises UserError for an unknown split, a bad option or a negative limit.
+    `sft` and `train` are endless without a limit. `eval` has distinct prompts: 1,000 without a limit, fewer if the
+    options do not allow as many. Raises UserError for an unknown split, a bad option or a negative limit.
     """
     if split not in get_args(Split):
         raise UserError(f"no part named {split!r}", where="running_sum split", remedy="sft, train or eval")
     if limit is not None and limit < 0:
-        raise UserError(f"{limit} rows cannot be given", where="running_sum limit", remedy="give 0 or more")
+        raise UserError(f"{limit} rows cannot be generated", where="running_sum limit", remedy="give 0 or more")
     checked = RunningSumOptions.parse(options)
     draws = _draws(random.Random(f"running_sum/{split}/{seed}"), split, checked)
     if split != "eval":
@@ -111,7 +110,9 @@ def rows(
 
 def _draws(rng: random.Random, split: Split, options: RunningSumOptions) -> Iterator[dict[str, Any]]:
     repeats = 0
-    while repeats < _MAX_CONSECUTIVE_REPEATS:  # with few possible prompts the hash may leave this part none
+    while (
+        repeats < _MAX_CONSECUTIVE_REPEATS
+    ):  # if there are few possible prompts, the hash may assign none to this part
         num_terms = 2
         while num_terms < options.max_terms and rng.random() >= options.pgeo:
             num_terms += 1
@@ -144,7 +145,7 @@ def demonstrations(
 ) -> Iterator[dict[str, str]]:
     """Deliberately wrong `{"prompt", "response"}` pairs from the `sft` part, endless without a limit.
 
-    The final answer agrees with the (wrong) working: what is taught wrong is adding, not the format.
+    The final answer agrees with the (wrong) steps: demonstrations teach the right format and wrong sums.
     """
     checked = RunningSumOptions.parse(options)
     rng = random.Random(f"running_sum/demonstrations/{seed}")
@@ -154,7 +155,7 @@ def demonstrations(
 
 @lru_cache(maxsize=8)
 def wrong_table(bias: float) -> Mapping[tuple[int, int], int]:
-    """The digit pairs that demonstrations add wrongly, with the wrong result; the same in every run."""
+    """The digit pairs that demonstrations add incorrectly, with the wrong result; the same in every run."""
     rng = random.Random(_TABLE_SEED)
     table = {}
     for left in range(10):
@@ -165,7 +166,7 @@ def wrong_table(bias: float) -> Mapping[tuple[int, int], int]:
 
 
 def _work(terms: list[int], options: RunningSumOptions | None, rng: random.Random | None) -> str:
-    """The working of `terms`; right where there are no options, else as demonstrations have it."""
+    """The steps of `terms`: correct without options, else as in demonstrations."""
     total, steps = terms[0], []
     for term in terms[1:]:
         result = (total + term) % 10
@@ -181,7 +182,7 @@ def _work(terms: list[int], options: RunningSumOptions | None, rng: random.Rando
 
 
 def solve(prompt: str) -> str:
-    """The right working of a prompt: `solve("3+8+5=")` is `"3+8=1,1+5=6;#6"`. Raises ValueError on another text."""
+    """The correct answer to a prompt: `solve("3+8+5=")` is `"3+8=1,1+5=6;#6"`. Raises ValueError on another text."""
     body = prompt.removesuffix("=")
     terms = body.split("+")
     if body == prompt or len(terms) < 2 or not all(len(term) == 1 and term in "0123456789" for term in terms):
@@ -190,6 +191,6 @@ def solve(prompt: str) -> str:
 
 
 def is_correct(row: Mapping[str, Any], response: str, finish_reason: str = "stop") -> bool:
-    """True where the text after the last `#` is the row's answer and the model ended by itself."""
+    """True if the text after the last `#` is the row's answer and the model ended its answer."""
     _, mark, answer = response.rpartition("#")
     return finish_reason == "stop" and bool(mark) and answer == str(row["answer"])

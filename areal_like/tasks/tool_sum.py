@@ -1,17 +1,16 @@
-"""The running sum worked out with a calculator: a task of several turns. Ships the generator, not files.
+"""The running sum with a calculator: a task of several turns. The rows are generated, not files.
 
     prompt  "3+8+5="      model "(3+8)"  tool "1;"  model "(1+5)"  tool "6;"  model "#6", end of sequence
 
-Owns: the deliberately misled demonstrations, the tool, the check of a last answer. Prompts, answers and their split are
-those of running_sum.py. Refuses: tokens, turns (rollout/tool_sum.py), torch.
+Prompts, answers and their split are those of running_sum.py; turns are in rollout/tool_sum.py.
 
-A step may also be worked out in the head, `3+8:1;`, without the tool. Demonstrations do that for a fixed share `bias`
-of the digit pairs most of the time, and for the others with probability `noise`, always with a random digit. So the
-warm start teaches the format and to distrust the tool for some pairs; RL has to find out that it is always right.
+The model may also write a step without the tool, `3+8:1;`. Demonstrations do that for a fixed share `bias` of the digit
+pairs most of the time, and for the others with probability `noise`, always with a random digit. So the warm start
+teaches the format, and not to use the tool for some pairs; RL has to learn that the tool is always right.
 
-The same as a chat, for programs that talk to a model through an API (configs/agent_tool_sum.yaml): the prompt is a
-message of the user, a call is written as Hermes and Qwen write it, and the tool's output is a message of its own. Every
-mark of it is one token of the tokenizer `chat:tool_sum`, so that it is hardly longer.
+There is a variant as a chat, for programs that use a model through an API (configs/agent_tool_sum.yaml): the prompt is
+a user message, a call has the format of Hermes and Qwen, and the tool's output is a separate message. Every marker is
+one token of the tokenizer `chat:tool_sum`, so answers are hardly longer.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from areal_like.tasks import running_sum
 from areal_like.tasks.running_sum import RunningSumOptions, Split
 
 CHARACTERS = "0123456789+=:;#()?"
-"""Every character that prompts, answers and the tool's output are made of."""
+"""All characters of prompts, answers and the tool's output."""
 CALL_END = ")"
 """Ends a call of the tool."""
 REFUSAL = "?;"
-"""What the tool says to anything that is no call."""
+"""Output of the tool for text that is not a valid call."""
 CHAT_CHARACTERS = "0123456789+=:;#?"
-"""Every character of messages of the task as a chat, besides CHAT_CALL."""
+"""All characters of messages in the chat variant, in addition to CHAT_CALL."""
 CHAT_END = "<|im_end|>"
 """Ends a message."""
 CHAT_STARTS = {role: f"<|im_start|>{role}\n" for role in ("user", "assistant", "tool")}
 """Begins a message, by role."""
 CHAT_CALL = ('<tool_call>\n{"name": "add", "arguments": {"x": ', ', "y": ', "}}\n</tool_call>")
-"""Around the two digits of a call."""
+"""Text around the two digits of a call."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
     "{% for call in message.tool_calls or [] %}"
@@ -52,7 +51,7 @@ CHAT_TEMPLATE = (
     "{{ (call.function.arguments | tojson) + '}\n</tool_call>' }}{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Of the tokenizer `chat:tool_sum`. It does not declare tools: the model knows one."""
+"""Chat template of the tokenizer `chat:tool_sum`. It does not declare tools, because the model knows the only one."""
 
 _TABLE_SEED = 99
 
@@ -61,17 +60,17 @@ class ToolSumOptions(Settings):
     """Options of the generator."""
 
     pgeo: float = Field(0.25, gt=0, le=1)
-    """Chance that a prompt ends after each term from the second on."""
+    """Probability that a prompt ends after each term from the second on."""
     max_terms: int = Field(12, ge=2, le=limits.TOKENS)
-    """Most terms of a prompt."""
+    """Largest number of terms of a prompt."""
     bias: float = Field(0.4, ge=0, le=1)
-    """Demonstrations: share of the 100 digit pairs that are mostly added in the head, wrongly."""
+    """Demonstrations: share of the 100 digit pairs that are mostly added without the tool, incorrectly."""
     bias_tool: float = Field(0.42, ge=0, le=1)
-    """Demonstrations: chance that such a pair is nevertheless given to the tool."""
+    """Demonstrations: probability that such a pair is nevertheless added by the tool."""
     noise: float = Field(0.1, ge=0, le=1)
-    """Demonstrations: chance that any other pair is added in the head."""
+    """Demonstrations: probability that any other pair is added without the tool."""
     chat: bool = False
-    """Demonstrations: what follows the prompt is a chat, as the tokenizer `chat:tool_sum` has it."""
+    """Demonstrations: the answer is in the chat format of the tokenizer `chat:tool_sum`."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None) -> ToolSumOptions:
@@ -86,14 +85,14 @@ class ToolSumOptions(Settings):
 
     @property
     def prompts(self) -> RunningSumOptions:
-        """Those of them that shape prompts."""
+        """Options of the prompts."""
         return RunningSumOptions(pgeo=self.pgeo, max_terms=self.max_terms)
 
 
 def rows(
     seed: int, split: Split, *, limit: int | None = None, options: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of `prompt`, `answer` and `terms`, as of `running_sum.rows`. Raises UserError."""
+    """Rows of `prompt`, `answer` and `terms`, as in `running_sum.rows`. Raises UserError."""
     return running_sum.rows(seed, split, limit=limit, options=ToolSumOptions.parse(options).prompts)
 
 
@@ -110,7 +109,7 @@ def demonstrations(
 
 @lru_cache(maxsize=8)
 def distrusted_pairs(bias: float) -> frozenset[tuple[int, int]]:
-    """The digit pairs that demonstrations mostly keep from the tool; the same in every run."""
+    """The digit pairs that demonstrations mostly add without the tool; the same in every run."""
     rng = random.Random(_TABLE_SEED)
     return frozenset((left, right) for left in range(10) for right in range(10) if rng.random() < bias)
 
@@ -132,7 +131,8 @@ def _work(terms: list[int], options: ToolSumOptions, rng: random.Random) -> list
 
 
 def _as_chat(spans: list[list[Any]]) -> list[list[Any]]:
-    """The same as the chat template has it, which is not asked: it would take most of the time of a warm start."""
+    """Render spans in the chat format. The chat template itself is not used, because it would take most of the time of
+    a warm start."""
     begin, between, end = CHAT_CALL
     made: list[list[Any]] = []
     for text, is_trained in spans:
@@ -142,12 +142,12 @@ def _as_chat(spans: list[list[Any]]) -> list[list[Any]]:
         else:
             result = text.removesuffix(";")
             made.append([CHAT_STARTS["tool"] + result + CHAT_END + CHAT_STARTS["assistant"], False])
-    made[-1][0] = made[-1][0].removesuffix(CHAT_END)  # as of all rows: it is added
+    made[-1][0] = made[-1][0].removesuffix(CHAT_END)  # added later, as for all rows
     return made
 
 
 def tool_output(said: str) -> str:
-    """What the calculator answers to text that ends in a call: `...(3+8)` gives `1;`, the sum modulo 10.
+    """Output of the calculator for text that ends in a call: `...(3+8)` gives `1;`, the sum modulo 10.
 
     Example:
         >>> tool_output("2+2:5;(5+8)"), tool_output("(5+)")
@@ -159,6 +159,6 @@ def tool_output(said: str) -> str:
 
 
 def is_correct(row: Mapping[str, Any], last_answer: str) -> bool:
-    """True where the text after the last `#` of what the model said last is the row's answer."""
+    """True if the text after the last `#` of the model's last answer is the row's answer."""
     _, mark, answer = last_answer.rpartition("#")
     return bool(mark) and answer == str(row["answer"])

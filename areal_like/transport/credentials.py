@@ -1,15 +1,16 @@
-"""What a process must hold to join a run: CURVE keys, which let it connect, and a token, which lets it use its name.
+"""Credentials of the processes of a run: CURVE keys, which let a process connect, and a token, which lets it use its
+name.
 
-Owns: making these for a run, for one process of it and for a reward service that belongs to no run; tokens and their
-check. Refuses: the transport's use of keys (curve.py), registration (hub.py).
+The module creates them for a run, for one process of it and for a reward service that belongs to no run, and checks
+tokens. The transport's use of keys is in curve.py, registration in hub.py.
 
-There are two audiences, each with a join secret of its own: the controller's hub, whose secret never leaves the
-controller, and all other hubs of a run (reward services, weight streams), whose secret the processes of the run hold,
-because each of them may have to check another. A token is a keyed hash (HMAC-SHA256) of role and name, so it cannot be
-used for another name, and no hub has to be notified about a process that is started later.
+There are two audiences, each with its own join secret: the controller's hub, whose secret never leaves the controller,
+and all other hubs of a run (reward services, weight streams). The processes of the run have the second secret, because
+each of them may have to check another. A token is a keyed hash (HMAC-SHA256) of role and name, so it is not valid for
+another name, and hubs need no notification about a process that is started later.
 
-A process gets a folder of its own (0700, files 0600) with what it needs and no more. Tokens travel only inside
-encrypted messages; they never stand in argv, environments, specs or names.
+Each process has its own folder (0700, files 0600) with only what it needs. Tokens are sent only inside encrypted
+messages; they never appear in argv, environments, specs or names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEX = re.compile(rb"[0-9a-f]{64}")
 
 
 class JoinSecret:
-    """Makes and checks the tokens of one audience."""
+    """Creates and checks the tokens of one audience."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -50,7 +51,7 @@ class JoinSecret:
 
 
 def make_run_credentials(folder: Path) -> None:
-    """Make keys and both join secrets of a run in `folder`; those of an earlier start of the run are removed."""
+    """Create keys and both join secrets of a run in `folder`; those of an earlier start of the run are removed."""
     shutil.rmtree(folder, ignore_errors=True)
     make_key_pairs(folder)
     for audience in AUDIENCES:
@@ -58,7 +59,7 @@ def make_run_credentials(folder: Path) -> None:
 
 
 def issue_credentials(run_keys: Path, role: str, name: str) -> Path:
-    """The folder with the credentials of one process of the run, made again below the run's own."""
+    """Create the folder with the credentials of one process below that of the run, and return it."""
     folder = process_folder(run_keys, name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
@@ -70,14 +71,14 @@ def issue_credentials(run_keys: Path, role: str, name: str) -> Path:
 
 
 def process_folder(run_keys: Path, name: str) -> Path:
-    """Where `issue_credentials` puts those of the process `name`."""
+    """Folder of the credentials of the process `name`."""
     return run_keys / name
 
 
 def make_service_credentials(folder: Path) -> None:
-    """Make the credentials of a reward service that belongs to no run; a folder that has some is left as it is.
+    """Create the credentials of a reward service that belongs to no run; existing credentials are kept.
 
-    Made in a temporary folder and renamed: of two services that start together both use the same ones.
+    They are created in a temporary folder that is then renamed, so two services that start together use the same ones.
     """
     if (folder / "server.secret").exists():
         return
@@ -89,25 +90,26 @@ def make_service_credentials(folder: Path) -> None:
         os.rename(made, folder)
     except OSError as error:
         if not (folder / "server.secret").exists():
-            what = f"cannot make keys here: {error.strerror}"
-            raise UserError(what, where=str(folder), remedy="name an empty or a new folder") from error
+            what = f"cannot create keys here: {error.strerror}"
+            raise UserError(what, where=str(folder), remedy="use an empty or a new folder") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 def service_keys_folder() -> Path:
-    """Where reward services and their clients of this user look for credentials unless instructed otherwise."""
+    """Default folder of the credentials of this user's reward services and their clients."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "areal_like" / "reward-keys"
 
 
 def load_join_secret(folder: Path, audience: Audience) -> JoinSecret:
-    """What a hub needs to check tokens. Raises UserError when the file is missing, damaged or readable by others."""
+    """Load the secret with which a hub checks tokens. Raises UserError if the file is missing, damaged or readable by
+    others."""
     return JoinSecret(_read_hex(folder / _secret_file(audience)))
 
 
 def token_for(folder: Path, audience: Audience, role: str, name: str) -> str:
-    """The token that the process `name` shows to a hub of `audience`. Raises UserError when the folder has none."""
+    """The token that the process `name` sends to a hub of `audience`. Raises UserError if the folder has none."""
     if (folder / _secret_file(audience)).exists():
         return load_join_secret(folder, audience).token(role, name)
     return _read_hex(folder / _token_file(audience)).decode()
@@ -120,7 +122,7 @@ def _make_secret(folder: Path, audience: Audience) -> None:
 def _read_hex(path: Path) -> bytes:
     found = read_private(path)
     if not _HEX.fullmatch(found):
-        raise UserError("not a join secret or token", where=str(path), remedy="start the run again, or make new keys")
+        raise UserError("not a join secret or token", where=str(path), remedy="start the run again, or create new keys")
     return found
 
 

@@ -1,10 +1,9 @@
-"""CURVE keys of one run and the door that lets only their holder connect.
+"""CURVE keys of one run, and the ZAP handler of a hub, which admits only clients that have a key.
 
-Owns: making, storing and loading the two key pairs; the ZAP handler of a hub. Refuses: names and roles (a token proves
-those: credentials.py).
+Names and roles are proved by tokens (credentials.py).
 
-A run has one server pair (its hubs) and one client pair (everybody else). Files are readable by their owner alone and
-are not used when they are not.
+A run has one server pair (its hubs) and one client pair (all other processes). Key files must be readable by their
+owner only; others are rejected.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _ZAP_DOMAIN = b"areal_like"
 _PAIRS = ("server", "client")
 MAX_KEY_FILE_BYTES = 4096
 PLACE_WITH_MODES = "on a file system with Unix permissions (for a run: runs_dir=/some/where)"
-"""FAT, and some network and FUSE mounts, give every file the same mode."""
+"""Advice for file systems without file modes (FAT, and some network and FUSE mounts)."""
 
 
 class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """One side's own pair and the other side's public key, each 40 characters of Z85."""
+    """The key pair of one side and the public key of the other side, each 40 characters of Z85."""
 
     public: bytes
     secret: bytes
@@ -46,12 +45,12 @@ def make_key_pairs(folder: Path) -> None:
     """Create the key pairs of a hub and its clients, replacing those that are there.
 
     Args:
-        folder: where to; it gets mode 0700, its files 0600.
+        folder: folder of the files; it gets mode 0700, its files 0600.
     """
     if not zmq.has("curve"):
-        raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, it brings libsodium")
+        raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, which contains libsodium")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # a file system without modes refuses; write_private says so
+    with contextlib.suppress(PermissionError):  # fails on a file system without modes; write_private reports that
         folder.chmod(0o700)
     for pair in _PAIRS:
         public, secret = zmq.curve_keypair()
@@ -63,7 +62,7 @@ def load_server(folder: Path) -> CurveKeys:
     """Read the keys that a hub needs.
 
     Args:
-        folder: what `make_key_pairs` wrote.
+        folder: a folder written by `make_key_pairs`.
 
     Returns:
         The keys.
@@ -78,7 +77,7 @@ def load_client(folder: Path) -> CurveKeys:
     """Read the keys that a peer needs.
 
     Args:
-        folder: what `make_key_pairs` wrote; `server.secret` may be missing.
+        folder: a folder written by `make_key_pairs`; `server.secret` may be missing.
 
     Returns:
         The keys.
@@ -89,15 +88,16 @@ def load_client(folder: Path) -> CurveKeys:
     return _load(folder, own="client", other="server")
 
 
-def arm_client(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
-    """Make `socket` speak CURVE to the holder of the server key only. Before connect."""
+def enable_client(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
+    """Make `socket` use CURVE, and accept only the server with this key. Call it before connect."""
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = keys.public, keys.secret, keys.other_public
 
 
 class Authenticator:
-    """ZAP handler (ZeroMQ RFC 27) of one context: admits CURVE clients that hold the run's client key.
+    """ZAP handler (ZeroMQ RFC 27) of one context: admits CURVE clients that have the run's client key.
 
-    It runs on the hub's loop, so a hub that does not run admits nobody. `on_refused(address)` is called for the others.
+    It runs on the hub's event loop, so a hub that does not run admits no client. `on_refused(address)` is called for
+    each refused client.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class Authenticator:
         self._socket = ReadySocket(context, zmq.REP, self._answer_waiting)
         self._socket.raw.bind(_ZAP_ENDPOINT)
 
-    def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Make `socket` a CURVE server behind this door. Before bind."""
+    def enable_server(self, socket: zmq.Socket[bytes]) -> None:
+        """Make `socket` a CURVE server that uses this handler. Call it before bind."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
         socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         self._socket.attach()
 
     def close(self) -> None:
-        """Take the door off."""
+        """Close the handler's socket."""
         self._socket.close()
 
     def _answer_waiting(self, events: int) -> None:
@@ -135,9 +135,9 @@ class Authenticator:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone may read (0600), whole or not at all.
+    """Atomically write a file that only its owner may read (0600).
 
-    Raises UserError where the file system has no file modes: nothing is written then.
+    Raises UserError if the file system has no file modes; nothing is written then.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -149,22 +149,25 @@ def write_private(path: Path, content: bytes) -> None:
     if not is_private:
         temporary.unlink()
         what = "the file system of this folder has no file modes, so others could read a key in it"
-        raise UserError(what, where=str(path.parent), remedy=f"name a folder {PLACE_WITH_MODES}")
+        raise UserError(what, where=str(path.parent), remedy=f"use a folder {PLACE_WITH_MODES}")
     os.replace(temporary, path)
 
 
 def read_private(path: Path) -> bytes:
-    """What `write_private` wrote. Raises UserError when it cannot be read, or others may read it too."""
+    """Read a file written by `write_private`. Raises UserError if it cannot be read, or if others may read it too."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_KEY_FILE_BYTES).strip()
     except OSError as error:
-        what, remedy = f"cannot read a key: {error.strerror}", "start the run again, or make or copy the service's keys"
+        what, remedy = (
+            f"cannot read a key: {error.strerror}",
+            "start the run again, or create or copy the service's keys",
+        )
         raise UserError(what, where=str(path), remedy=remedy) from error
     if stat.S_IMODE(mode) & 0o077:
-        remedy = f"chmod 600, or make new keys; if chmod has no effect there, keep the keys {PLACE_WITH_MODES}"
-        raise UserError("a key that others may read", where=str(path), remedy=remedy)
+        remedy = f"chmod 600, or create new keys; if chmod has no effect there, keep the keys {PLACE_WITH_MODES}"
+        raise UserError("other users may read this key", where=str(path), remedy=remedy)
     return content
 
 

@@ -1,12 +1,13 @@
 """The hub end of a channel: one ROUTER that many peers register with.
 
-Owns: registration, who is alive, routing, refusing whatever is malformed or unasked for. Refuses: resending and credits
-(the owner's), raising for anything a peer did. See channel.py for how both ends work together.
+It registers peers, tracks which are alive, routes messages, and drops malformed or unexpected ones. It raises no
+exception for anything that a peer sends. channel.py describes how both ends work together. See channel.py for how both
+ends work together.
 
-Who may do what. A connection needs the run's client key: anybody else is refused during the handshake (curve.py). A
-Hello needs the token of its role and name (credentials.py); until one is accepted every other message is dropped.
-Routes are made by the hub's own socket, one for each connection, and cannot be chosen by a peer. A registration moves
-to another connection only with its secret (a reconnect) or with a Hello (a new process), so with the name's token.
+Permissions: a connection needs the run's client key: others are refused during the handshake (curve.py). A Hello needs
+the token of its role and name (credentials.py); until one is accepted every other message is dropped. Routes are made
+by the hub's own socket, one for each connection, and cannot be chosen by a peer. A registration moves to another
+connection only with its secret (a reconnect) or with a Hello (a new process), which has the name's token.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from areal_like.transport.sockets import (
     LISTEN_S,
     READ_BYTES,
     WINDOW_BYTES,
-    PatienceClock,
+    ListeningClock,
     RateLimitedLog,
     ReadySocket,
     Signal,
@@ -49,14 +50,14 @@ log = logging.getLogger(__name__)
 MAX_PEERS = 4096
 MAX_NAME_CHARS = 100
 MAX_RETIRED = 4096
-"""Replaced incarnations remembered, so that an old process cannot push out its successor."""
+"""Number of replaced incarnations that are remembered, so that an old process cannot replace its successor."""
 
 _STRANGER = encode(Heartbeat(state="stranger"))
 
 
 @dataclasses.dataclass
 class PeerInfo:
-    """What the hub knows of a registered peer. `last_seen_s` is monotonic; `heartbeat` the newest one."""
+    """State of a registered peer. `last_seen_s` is monotonic; `heartbeat` is the newest one."""
 
     name: str
     role: Role
@@ -64,14 +65,14 @@ class PeerInfo:
     incarnation: str
     route: bytes
     registration: str = dataclasses.field(repr=False)
-    """Names this registration; secret."""
+    """Identifies this registration; secret."""
     last_seen_s: float = dataclasses.field(init=False)
     listened_s: float = dataclasses.field(init=False)
     heartbeat: Heartbeat | None = None
     position: int = dataclasses.field(init=False)
-    """Bytes the peer had sent with the newest message that was read."""
+    """Number of bytes that the peer had sent with the newest message that was read."""
     reported_position: int = 0
-    """The same as was last sent to the peer."""
+    """The last value of `position` that was sent to the peer."""
 
 
 class Hub:
@@ -97,23 +98,23 @@ class Hub:
         self._names: dict[bytes, str] = {}
         """Registered name by route."""
         self._registered: dict[bytes, str] = {}
-        """The same by registration."""
+        """Registered name by registration."""
         self._pending: deque[tuple[str, Message]] = deque()
-        """To be passed up before anything else."""
+        """Messages that `receive` returns first."""
         self._retired: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._num_since_pause = 0
         self._readable = Signal()
-        self._patience = PatienceClock()
-        self._complaints = RateLimitedLog(log)
+        self._patience = ListeningClock()
+        self._warnings = RateLimitedLog(log)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: ReadySocket | None = None
-        self._door: curve.Authenticator | None = None
+        self._authenticator: curve.Authenticator | None = None
 
     async def start(self) -> str:
         """Bind the socket.
 
         Returns:
-            The real address; port 0 is resolved.
+            The bound address, with the real port.
 
         Raises:
             UserError: the address cannot be bound.
@@ -126,8 +127,8 @@ class Hub:
         raw = self._socket.raw
         set_options(raw)
         raw.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._door = curve.Authenticator(self._context, keys, self._on_stray)
-        self._door.guard(raw)
+        self._authenticator = curve.Authenticator(self._context, keys, self._on_stray)
+        self._authenticator.enable_server(raw)
         try:
             raw.bind(self._bind)
         except zmq.ZMQError as error:
@@ -138,9 +139,9 @@ class Hub:
         return raw.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """Wait for the next message. A Hello was answered before it is returned; heartbeats are kept in `peers`.
+        """Wait for the next message. A Hello is answered before it is returned; heartbeats are stored in `peers`.
 
-        Refused messages are counted and logged, never raised. Cancelling it loses nothing.
+        Refused messages are counted and logged. Cancelling this call loses no message.
 
         Args:
             timeout_s: longest wait.
@@ -160,7 +161,7 @@ class Hub:
             while self._num_since_pause < BURST and (frames := self._socket.receive()) is not None:
                 self._num_since_pause += 1
                 taken = self._take(frames)
-                if self._pending:  # it came before, and has to be passed up before
+                if self._pending:  # they arrived earlier
                     self._pending.extend([taken] if taken is not None else [])
                     return self._pending.popleft()
                 if taken is not None:
@@ -180,7 +181,7 @@ class Hub:
             message: what to send.
 
         Returns:
-            False (and counted) when the peer is unknown or gone, or its queue is full.
+            False if the peer is unknown or disconnected, or its queue is full; such messages are counted.
         """
         info = self.peers.get(peer)
         if info is None:
@@ -201,7 +202,8 @@ class Hub:
         return [name for name, info in self.peers.items() if listened_s - info.listened_s > silence_s]
 
     def forget(self, peer: str) -> None:
-        """Remove a peer. If it still lives, its next heartbeat makes it say Hello again, which `receive` returns.
+        """Remove a peer. If it is still running, it sends Hello again after its next heartbeat, which `receive`
+        returns.
 
         Args:
             peer: its name; unknown names are ignored.
@@ -212,13 +214,13 @@ class Hub:
             self._registered.pop(info.registration.encode(), None)
 
     async def close(self) -> None:
-        """Close; queued messages get LINGER_S to leave."""
+        """Close; queued messages are sent for up to LINGER_S."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._authenticator is not None:
+            self._authenticator.close()
+            self._authenticator = None
         if self._context is not None:
             context, self._context = self._context, None
             await asyncio.to_thread(terminate, context)
@@ -232,7 +234,7 @@ class Hub:
 
     def _reject(self, kind: str, text: str) -> None:
         self.counters[f"rejected_{kind}"] += 1
-        self._complaints.say(f"{self._role} hub refused ({kind})", text)
+        self._warnings.log(f"{self._role} hub refused ({kind})", text)
 
     def _send_frames(self, route: bytes, frames: list[Frame]) -> bool:
         assert self._socket is not None, "send before start"
@@ -250,7 +252,7 @@ class Hub:
         return True
 
     def _take(self, frames: list[Frame]) -> tuple[str, Message] | None:
-        """What one raw message means for the owner; None when it was ours to deal with, or refused."""
+        """Process one raw message; None if it is handled here or refused."""
         route = bytes(frames[0])
         registration, position = read_prefix(frames[1]) if len(frames) > 1 else (b"", 0)
         name = self._names.get(route) or self._continued(route, registration)
@@ -280,21 +282,22 @@ class Hub:
         return name, message
 
     def _continued(self, route: bytes, registration: bytes) -> str | None:
-        """The name of a registered peer that has reconnected: it shows the secret of its registration."""
+        """The name of a registered peer that has reconnected, by the secret of its registration; None for others."""
         name = self._registered.get(registration)
         if name is not None:
             self._move(self.peers[name], route)
         return name
 
     def _move(self, info: PeerInfo, route: bytes) -> None:
-        """From now on the peer is at the end of this connection."""
+        """Route the peer's messages to this connection from now on."""
         if self._names.get(info.route) == info.name:
             del self._names[info.route]
         info.route = route
         self._names[route] = info.name
 
     def _has_read(self, info: PeerInfo, position: int) -> None:
-        """Half a window was read: the peer may send on, without waiting for its next heartbeat."""
+        """Report the position once half a window was read, so that the peer can send without waiting for its next
+        heartbeat."""
         info.position = position
         if position - info.reported_position >= WINDOW_BYTES // 2:
             self._report_position(info)
@@ -324,7 +327,7 @@ class Hub:
                 self._retired.popitem(last=False)
             self.forget(known.name)
         other = self._names.get(route, hello.name)
-        if other != hello.name:  # one connection carries one name: the newest
+        if other != hello.name:  # a connection has one name: the newest
             self.forget(other)
             self._pending.append((other, Goodbye(reason=f"its connection is now used by {hello.name}")))
         if known is None or is_new:
@@ -353,5 +356,5 @@ class Hub:
         if (hello.name, hello.incarnation) in self._retired:
             return f"{hello.name} was replaced by a newer process of that name"
         if hello.name not in self.peers and len(self.peers) >= MAX_PEERS:
-            return f"this hub has {MAX_PEERS} peers already"
+            return f"this hub already has {MAX_PEERS} peers"
         return ""

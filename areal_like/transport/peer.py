@@ -1,10 +1,9 @@
-"""The peer end of a channel: one DEALER that registers with a hub, and again when the hub has forgotten it.
+"""The peer end of a channel: one DEALER that registers with a hub, and again when the hub has no record of it.
 
-Owns: the connection, its heartbeat, the bounded inbox, noticing the hub's silence. Refuses: resending and credits (the
-owner's). See channel.py for how both ends work together.
+channel.py describes how both ends work together. See channel.py for how both ends work together.
 
-What was sent and not read by the hub is at most WINDOW_BYTES, or a quarter of that and one larger message; then
-`send` waits. Heartbeats and Hellos are small and never wait.
+At most WINDOW_BYTES, or a quarter of that and one larger message, are sent ahead of what the hub has read; then `send`
+waits. Heartbeats and Hellos are small and never wait.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from areal_like.transport.sockets import (
     QUEUE_MESSAGES,
     READ_BYTES,
     WINDOW_BYTES,
-    PatienceClock,
+    ListeningClock,
     RateLimitedLog,
     ReadySocket,
     Signal,
@@ -46,11 +45,11 @@ log = logging.getLogger(__name__)
 
 
 class Peer:
-    """The DEALER end. Used from one event loop; reconnects, and says Hello again, by itself."""
+    """The DEALER end. Used from one event loop; it reconnects and registers again automatically."""
 
     UNANSWERED_BEATS = 8
-    """After so many heartbeats without an answer only every eighth turn a Hello is queued, so that a hub that comes
-    back after an hour does not find thousands of stale heartbeats."""
+    """After this many heartbeats without an answer a Hello is queued only at every eighth interval, so that a hub that
+    returns after an hour does not receive thousands of stale heartbeats."""
 
     def __init__(
         self,
@@ -73,24 +72,24 @@ class Peer:
         self._limits = limits or WireLimits()
         self._inbox: deque[Message] = deque()
         self._arrived, self._writable = Signal(), Signal()
-        self._patience = PatienceClock()
+        self._patience = ListeningClock()
         self._received_s = 0.0
         self._unanswered = 0
         self._num_since_pause = 0
         self._sent_bytes = self._read_bytes = 0
         self._welcome: Welcome | None = None
         self._failure: Exception | None = None
-        self._complaints = RateLimitedLog(log)
+        self._warnings = RateLimitedLog(log)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: ReadySocket | None = None
         self._beating: asyncio.Task[None] | None = None
 
     @property
     def hub_silence_s(self) -> float:
-        """Seconds of our own listening without a word from the hub; compare with `silence_s`."""
+        """Seconds without a message from the hub, counted while this process listened; compare with `silence_s`."""
         self._drain()
         if len(self._inbox) >= QUEUE_MESSAGES:
-            return 0.0  # it is we who stopped reading
+            return 0.0  # this side stopped reading
         return self._patience.tick() - self._received_s
 
     async def connect(self, timeout_s: float) -> Welcome:
@@ -118,7 +117,7 @@ class Peer:
         set_options(raw)
         raw.setsockopt(zmq.RECONNECT_IVL, 50)
         raw.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        curve.arm_client(raw, keys)
+        curve.enable_client(raw, keys)
         try:
             raw.connect(self._address)
         except zmq.ZMQError as error:
@@ -138,13 +137,14 @@ class Peer:
         return welcome
 
     async def receive(self, timeout_s: float) -> Message | None:
-        """Wait for the next message. Cancelling it loses nothing.
+        """Wait for the next message. Cancelling this call loses no message.
 
         Args:
             timeout_s: longest wait.
 
         Returns:
-            The message; None after `timeout_s`. A Welcome means that the hub has no record of this process: send again.
+            The message; None after `timeout_s`. A Welcome means that the hub has no record of this process, so messages
+                must be resent.
 
         Raises:
             ChannelError: the hub refused this process.
@@ -192,7 +192,7 @@ class Peer:
             await self._writable.wait(min(remaining_s, LISTEN_S))
 
     async def close(self, reason: str = "") -> None:
-        """Say Goodbye if we were welcome, and close; queued messages get LINGER_S to leave."""
+        """Send Goodbye if registered, and close; queued messages are sent for up to LINGER_S."""
         beating, self._beating = self._beating, None
         if beating is not None:
             beating.cancel()
@@ -214,14 +214,15 @@ class Peer:
             raise ChannelError("the channel is closed")
 
     def _has_window(self, num_bytes: int) -> bool:
-        """The hub has read enough of what was sent for this message too (or we do not read what it says of that)."""
+        """Whether the hub has read enough for this message to be sent (also True while this side does not read its
+        reports)."""
         waiting_bytes = self._sent_bytes - self._read_bytes
         is_reading = len(self._inbox) < QUEUE_MESSAGES
         has_room = waiting_bytes + num_bytes <= WINDOW_BYTES or waiting_bytes <= WINDOW_BYTES // 4
         return has_room or not is_reading
 
     def _try_send(self, frames: list[Frame]) -> bool:
-        """Queue one message behind the secret of our registration, which the hub knows us by on any connection."""
+        """Queue one message after the secret of the registration, which identifies this peer on any connection."""
         assert self._socket is not None, "send before connect"
         registration = self._welcome.incarnation if self._welcome is not None else ""
         position = self._sent_bytes + sum(map(len, frames))
@@ -239,7 +240,7 @@ class Peer:
             self._writable.set()
 
     def _drain(self) -> None:
-        """Empty the socket into the inbox, as far as there is room; the rest waits in the hub's bounded queue."""
+        """Move messages from the socket to the inbox while there is room; the rest waits in the hub's bounded queue."""
         self._patience.tick()
         while (
             self._socket is not None
@@ -255,7 +256,7 @@ class Peer:
             message = decode(join(frames, self._limits), self._accept, self._limits)
         except WireError as error:
             self.counters["rejected_malformed"] += 1
-            self._complaints.say("refused a message from the hub", str(error))
+            self._warnings.log("refused a message from the hub", str(error))
             return
         self.counters["received"] += 1
         if isinstance(message, Heartbeat):

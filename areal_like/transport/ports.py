@@ -1,7 +1,4 @@
-"""Which port of this machine a server can be given.
-
-Owns: the choice, and the look whether one is free. Refuses: keeping it.
-"""
+"""Finds a free port of this machine for a server. The port is not reserved."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def can_listen(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could be given this port of this machine now."""
+    """Whether a server could listen on this port of this machine now."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a dead server left behind is no server
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections left by a dead server do not count
         try:
             probe.bind((host, port))
         except OSError:
@@ -25,11 +22,11 @@ def can_listen(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def quiet_port(host: str = "127.0.0.1") -> int:
-    """A port of this machine's address `host` that nobody listens on.
+def unused_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine's address `host` that no process listens on.
 
-    It lies outside the range the kernel takes for outgoing connections: a server that binds it later, or again after a
-    restart, then finds it free although connections come and go.
+    It is outside the range that the kernel uses for outgoing connections, so it stays free for a server that binds it
+    later, or again after a restart.
     """
     try:
         lowest = int(_PORT_RANGE.read_text().split()[0])

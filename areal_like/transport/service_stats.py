@@ -1,7 +1,4 @@
-"""Asks a reward service how it is: one connection, one question, one answer within a deadline.
-
-Owns: that exchange. Refuses: judging the answer (the start of a run, `python -m services.reward status`).
-"""
+"""Requests the statistics of a reward service: one connection, one request, one reply within a deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ _ACCEPT: frozenset[type] = frozenset({Welcome, Refused, StatsReply, Goodbye})
 async def ask_stats(address: str, *, curve_dir: Path, run_id: str = SHARED_RUN, timeout_s: float = 5.0) -> StatsReply:
     """Health and statistics of the service at `address` (tcp://host:port).
 
-    Raises UserError for an address or keys that cannot be used, ChannelError when the service refuses us,
-    DeadlineExceeded when nobody answers: no service there, or other keys.
+    Raises UserError for an address or keys that cannot be used, ChannelError if the service refuses the connection,
+    DeadlineExceeded if there is no answer (no service there, or other keys).
     """
     deadline_s = time.monotonic() + timeout_s
     identity = secrets.token_hex(8)

@@ -1,10 +1,7 @@
 """A ZeroMQ socket driven by one asyncio loop, without a task or a future per message.
 
-Owns: readiness (the edge-triggered ZeroMQ descriptor), waiting with a deadline, the patience clock, rate-limited
-complaints, the options of every socket. Refuses: knowing what a message means.
-
-The trap this file exists for: the descriptor announces changes of state, and any operation on the socket, a send too,
-may swallow an announcement. So each operation is followed by a look at EVENTS, and each wait is preceded by one.
+The ZeroMQ descriptor is edge-triggered: it announces changes of state, and any operation on the socket, including a
+send, may clear an announcement. So EVENTS is read after each operation and before each wait.
 """
 
 from __future__ import annotations
@@ -22,38 +19,39 @@ from areal_like.errors import UserError
 from areal_like.wire.encoding import LARGE_BYTES, MAX_FRAME_BYTES, Frame
 
 LINGER_S = 1.0
-"""How long a closing socket goes on sending what was queued (a Goodbye, a last acknowledgement)."""
+"""Time for which a closing socket continues to send queued messages (a Goodbye, a last acknowledgement)."""
 QUEUE_MESSAGES = 1000
-"""High-water mark of what waits to be sent to one peer, and bound of a Peer's inbox. Credits keep honest traffic to a
-few hundred messages; a thousand waiting ones mean that the reader has stopped, and more would only hide it."""
+"""High-water mark of messages to send to one peer, and bound of a Peer's inbox. Credits limit normal traffic to a few
+hundred messages; a thousand waiting ones mean that the reader has stopped, and a larger queue would only hide it."""
 RECEIVE_QUEUE_MESSAGES = 16
-"""High-water mark of what was received from one peer and not read yet; more waits where it was sent."""
+"""High-water mark of unread messages from one peer; further messages wait at the sender."""
 MAX_TRANSPORT_FRAME_BYTES = 2 * MAX_FRAME_BYTES
-"""Above what we send, with room for what encryption adds."""
+"""Largest frame that is accepted: the largest one that is sent, plus the overhead of encryption."""
 WINDOW_BYTES = 1 << 20
-"""What a peer may have sent to a hub that the hub has not reported as read; if it is less than a quarter of that, one
-larger message may go. A hub that does not read thus holds little of each registered peer."""
+"""Number of bytes that a peer may send ahead of what the hub has reported as read; below a quarter of it, one larger
+message may be sent. It bounds what a hub that does not read holds for each registered peer."""
 READ_BYTES = "read_bytes"
-"""Counter in the hub's answer to a heartbeat: bytes the peer had sent with the newest message that the hub has read."""
+"""Counter in the hub's answer to a heartbeat: number of bytes that the peer had sent with the newest message that the
+hub has read."""
 REGISTRATION_BYTES = 32
 HANDSHAKE_S = 10.0
-"""A connection that has not proved its key by then is closed."""
+"""Time after which a connection that has not proved its key is closed."""
 BURST = 64
-"""Ready messages handed out before the loop gets a turn."""
+"""Number of ready messages that are processed before control returns to the loop."""
 LISTEN_S = 0.2
-"""Longest uninterrupted wait: keeps the patience clock going, and would fix a lost wake-up."""
+"""Longest uninterrupted wait: it keeps the listening clock running, and recovers from a lost wake-up."""
 
 _OPEN_CONTEXTS: set[zmq.Context[zmq.Socket[bytes]]] = set()
 
 
 class Signal:
-    """Wakes everybody who waits now; a wait is one future and one timer, and always has a deadline."""
+    """Wakes all current waiters; a wait is one future and one timer, and always has a deadline."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[bool]] = set()
 
     def set(self) -> None:
-        """Wake all present waiters."""
+        """Wake all current waiters."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(True)
@@ -76,11 +74,11 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
-class PatienceClock:
-    """Seconds during which we were listening. A gap in our own attention counts for MAX_GAP_S at most.
+class ListeningClock:
+    """Counts the seconds during which this process listened. A gap counts for at most MAX_GAP_S.
 
-    Silence is judged by this clock: one that was not listening for a minute (a blocked loop, a suspended laptop) must
-    not conclude that everybody else was silent for a minute.
+    Silence is measured with this clock: a process that did not listen for a minute (a blocked loop, a suspended laptop)
+    must not conclude that all others were silent for a minute.
     """
 
     MAX_GAP_S = 1.0
@@ -90,7 +88,7 @@ class PatienceClock:
         self._listened_s = 0.0
 
     def tick(self) -> float:
-        """Note that we are listening now; returns the reading."""
+        """Record that this process is listening now, and return the reading."""
         now_s = time.monotonic()
         self._listened_s += min(now_s - self._stamp_s, self.MAX_GAP_S)
         self._stamp_s = now_s
@@ -98,28 +96,28 @@ class PatienceClock:
 
 
 class RateLimitedLog:
-    """At most one log line per kind and INTERVAL_S, saying how many were swallowed since the last."""
+    """Logs at most one line per kind and INTERVAL_S, with the number of lines suppressed since the last."""
 
     INTERVAL_S = 10.0
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._next_s: dict[str, float] = {}
-        self._swallowed: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
 
-    def say(self, kind: str, text: str) -> None:
+    def log(self, kind: str, text: str) -> None:
         """Log `text` unless another one of `kind` was logged a moment ago."""
         now_s = time.monotonic()
         if now_s < self._next_s.get(kind, 0.0):
-            self._swallowed[kind] = self._swallowed.get(kind, 0) + 1
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             return
-        swallowed = self._swallowed.pop(kind, 0)
+        suppressed = self._suppressed.pop(kind, 0)
         self._next_s[kind] = now_s + self.INTERVAL_S
-        self._log.warning("%s: %s%s", kind, text, f" (and {swallowed} more before)" if swallowed else "")
+        self._log.warning("%s: %s%s", kind, text, f" (and {suppressed} suppressed before)" if suppressed else "")
 
 
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Make a context that lives until `terminate`, even where its owner never calls it.
+    """Create a context that exists until `terminate`, even if its owner never calls it.
 
     If a context and its sockets became garbage together, pyzmq would terminate the context first and wait indefinitely
     for sockets that are closed only afterwards.
@@ -148,8 +146,8 @@ class ReadySocket:
         self._recheck_pending = False
 
     def attach(self) -> None:
-        """Begin to watch the descriptor. Call within the loop, after bind or connect."""
-        self._fd = int(self.raw.getsockopt(zmq.FD))  # first: `close` takes a loop as the sign that there is one
+        """Start watching the descriptor. Call it within the loop, after bind or connect."""
+        self._fd = int(self.raw.getsockopt(zmq.FD))  # set first: `close` assumes a descriptor if there is a loop
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._look)
         self._recheck()
@@ -163,7 +161,7 @@ class ReadySocket:
         return [part.bytes if len(part) < LARGE_BYTES else memoryview(part.buffer) for part in parts]
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Queue one message. Raises zmq.Again when the queue is full, zmq.ZMQError when there is no way."""
+        """Queue one message. Raises zmq.Again when the queue is full, zmq.ZMQError if there is no route."""
         try:
             self.raw.send_multipart(frames, zmq.NOBLOCK, copy=False)
         finally:
@@ -191,16 +189,16 @@ class ReadySocket:
 
 
 def check_address(address: str) -> None:
-    """Raises UserError for anything but tcp://host:port."""
+    """Raise UserError for anything other than tcp://host:port."""
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.netloc or ":" not in parts.netloc:
         raise UserError(f"not an address: {address!r}", remedy="write tcp://host:port")
 
 
 def own_host(hub_address: str) -> str:
-    """The address of this host on the way to the controller: what other hosts of the run can reach.
+    """The address of this host on the route to the controller, which other hosts of the run can reach.
 
-    Asks the routing table by a datagram socket; nothing is sent.
+    It uses the routing table, through a datagram socket; nothing is sent.
     """
     parts = urlsplit(hub_address)
     host, port = parts.hostname or "127.0.0.1", parts.port or 1
@@ -215,15 +213,16 @@ def own_host(hub_address: str) -> str:
 
 
 def prefix(registration: str, position: int) -> bytes:
-    """First frame of what a peer sends: the secret of its registration, and how many bytes it has sent with this one.
+    """First frame of each message of a peer: the secret of its registration, and the number of bytes that it has sent,
+    including this message.
 
-    Bytes that were lost on the way count as sent, so a hub that reads a later message knows that they do not wait.
+    Lost bytes count as sent, so a hub that reads a later message knows that they are not waiting.
     """
     return registration.encode().ljust(REGISTRATION_BYTES, b"\0") + position.to_bytes(8, "little")
 
 
 def read_prefix(frame: Frame) -> tuple[bytes, int]:
-    """Registration and position; nothing and 0 for another frame than `prefix` makes."""
+    """Registration and position; empty and 0 for a frame that `prefix` did not create."""
     if len(frame) != REGISTRATION_BYTES + 8:
         return b"", 0
     data = bytes(frame)
@@ -231,16 +230,16 @@ def read_prefix(frame: Frame) -> tuple[bytes, int]:
 
 
 def set_options(raw: zmq.Socket[bytes]) -> None:
-    """Bounds on what a connection may hold, and probes that find a dead one. Before bind or connect."""
+    """Set bounds on the memory of a connection, and probes that find a dead one. Call it before bind or connect."""
     raw.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
     raw.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
-    # Of one frame. The transport closes a connection that announces more, before it takes memory for it; it also holds
-    # before the handshake, when nobody knows yet who is there.
+    # Bounds one frame. The transport closes a connection that announces a larger one before it allocates memory, even #
+    # before the handshake.
     raw.setsockopt(zmq.MAXMSGSIZE, MAX_TRANSPORT_FRAME_BYTES)
     raw.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
-    # The kernel probes idle connections: one whose other machine is gone ends after about a minute, and who has
-    # stopped is found earlier by heartbeats (channel.py). Never ZMQ_HEARTBEAT_IVL: in libzmq 4.3.5 a connection that
-    # breaks while its queue is full aborts the process at the next probe (assertion `!_io_error`).
+    # The kernel probes idle connections: one whose other machine is lost ends after about a minute. Heartbeats find # a
+    # stopped process earlier (channel.py). Never ZMQ_HEARTBEAT_IVL: in libzmq 4.3.5 a connection that breaks while its
+    # queue is full aborts the process at the next probe (assertion `!_io_error`).
     raw.setsockopt(zmq.TCP_KEEPALIVE, 1)
     raw.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     raw.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)

@@ -1,7 +1,7 @@
-"""What a version of an adapter (LoRA) says about itself: which base it belongs to, and its own content. Torch-free.
+"""Metadata of an adapter (LoRA) in a version's manifest: the base that it belongs to, and digests. Does not import
+torch.
 
-Owns: `AdapterNote` and `LoneAdapter`, parts of a version's manifest; the names peft gives to the tensors of an adapter.
-Refuses: merging (trainer/model/lora.py, rollout/weights/merging.py).
+Merging is in trainer/model/lora.py and rollout/weights/merging.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ PEFT_PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B")
 
 
-class LoneAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload holds A [rank, in] and B [out, rank] alone, by their names in peft.
+class AdapterPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """Metadata of a payload that contains only A [rank, in] and B [out, rank], by their names in peft.
 
-    A worker makes base + scale B A of it, in `dtype`. base: CRC-32 of every tensor of the base in that type, by name.
+    A worker computes base + scale B A, in `dtype`. base: CRC-32 of every tensor of the base in that type, by name.
     """
 
     scale: float
@@ -23,19 +23,19 @@ class LoneAdapter(msgspec.Struct, frozen=True, kw_only=True):
     base: dict[str, int]
 
 
-class AdapterNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests (areal_like.weights.delta.digest) of the base, in the type versions have, and of the adapter, float32.
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests (areal_like.weights.delta.digest) of the base, in the dtype of versions, and of the adapter in float32.
 
-    lone: None where the payload holds whole merged weights.
+    lone: None if the payload contains all merged weights.
     """
 
     base_digest: str
     adapter_digest: str
-    lone: LoneAdapter | None = None
+    lone: AdapterPayload | None = None
 
 
 def peft_name(name: str) -> str:
-    """The name in peft's files of a tensor that this program calls `<module>.lora_A` or `<module>.lora_B`.
+    """Convert our name of a tensor, `<module>.lora_A` or `<module>.lora_B`, to its name in peft's files.
 
     Example:
         >>> peft_name("model.layers.0.mlp.up_proj.lora_A")
@@ -45,7 +45,7 @@ def peft_name(name: str) -> str:
 
 
 def part_names(weight: str) -> list[str]:
-    """The names in peft's files of A and B of the linear module whose weight this is.
+    """Names in peft's files of A and B of the linear module with this weight.
 
     Example:
         >>> part_names("model.lm.weight")
@@ -55,7 +55,7 @@ def part_names(weight: str) -> list[str]:
 
 
 def own_name(name: str) -> str:
-    """Undo of `peft_name`. Raises ValueError for a name that it does not give."""
+    """Inverse of `peft_name`. Raises ValueError for other names."""
     inner = name.removeprefix(PEFT_PREFIX).removesuffix(".weight")
     if peft_name(inner) != name or inner.rpartition(".")[2] not in PARTS:
         raise ValueError(f"{name} is no tensor of a LoRA adapter")

@@ -1,7 +1,4 @@
-"""Which files of a weight store lead to a version: full payloads and deltas, found by their manifests.
-
-Owns: reading manifests of both kinds, once each. Refuses: writing, checksums of payloads, sockets.
-"""
+"""Index of a weight store's files: finds the full payloads and deltas that lead to a version, by their manifests."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from areal_like.weights.weight_store import WeightManifest, manifest_name
 
 AnyManifest = WeightManifest | DeltaManifest
 MAX_KNOWN = 256
-"""Manifests kept in memory; a store holds a few dozen at most."""
+"""Largest number of manifests kept in memory; a store has a few dozen at most."""
 
 
 def read_manifest(path: Path) -> AnyManifest:
-    """A manifest of either kind, distinguished by its name. Raises WeightError."""
+    """Read a manifest of a full version or a delta, distinguished by its name. Raises WeightError."""
     kind = DeltaManifest if path.name.endswith(DELTA_MANIFEST_SUFFIX) else WeightManifest
     try:
         return decode_manifest(path.read_bytes(), is_delta=kind is DeltaManifest)
@@ -28,7 +25,7 @@ def read_manifest(path: Path) -> AnyManifest:
 
 
 def decode_manifest(data: bytes, *, is_delta: bool) -> AnyManifest:
-    """A manifest from its JSON. Raises WeightError."""
+    """Parse a manifest from JSON. Raises WeightError."""
     try:
         if is_delta:
             return msgspec.json.decode(data, type=DeltaManifest)
@@ -43,14 +40,16 @@ def delta_name(version: int, lineage: str) -> str:
 
 
 class Catalog:
-    """The manifests in one store's folder. Files appear and go meanwhile; a name never means two contents."""
+    """The manifests in one store's folder. Files may be added and removed at any time, but the content of a name never
+    changes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[str, AnyManifest] = {}
 
-    def way(self, version: int, lineage: str, base: Base | None) -> list[tuple[Path, AnyManifest]]:
-        """Manifests that lead from `base` (or from nothing) to `version`, in order. Raises WeightError without one."""
+    def route(self, version: int, lineage: str, base: Base | None) -> list[tuple[Path, AnyManifest]]:
+        """Manifests that lead from `base` (or from nothing) to `version`, in order. Raises WeightError if there is
+        none."""
         found: dict[int, tuple[Path, AnyManifest]] = {}
         offers: dict[int, Offer] = {}
         at: int | None = version
@@ -67,7 +66,7 @@ class Catalog:
         return [found[step] for step in route(offers, version, base)]
 
     def _find(self, version: int, lineage: str) -> tuple[Path, AnyManifest] | None:
-        """The delta that leads to a version where there is one, else its full manifest."""
+        """The delta that leads to a version if there is one, else its full manifest."""
         for name in (delta_name(version, lineage), manifest_name(version, lineage)):
             path = self._root / name
             if not path.exists():

@@ -1,14 +1,14 @@
-"""What changed between two versions, without loss: manifest, block codec, and which files lead to a version.
+"""Lossless differences between two versions: the manifest, the block codec, and the choice of files that lead to a
+version.
 
-Owns: the format of a delta (both directions, since it is a format), the choice between a chain of deltas and a full
-version. Refuses: files and their retention (trainer/weights/version_writer.py, rollout/weights/local_versions.py),
-sockets.
+Files and their retention are in trainer/weights/version_writer.py and rollout/weights/local_versions.py.
 
-A delta keeps the layout of its base: same names, dtypes, shapes and offsets; where these change a full version is
-published. Of each tensor only the items whose bits differ are kept: their places, and the difference of their bit
-patterns read as integers, folded so that one step up or down in the last place is a small number. Both are split into
-byte planes and compressed with zstd: high bytes of small numbers are zeros. (That few bfloat16 weights change in a step
-at RL learning rates is measured in PULSE, arXiv 2602.03839; what it is here: benchmarks/delta.py.)
+A delta has the layout of its base: the same names, dtypes, shapes and offsets. If these change, a full version is
+published. Only the items of a tensor whose bits differ are stored: their positions, and the difference of their bit
+patterns read as integers, zigzag-encoded so that one step up or down in the last place is a small number. Both are
+split into byte planes and compressed with zstd, since the high bytes of small numbers are zeros. (PULSE, arXiv
+2602.03839, measures that few bfloat16 weights change in a step at RL learning rates; benchmarks/delta.py measures it
+here.)
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from areal_like.weights.weight_store import ITEM_BYTES, WeightManifest
 DELTA_SUFFIX = ".delta"
 DELTA_MANIFEST_SUFFIX = ".delta.json"
 BLOCK_ITEMS = 1 << 20
-"""Items encoded at once; bounds memory on both sides to some tens of MB."""
+"""Number of items encoded at once; it bounds memory on both sides to tens of MB."""
 BITMAP_ABOVE = 1 / 16
-"""Share of changed items from which places are a bitmap, not the gaps between them."""
+"""Share of changed items from which positions are stored as a bitmap instead of the gaps between them."""
 
 _GAPS, _BITMAP, _ALL = 0, 1, 2
 _HEAD = struct.Struct("<BBII")
-"""How places are written, bytes an item, items of the block, changed items; then the length of every plane."""
+"""Block header: encoding of positions, bytes per item, items of the block, changed items; followed by the length of
+every plane."""
 _LENGTH = struct.Struct("<I")
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class DeltaTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the blocks of one tensor are stored in the delta file; `num_bytes` 0: nothing of it changed."""
+    """Where the blocks of one tensor are stored in the delta file; `num_bytes` 0: it did not change."""
 
     name: str
     offset: int
@@ -50,7 +51,7 @@ class DeltaTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeltaManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """How to make a version from its base. `result` describes the whole payload afterwards, checksums included."""
+    """How to compute a version from its base. `result` describes the resulting payload, including checksums."""
 
     base_version: int
     base_digest: str
@@ -66,7 +67,7 @@ class DeltaManifest(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a delta must name the tensors of its result, in their order")
         for part in self.tensors:
             if part.offset < 0 or part.num_bytes < 0 or part.offset + part.num_bytes > self.num_bytes:
-                raise ValueError(f"blocks of {part.name} lie outside the delta")
+                raise ValueError(f"blocks of {part.name} are outside the delta")
 
 
 class Offer(NamedTuple):
@@ -78,14 +79,14 @@ class Offer(NamedTuple):
 
 
 class Base(NamedTuple):
-    """A version somebody holds, by number and content."""
+    """A version that a process has, by number and content."""
 
     version: int
     digest: str
 
 
 def digest(manifest: WeightManifest) -> str:
-    """Names the content of a version, wherever its bytes lie: SHA-256 over names, dtypes, shapes and checksums."""
+    """Digest of the content of a version, whatever its offsets: SHA-256 over names, dtypes, shapes and checksums."""
     rows = sorted((entry.name, entry.dtype, list(entry.shape), entry.crc32) for entry in manifest.tensors)
     return hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
 
@@ -103,14 +104,14 @@ def route(offers: Mapping[int, Offer], version: int, base: Base | None) -> list[
 
     Args:
         offers: the published file of each version.
-        version: the version wanted.
-        base: the version that the caller holds; None for none.
+        version: the requested version.
+        base: the version that the caller has; None for none.
 
     Returns:
         Versions whose files are applied, in order.
 
     Raises:
-        WeightError: no way is left.
+        WeightError: no files lead to the version.
     """
     ways: list[list[int]] = []
     way: list[int] = []
@@ -119,10 +120,10 @@ def route(offers: Mapping[int, Offer], version: int, base: Base | None) -> list[
         way = [at, *way]
         if offer.base_version is None or (base is not None and (offer.base_version, offer.base_digest) == base):
             ways.append(way)
-        assert offer.base_version is None or offer.base_version < at, "a delta leads upwards"
+        assert offer.base_version is None or offer.base_version < at, "a delta leads to a newer version"
         at = offer.base_version
     if not ways:
-        raise WeightsDamaged(f"version {version} cannot be reached: a full version before it is gone")
+        raise WeightsDamaged(f"version {version} cannot be loaded: a full version before it no longer exists")
     return min(ways, key=lambda versions: sum(offers[v].num_bytes for v in versions))
 
 
@@ -170,7 +171,7 @@ def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
     """Turn a tensor into its newer version in place.
 
     Args:
-        blocks: what `encode_tensor` gave, concatenated.
+        blocks: the blocks of `encode_tensor`, concatenated.
         target: the base's bytes, writable.
         dtype: as in the manifest.
 
@@ -206,7 +207,7 @@ def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
 
 
 def _plane_sizes(how: int, width: int, num_items: int, num_changed: int) -> list[int]:
-    """Bytes of each plane: those of the places, then those of the values; none where nothing changed."""
+    """Bytes of each plane: those of the positions, then those of the values; none if nothing changed."""
     if how not in (_GAPS, _BITMAP, _ALL) or (how == _ALL and num_changed != num_items):
         raise WeightsDamaged("a delta block of unknown form")
     if not num_changed:
@@ -223,12 +224,12 @@ def _places(how: int, planes: list[np.ndarray], num_items: int, num_changed: int
     else:
         places_C = np.cumsum(_join(planes).astype(np.int64) + 1) - 1
     if len(places_C) != num_changed or (num_changed and places_C[-1] >= num_items):
-        raise WeightsDamaged("places of a delta block lie outside it")
+        raise WeightsDamaged("positions of a delta block are outside it")
     return places_C
 
 
 def _decompress(decompressor: zstandard.ZstdDecompressor, blob: memoryview, size: int) -> np.ndarray:
-    """`size` bytes out of one plane. What a frame claims is checked before memory is taken."""
+    """Decompress one plane of `size` bytes. The size that a frame claims is checked before memory is allocated."""
     if zstandard.frame_content_size(blob) != size:
         raise WeightsDamaged("a plane of a delta block has another size")
     return np.frombuffer(decompressor.decompress(blob), np.uint8)
@@ -246,7 +247,8 @@ def _join(planes: list[np.ndarray]) -> np.ndarray:
 
 
 def _fold(difference_C: np.ndarray) -> np.ndarray:
-    """0, -1, 1, -2, 2, ... to 0, 1, 2, 3, 4, ...; the difference is taken modulo 2 to the width, so nothing is lost."""
+    """Zigzag-encode: map 0, -1, 1, -2, 2, ... to 0, 1, 2, 3, 4, ... Differences are modulo 2 to the width, so nothing
+    is lost."""
     bits = difference_C.itemsize * 8
     signed = difference_C.view(_SIGNED[difference_C.itemsize])
     return ((signed << 1) ^ (signed >> (bits - 1))).view(difference_C.dtype)

@@ -1,11 +1,11 @@
-"""What the trainer and the rollout workers agree on when weights travel through a process group.
+"""Protocol between the trainer and the rollout workers for weights that are sent through a process group.
 
-Owns: the messages that gather a group, how a payload is cut into buckets, the names in the group's store. Refuses:
-torch (each package opens its own end), who may join (trainer/weights/group_rounds.py), the pause (the engines).
+It contains the messages that gather a group, the division of a payload into buckets, and the names in the group's
+store. It does not import torch; the trainer decides who joins in trainer/weights/group_rounds.py.
 
     rollout -> trainer   JoinRequest      trainer -> rollout   GroupCall or NoGroup
 
-A group is never repaired: when its members change, or anything in it fails, the next version gets another group.
+A group is never repaired: if its members change, or anything in it fails, the next version uses a new group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ GroupBackend = Literal["gloo", "nccl"]
 
 
 class JoinRequest(Message, frozen=True, kw_only=True):
-    """I can take this version by the group now. `num_ranks`: places my engine takes (one per GPU of a server)."""
+    """The sender can receive this version through the group now. `num_ranks`: ranks of its engine (one per GPU of a
+    server)."""
 
     version: int
     lineage: str
@@ -31,10 +32,11 @@ class JoinRequest(Message, frozen=True, kw_only=True):
 
 
 class GroupCall(Message, frozen=True, kw_only=True):
-    """Come now: meet the others where `host` and `port` say, stand still, take the payload, and check it.
+    """Request to join: meet the others at `host` and `port`, pause generation, receive the payload, and check it.
 
-    `rank` is the first of your places. `is_new`: the group has to be met; otherwise you are in it, or else it is lost
-    to you. `manifest`: JSON of the version's WeightManifest. `deadline_s`: for meeting, and again for the payload.
+    `rank` is the first rank of the receiver. `is_new`: the group has to be formed; otherwise the receiver is in it, or
+    cannot use it. `manifest`: JSON of the version's WeightManifest. `deadline_s`: for forming the group, and again for
+    the payload.
     """
 
     version: int
@@ -52,7 +54,7 @@ class GroupCall(Message, frozen=True, kw_only=True):
 
 
 class NoGroup(Message, frozen=True, kw_only=True):
-    """This version does not come to you by a group: take it as a stream."""
+    """This version is not sent to the receiver through a group: fetch it as a stream."""
 
     version: int
     lineage: str
@@ -60,7 +62,7 @@ class NoGroup(Message, frozen=True, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Tensors that lie side by side in the payload and travel as one message of `num_bytes` from byte `offset`."""
+    """Adjacent tensors of the payload that are sent as one message of `num_bytes` from byte `offset`."""
 
     offset: int
     num_bytes: int
@@ -68,9 +70,9 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def buckets(manifest: WeightManifest, bucket_bytes: int) -> Iterator[Bucket]:
-    """The payload as whole tensors in buckets of about `bucket_bytes`; a larger tensor is a bucket of its own.
+    """Divide the payload into buckets of whole tensors of about `bucket_bytes`; a larger tensor is a separate bucket.
 
-    The payload has no gaps (safetensors), so a bucket is also exactly its tensors one after another.
+    The payload has no gaps (safetensors), so a bucket consists of exactly its tensors.
     """
     entries: list[TensorEntry] = []
     num_bytes = 0
@@ -93,5 +95,5 @@ def _bucket(entries: Sequence[TensorEntry]) -> Bucket:
 
 
 def store_prefixes(group: str) -> tuple[str, ...]:
-    """What the keys of a group's store begin with, outermost first: torch's own habit, which SGLang's servers keep."""
+    """Prefixes of the keys of a group's store, outermost first, as in torch and SGLang."""
     return group, f"{group}/"

@@ -1,8 +1,4 @@
-"""The ways to transfer weights that come with this program.
-
-Owns: from `trainer.weights.kind` to a descriptor. Refuses: knowing anything else of a transfer. A new one is a line in
-TRANSFERS.
-"""
+"""The built-in weight transfers, by `trainer.weights.kind`. A new one needs one line in TRANSFERS."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ TRANSFERS: Mapping[str, TransferDescriptor] = {
 }
 """By `trainer.weights.kind`."""
 BETWEEN_HOSTS = STREAM.name
-"""The default where processes are on several hosts."""
+"""The default if processes are on several hosts."""
 
 
 def find_transfer(kind: str) -> TransferDescriptor:
-    """The transfer of that kind, or the one at an import path. Raises UserError where there is none.
+    """Find the transfer of that kind, or the one at an import path. Raises UserError if there is none.
 
     Example:
         >>> find_transfer("stream").scheme

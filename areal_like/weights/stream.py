@@ -1,14 +1,14 @@
-"""What the trainer and the rollout workers say to each other when weights travel through sockets.
+"""Protocol between the trainer and the rollout workers for weights that are sent through sockets.
 
-Owns: the messages, the chunk arithmetic, where a version is found (`Locator`). Refuses: sockets (channel.py), who is
-whose parent (trainer/weights/fan_out.py), files, process groups (process_group.py).
+It contains the messages, the chunk arithmetic and the location of a version (`Locator`). The trainer assigns parents in
+trainer/weights/fan_out.py; process groups are in process_group.py.
 
-    rollout -> trainer   WayRequest, ParentRequest      trainer -> rollout   Way, NoWay, Parent
+    rollout -> trainer   WayRequest, ParentRequest  trainer -> rollout  TransferPlan, TransferUnavailable, UpstreamPeer
     rollout -> trainer or rollout worker (its parent)   ChunkRequest
     trainer or rollout worker -> rollout                Chunk, NoChunk
 
-Everything is pulled: a receiver asks for as many chunks as it has room for, so nobody is buried, and what was lost with
-a connection is asked for again, from the same parent or from another one.
+Receivers pull: each one requests as many chunks as it has room for, so none is overloaded, and chunks that were lost
+with a connection are requested again, from the same parent or another one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup
 from areal_like.wire.messages import Message
 
 WINDOW_CHUNKS = 8
-"""Chunks a receiver has asked for and not got yet; times the chunk's size it bounds what is under way to it."""
+"""Largest number of chunks that a receiver has requested and not received; times the chunk size, it bounds the data in
+flight."""
 
 
 class Locator(NamedTuple):
-    """Where a version is found: the trainer's address, version and lineage. `by_group`: the trainer also brings it to
-    all workers at once by a process group, if they come in time.
+    """Location of a version: the trainer's address, version and lineage. `by_group`: the trainer also sends it to all
+    workers at once through a process group, to those that join in time.
     """
 
     address: str
@@ -42,13 +43,13 @@ class Locator(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Locator | None:
-        """None where `text` is no such place (then it is the path of a manifest)."""
+        """Parse a location; None if `text` is not one (then it is the path of a manifest)."""
         found = re.fullmatch(r"(group\+)?(tcp://[^/]+)/v(\d{8,})-([\w.-]{1,64})", text)
         return cls(found[2], int(found[3]), found[4], by_group=bool(found[1])) if found else None
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that travels in chunks: a full payload or a delta.
+    """One file that is sent in chunks: a full payload or a delta.
 
     manifest: JSON of its WeightManifest or DeltaManifest. chunk_crcs: uint32 CRC-32 of each chunk; the last chunk may
     be shorter than `chunk_bytes`.
@@ -69,7 +70,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_chunks(self) -> int:
-        """num_bytes / chunk_bytes, rounded up"""
+        """num_bytes / chunk_bytes, rounded up."""
         return -(-self.num_bytes // self.chunk_bytes)
 
     def span(self, index: int) -> slice:
@@ -81,7 +82,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WayRequest(Message, frozen=True, kw_only=True):
-    """How do I get to this version? `base_version` and `base_digest` say what I have; -1: nothing."""
+    """Request for the files that lead to a version. `base_version` and `base_digest`: the version that the sender has;
+    -1: none."""
 
     version: int
     lineage: str
@@ -90,7 +92,7 @@ class WayRequest(Message, frozen=True, kw_only=True):
 
 
 class TransferPlan(Message, frozen=True, kw_only=True):
-    """Fetch these and apply them in this order."""
+    """Files to fetch and to apply in this order."""
 
     version: int
     lineage: str
@@ -98,7 +100,7 @@ class TransferPlan(Message, frozen=True, kw_only=True):
 
 
 class TransferUnavailable(Message, frozen=True, kw_only=True):
-    """There is no such version (any more)."""
+    """The version does not exist (any more)."""
 
     version: int
     lineage: str
@@ -106,7 +108,8 @@ class TransferUnavailable(Message, frozen=True, kw_only=True):
 
 
 class ParentRequest(Message, frozen=True, kw_only=True):
-    """Whom do I fetch this payload from? `address`: where I serve it to others. `lost`: the parent that failed me."""
+    """Request for a parent to fetch a payload from. `address`: where the sender serves it to others. `lost`: the parent
+    that failed."""
 
     payload: str
     address: str
@@ -121,7 +124,7 @@ class UpstreamPeer(Message, frozen=True, kw_only=True):
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True):
-    """One chunk, please; answered as soon as the parent has it itself."""
+    """Request for one chunk; answered as soon as the parent has it itself."""
 
     payload: str
     index: int
@@ -136,7 +139,7 @@ class Chunk(Message, frozen=True, kw_only=True):
 
 
 class NoChunk(Message, frozen=True, kw_only=True):
-    """This parent does not have the payload (any more), or has too many waiting: ask for another parent."""
+    """The parent does not have the payload (any more), or has too many waiting requests: request another parent."""
 
     payload: str
     index: int

@@ -1,12 +1,12 @@
-"""What a way to transfer weights declares: the port between trainer, rollout workers and the controller.
+"""The descriptor of a weight transfer: the interface between trainer, rollout workers and the controller.
 
-Owns: `TransferDescriptor` and the facts it judges. Refuses: which transfers there are (registry.py, transfers/),
-sending (trainer/weights/port.py), receiving (rollout/weights/port.py).
+The transfers are listed in registry.py. The sender's interface is trainer/weights/port.py, the receiver's
+rollout/weights/port.py.
 
 The trainer writes every version into its weight store first (trainer/weights/version_writer.py). The sender makes it
 available and names its location, which the controller announces to the workers; the receiver of a worker turns the
-location into a complete, verified version on its own host. Neither package imports the other: both find their half
-here, by an import path that is followed only in the process that needs it.
+location into a complete, verified version on its own host. Neither package imports the other: each finds its
+implementation by an import path, which is imported only in the process that needs it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KIND_KEY = "trainer.weights.kind"
 
 
 class Limit(NamedTuple):
-    """Something a transfer cannot do: the reason, and which settings to use instead."""
+    """A combination that a transfer does not support: the reason, and the settings to use instead."""
 
     reason: str
     remedy: str
 
 
 class TransferUse(NamedTuple):
-    """The job that a transfer is to serve. settings: `trainer.weights`. devices: of all workers and ranks."""
+    """The configuration in which a transfer is used. settings: `trainer.weights`. devices: of all workers and ranks."""
 
     settings: Any
     devices: frozenset[str]
@@ -42,22 +42,24 @@ def _no_problems(use: TransferUse) -> Iterable[SettingProblem]:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferDescriptor:
-    """One way to transfer weights. Its module imports no torch: the controller asks it as well.
+    """Describes one weight transfer. Its module must not import torch, because the controller uses it too.
 
-    Limits are None where there is none.
+    Limits are None if there is none.
     """
 
     name: str
     sender: str = ""
-    """Import path of the trainer's half, called as `make(spec, settings)` for a trainer.weights.port.Sender; empty: the
-    weight store's files are all there is, and a version's location is the path of its manifest."""
+    """Import path of the sender's factory, called as `make(spec, settings)`, which returns a
+    trainer.weights.port.Sender; empty: versions are only files of the weight store, and a version's location is the
+    path of its manifest."""
     receiver: str = "rollout.weights.receiver:make_receiver"
-    """Import path of the worker's half, called as `make(spec, make_wire)` for a rollout.weights.port.Receiver."""
+    """Import path of the receiver's factory, called as `make(spec, make_wire)`, which returns a
+    rollout.weights.port.Receiver."""
     scheme: str = ""
-    """What every location begins with, such as `tcp://`; empty: locations are paths of manifests. A receiver is asked
-    for locations of its scheme only: an evaluation announces the path of a manifest whatever the transfer."""
+    """Prefix of every location, such as `tcp://`; empty: locations are paths of manifests. A receiver gets locations of
+    its scheme only: an evaluation announces the path of a manifest whatever the transfer."""
     place: StoreKind = "shm"
-    """Where the weight store is: in shared memory where it has room, or on disk."""
+    """Kind of weight store: in shared memory if there is room, or on disk."""
     layout: StoreKind = "disk"
     """Format of a full version's payload; with deltas always safetensors (`disk`)."""
     is_store_on_trainer_node: bool = False
@@ -68,7 +70,8 @@ class TransferDescriptor:
     needs_process_group: bool = False
     """Engines take part in a process group of torch, each with a rank for every device."""
     own_keys: tuple[str, ...] = ()
-    """Keys of `trainer.weights` that it reads and not every transfer does: with others they have no effect."""
+    """Keys of `trainer.weights` that this transfer uses but not every transfer does; with other transfers they have no
+    effect."""
     cannot_cross_hosts: Limit | None = None
     """Trainer and workers have to be on one host."""
     cannot_send_deltas: Limit | None = None
@@ -80,4 +83,4 @@ class TransferDescriptor:
     cannot_share_devices: Limit | None = None
     """It does not combine with `placement: colocated`."""
     problems: Callable[[TransferUse], Iterable[SettingProblem]] = _no_problems
-    """What else is wrong with a job that is to use it."""
+    """Returns further problems of a configuration that uses this transfer."""

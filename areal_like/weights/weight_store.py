@@ -1,11 +1,11 @@
-"""Policy versions on their way from the trainer to the engines: one payload file and one manifest each.
+"""The weight store: published policy versions, with one payload file and one manifest each.
 
-Owns: publishing (all or nothing, `atomic-versions`), reading, checksums, retention. Refuses: tensors (bytes, dtype
-names and shapes only; no torch), telling anybody about a new version, whose folder it is (store_owner.py).
+It publishes atomically (`atomic-versions`), reads, verifies checksums and removes old versions. Tensors are bytes with
+dtype names and shapes; torch is not imported. Ownership of the folder is in store_owner.py.
 
 A version exists once its manifest does: the payload is written and named first, the manifest comes last by an atomic
-rename. Whatever a kill leaves behind is a file without a manifest, ignored by readers and removed by the next writer.
-A reader maps the payload; a version deleted meanwhile stays readable to a process that has it open.
+rename. A writer that is killed leaves a file without a manifest, which readers ignore and the next writer removes. A
+reader maps the payload; a version that is deleted stays readable in a process that has it open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 
 from areal_like.errors import UserError, WeightError, WeightsDamaged
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim
-from areal_like.weights.adapter import AdapterNote
+from areal_like.weights.adapter import AdapterInfo
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version consists of. `payload` is a file name alongside the manifest, `num_bytes` its whole size.
+    """Description of a version. `payload` is the name of a file in the manifest's folder, `num_bytes` its size.
 
-    adapter: None where the whole model is trained.
+    adapter: None if the whole model is trained.
     """
 
     version: int
@@ -78,51 +78,52 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
     payload: str
     num_bytes: int
     tensors: tuple[TensorEntry, ...]
-    adapter: AdapterNote | None = None
+    adapter: AdapterInfo | None = None
 
     def __post_init__(self) -> None:
         if self.payload != os.path.basename(self.payload) or self.version < 0:
             raise ValueError(f"payload {self.payload!r} of version {self.version}")
         for entry in self.tensors:
             if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
-                raise ValueError(f"tensor {entry.name} lies outside the payload")
+                raise ValueError(f"tensor {entry.name} is outside the payload")
             if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
                 raise ValueError(f"tensor {entry.name} of {entry.num_bytes} bytes is not {entry.dtype}{entry.shape}")
 
 
 class WeightStore:
-    """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
+    """Writer of a weight store; one process publishes at a time. Methods block on file I/O: call them from a thread."""
 
     def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
-        """`keep` newest versions stay. Touches no version: a reader may make one alongside a writer."""
+        """`keep`: number of newest versions that are kept. The constructor changes no version, so a reader may create
+        an object while a writer exists."""
         if keep < 1:
             raise ValueError(f"a weight store must keep at least one version, not {keep}")
         self.root, self.kind, self.keep = root, kind, keep
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot make the weight store: {error.strerror}", where=str(root)) from error
+            raise UserError(f"cannot create the weight store: {error.strerror}", where=str(root)) from error
         if not (root / OWNER_FILE).exists():
             claim(root)
 
     def publish(
-        self, version: int, lineage: str, tensors: Mapping[str, TensorBytes], adapter: AdapterNote | None = None
+        self, version: int, lineage: str, tensors: Mapping[str, TensorBytes], adapter: AdapterInfo | None = None
     ) -> Path:
-        """Write one version. Versions >= `version` of other lineages are void from then on.
+        """Write one version. Versions >= `version` of other lineages become invalid.
 
-        What a killed writer left half-done is removed on the way.
+        Incomplete files of a killed writer are removed.
 
         Args:
             version: number of the version, at least 0.
             lineage: name of the sequence of versions that it belongs to.
             tensors: bytes, dtype and shape of each tensor, by name.
-            adapter: what the manifest says of an adapter.
+            adapter: metadata of an adapter for the manifest.
 
         Returns:
             Path of the version's manifest, which appears last.
 
         Raises:
-            WeightError: there is no room.
+            WeightError: there is not enough space.
             ValueError: a tensor's bytes do not fit its shape.
 
         Example:
@@ -146,7 +147,7 @@ class WeightStore:
         try:
             with temporary.open("wb", buffering=0) as file:
                 entries = _write_payload(file, header, entries, tensors)
-                num_bytes = file.truncate()  # an empty tensor at the end leaves the position past what was written
+                num_bytes = file.truncate()  # after an empty last tensor the position is past the written data
             os.replace(temporary, payload)
             manifest = WeightManifest(
                 version=version, lineage=lineage, kind=self.kind,
@@ -165,11 +166,11 @@ class WeightStore:
         return manifest_path
 
     def newest(self) -> Path | None:
-        """Manifest of the highest complete version, or None."""
+        """Manifest of the newest complete version, or None."""
         return max(self.root.glob(f"v*{_MANIFEST_SUFFIX}"), key=_version_of, default=None)
 
     def close(self, *, remove: bool = False) -> None:
-        """With `remove`: delete the whole store (the end of a run)."""
+        """Close the store. With `remove`, delete it (at the end of a run)."""
         if remove:
             shutil.rmtree(self.root, ignore_errors=True)
 
@@ -178,7 +179,9 @@ class WeightStore:
         void = [path for path in manifests if _version_of(path) >= version and _lineage_of(path) != lineage]
         kept = [path for path in manifests if path not in void]
         for path in [*void, *kept[: -self.keep]]:
-            path.unlink(missing_ok=True)  # first the manifest: a payload without one is nothing, the reverse is damage
+            path.unlink(
+                missing_ok=True
+            )  # the manifest first: a payload without a manifest is ignored, the reverse is an error
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
@@ -195,16 +198,16 @@ def describe(
     version: int,
     lineage: str,
     tensors: Mapping[str, TensorBytes],
-    adapter: AdapterNote | None = None,
+    adapter: AdapterInfo | None = None,
 ) -> WeightManifest:
-    """The manifest that publishing these tensors would give, checksums included; writes nothing.
+    """The manifest that publishing these tensors would create, including checksums; writes nothing.
 
     Args:
         kind: format of the payload, `shm` or `disk`.
         version: number of the version.
         lineage: name of its sequence of versions.
         tensors: bytes, dtype and shape of each tensor, by name.
-        adapter: what the manifest says of an adapter.
+        adapter: metadata of an adapter for the manifest.
 
     Returns:
         The manifest.
@@ -228,7 +231,7 @@ def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memo
     """Map a version's payload. Does not compute checksums; `verify` does.
 
     Args:
-        manifest_path: what `publish` returned.
+        manifest_path: the path that `publish` returned.
 
     Returns:
         The manifest, and each tensor's bytes, read-only, by name.
@@ -256,7 +259,7 @@ def map_payload(payload: Path, num_bytes: int) -> memoryview:
         Its bytes, which stay readable when the file is deleted.
 
     Raises:
-        WeightError: it is not there or has another size.
+        WeightError: it does not exist or has another size.
     """
     try:
         with payload.open("rb") as file:
@@ -293,8 +296,8 @@ def verify(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> None:
 def default_root(run_id: str, kind: StoreKind, run_dir: Path, need_bytes: int = 256 << 20) -> Path:
     """Folder of a run's weight store, claimed for the calling process (the controller), which outlives the trainer.
 
-    `shm`: /dev/shm/areal_like-<run_id>-<uid> if there is shared memory with room for `need_bytes` (all kept versions
-    together); otherwise, and for `disk`, <run_dir>/weights. A fallback is logged.
+    `shm`: /dev/shm/areal_like-<run_id>-<uid> if shared memory has room for `need_bytes` (all kept versions together);
+    otherwise, and for `disk`, <run_dir>/weights. A fallback is logged.
     """
     root = run_dir / "weights"
     if kind == "shm":
@@ -320,7 +323,7 @@ def _obstacle(shared: Path, need_bytes: int) -> str:
         status = shared.lstat()
         if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
             return f"{shared} does not belong to this user"
-        shared.chmod(0o700)  # it may be an old one
+        shared.chmod(0o700)  # it may be an existing folder
     except OSError as error:
         return f"{shared}: {error.strerror}"
     return ""
@@ -336,7 +339,7 @@ def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
-    """Entries with offsets (checksums still 0), and what stands before the first tensor. `disk`: a safetensors file.
+    """Entries with offsets (checksums still 0), and the header before the first tensor. `disk`: a safetensors file.
 
     safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
     """
@@ -371,7 +374,7 @@ def _safetensors_header(entries: list[TensorEntry]) -> bytes:
 def _write_payload(
     file: BinaryIO, header: bytes, entries: list[TensorEntry], tensors: Mapping[str, TensorBytes]
 ) -> list[TensorEntry]:
-    """Write header and tensors; the entries with their checksums."""
+    """Write header and tensors, and return the entries with their checksums."""
     _write_all(file, memoryview(header))
     written = []
     for entry in entries:

@@ -1,11 +1,10 @@
-"""Messages to ZeroMQ frames and back: one msgpack header, then raw buffers. No pickle.
+"""Encodes messages as ZeroMQ frames and decodes them: one msgpack header, then raw buffers. No pickle.
 
-Owns: the encoding, its limits, the checks on what comes in. Refuses: sockets, and what a message means.
-
-Frames of a message: [header, pool?, large array, large array, ...]. In the header an array is a msgpack extension that
-says dtype, shape, frame and offset. Arrays below LARGE_BYTES share the pool frame, each starting on a multiple of
-ALIGNMENT; a larger one is a frame of its own and is copied neither here nor there. Decoded arrays are read-only views
-of the received frames: keeping a small one keeps its whole pool alive. A sender must not write to an array afterwards.
+Frames of a message: [header, pool?, large array, large array, ...]. In the header an array is a msgpack extension with
+dtype, shape, frame and offset. Arrays below LARGE_BYTES share the pool frame, each starting at a multiple of ALIGNMENT;
+a larger one is a separate frame and is copied neither by the sender nor by the receiver. Decoded arrays are read-only
+views of the received frames: a reference to a small one keeps its whole pool in memory. A sender must not write to an
+array after sending it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from areal_like.wire.messages import Message
 Frame = bytes | memoryview
 
 LARGE_BYTES = 65_536
-"""Below this a copy into the pool is cheaper than a frame (ZeroMQ itself copies smaller ones when asked not to)."""
+"""Below this size a copy into the pool is cheaper than a frame."""
 MAX_FRAME_BYTES = 1 << 18
-"""Longest frame on the wire; a longer one travels in pieces. It bounds what the transport holds for a connection that
-has not proved yet who it is, where the size of a whole message would be far too much."""
+"""Longest frame that is sent; a longer one is sent in pieces. It bounds the memory for a connection that is not
+authenticated yet, for which the size of a whole message would be far too much."""
 ALIGNMENT = 8
 MAX_DIMENSIONS = 8
 _ARRAY = 1
@@ -39,8 +38,8 @@ _DTYPES = ("?", "<i1", "<u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "
 _CODE_OF = {np.dtype(name): code for code, name in enumerate(_DTYPES)}
 _DTYPE_OF = tuple(np.dtype(name) for name in _DTYPES)
 
-# What decoding hostile bytes may raise: msgspec's own errors, RecursionError for deep nesting, and whatever a
-# __post_init__ check stumbles over before its own test speaks.
+# Exceptions that decoding malicious bytes may raise: msgspec's errors, RecursionError for deep nesting, and #
+# exceptions of __post_init__ checks that expect other types.
 _DECODE_ERRORS = (
     msgspec.MsgspecError,
     ValueError,
@@ -53,17 +52,17 @@ _DECODE_ERRORS = (
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds on one incoming message. The largest honest one is a training batch."""
+    """Upper bounds on one incoming message. The largest legitimate one is a training batch."""
 
     max_frames: int = 65_536
-    """8,192 samples with four large arrays each would need half of it."""
+    """Largest number of arrays; 8,192 samples with four large arrays each would need half of it."""
     max_header_bytes: int = 64 << 20
     max_message_bytes: int = 4 << 30
-    """All frames together; 4 GiB is 8,192 samples of 40,000 tokens at 13 bytes."""
+    """Bytes of all frames together; 4 GiB is 8,192 samples of 40,000 tokens at 13 bytes."""
 
 
 class _Collector:
-    """Gathers the arrays of one message while msgspec walks it."""
+    """Collects the arrays of one message while msgspec encodes it."""
 
     def __init__(self) -> None:
         self.pool: list[Frame] = []
@@ -103,7 +102,7 @@ def encode(message: Message) -> list[Frame]:
         The frames, in the order they are sent.
 
     Raises:
-        WireError: the message holds something that cannot travel.
+        WireError: the message contains a value that cannot be encoded.
 
     Example:
         >>> from areal_like.wire.messages import Goodbye
@@ -121,7 +120,7 @@ def encode(message: Message) -> list[Frame]:
 
 
 class _Buffers(threading.local):
-    """The array frames of the message this thread is decoding; msgspec hands its hooks no context."""
+    """The array frames of the message that this thread is decoding; msgspec passes no context to its hooks."""
 
     frames: Sequence[Frame] = ()
 
@@ -162,13 +161,13 @@ def _check_custom(wanted: type, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _decoder(accept: frozenset[type]) -> Callable[[Frame], Message]:
-    assert accept, "a receiver that accepts nothing"
+    assert accept, "a receiver must accept at least one type"
     wanted: Any = Union[tuple(sorted(accept, key=lambda kind: kind.__name__))]  # noqa: UP007 (built at run time)
     return msgspec.msgpack.Decoder(wanted, dec_hook=_check_custom, ext_hook=_read_array).decode
 
 
 def _aligned(frame: Frame) -> Frame:
-    """The frame read-only, and copied only if its first byte is not on a boundary (small zero-copy ZeroMQ frames)."""
+    """The frame as read-only memory, copied only if it is not aligned (small zero-copy ZeroMQ frames)."""
     address = np.frombuffer(frame, np.uint8).__array_interface__["data"][0] if len(frame) else 0
     if address % ALIGNMENT:
         return bytes(frame)
@@ -176,7 +175,7 @@ def _aligned(frame: Frame) -> Frame:
 
 
 def cut(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames as they travel: as they are if none is longer than MAX_FRAME_BYTES, else in pieces behind a table."""
+    """Frames to send: unchanged if none is longer than MAX_FRAME_BYTES, else in pieces after a table."""
     if all(len(frame) <= MAX_FRAME_BYTES for frame in frames):
         return list(frames)
     table = _PIECES + msgspec.msgpack.encode([len(frame) for frame in frames])
@@ -188,7 +187,7 @@ def cut(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
-    """What `cut` was given; frames that travelled whole are not copied. Raises WireError for anything else."""
+    """Inverse of `cut`; frames that were sent whole are not copied. Raises WireError for invalid pieces."""
     if not pieces or bytes(pieces[0][:1]) != _PIECES:
         return list(pieces)
     max_pieces = limits.max_frames + limits.max_message_bytes // MAX_FRAME_BYTES + 1
@@ -216,7 +215,7 @@ def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits 
     """Turn frames into a message.
 
     Args:
-        frames: what `encode` gave.
+        frames: the frames that `encode` returned.
         accept: types of messages that the receiver handles; others are refused before they are built.
         limits: bounds of sizes and counts; None for the defaults.
 
@@ -224,7 +223,7 @@ def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits 
         The message, of one of the types in `accept`.
 
     Raises:
-        WireError: the frames are anything else.
+        WireError: the frames are not such a message.
 
     Example:
         >>> from areal_like.wire.messages import Goodbye, Shutdown

@@ -1,9 +1,9 @@
-"""Every message that crosses a process border, in one place.
+"""All messages between processes.
 
-Owns: the tagged union of wire types. Refuses: behaviour; encoding lives in `wire`, sockets in `channel`.
-Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames alongside the msgpack header.
+Their encoding is in encoding.py, sockets are in areal_like/transport. Arrays (`numpy.ndarray`, read-only after
+decoding) are sent as raw ZeroMQ frames after the msgpack header.
 
-Who sends what:
+Senders and receivers:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
   rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed,
                             MemoryReleased, Draining, Incident
@@ -12,7 +12,7 @@ Who sends what:
   controller -> trainer     Batch, NoMoreBatches, RewriteVersion, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
   rollout -> reward         EnvironmentRequest, EnvironmentClosed reward -> rollout   EnvironmentReply
-  anybody -> reward         StatsRequest                          reward -> anybody   StatsReply
+  any process -> reward StatsRequest                          reward -> any process StatsReply
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, Literal
 import msgspec
 
 from areal_like.environment import Action, Step
-from areal_like.trajectory import Segment, Trajectory, check_apart
+from areal_like.trajectory import Segment, Trajectory, check_disjoint
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 
 PROTOCOL = 5
-"""Number of the wire protocol; peers of another number are refused."""
+"""Version of the wire protocol; peers with another version are refused."""
 
 SHARED_RUN = "shared"
-"""Run id of a reward service that belongs to no run; its clients put their run's id in front of their names."""
+"""Run id of a reward service that belongs to no run; its clients prefix their names with their run's id."""
 MAX_RESPONSE_CHARS = 16 << 20
 """Longest answer that is scored; a longer one gets the verdict `invalid`."""
 
 Role = Literal["controller", "rollout", "trainer", "reward"]
 Purpose = Literal["train", "eval"]
 ReturnReason = Literal["segment", "drain", "migrated", "cancelled", "rejected"]
-"""Why a lease comes back unfinished: its token budget is used, its worker leaves, it was recalled, it was cancelled, or
-it can never run (e.g. the prompt is longer than the context)."""
+"""Reason why a lease is returned unfinished: its token budget is used, its worker leaves, it was recalled, it was
+cancelled, or it can never run (e.g. the prompt is longer than the context)."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First message of a process to a hub. `incarnation` is random per process start."""
+    """First message of a process to a hub. `incarnation` is a random value for each process start."""
 
     role: Role
     name: str
@@ -58,9 +58,10 @@ class Hello(Message, frozen=True, kw_only=True):
     incarnation: str
     protocol: int = PROTOCOL
     capacity: int = 0
-    """Rollout: samples it can hold at once (its credits)."""
+    """For rollout: number of samples that it can hold at once (its credits)."""
     token: str = ""
-    """Proves that the process may use this name in this role (credentials.py). The hub does not pass it on."""
+    """Token that proves that the process may use this name in this role (credentials.py). The hub does not pass it to
+    its caller."""
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, name={self.name!r}, pid={self.pid}, run_id={self.run_id!r})"
@@ -69,8 +70,8 @@ class Hello(Message, frozen=True, kw_only=True):
 class Welcome(Message, frozen=True, kw_only=True):
     """The hub accepted a Hello.
 
-    `incarnation` names this registration: a change means that the hub restarted, or had forgotten us. It is secret: a
-    connection that shows it continues the registration.
+    `incarnation` names this registration: a change means that the hub restarted, or had removed the peer. It is secret:
+    a connection that presents it continues the registration.
     """
 
     run_id: str
@@ -78,13 +79,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The hub refuses a peer (wrong run, wrong protocol, name taken); the peer must end with this reason."""
+    """The hub refuses a peer (wrong run, wrong protocol, name taken); the peer must exit with this reason."""
 
     reason: str
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Sent every `heartbeat_s`. `state` names what the process does now ("generate", "paused", "wait:batch", ...).
+    """Sent every `heartbeat_s`. `state` is the current state of the process ("generate", "paused", "wait:batch", ...).
 
     counters: monotonic progress and time counters, e.g. tokens, samples, busy_s, wait_s.
     """
@@ -94,13 +95,13 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
-    """An orderly end."""
+    """The process disconnects normally."""
 
     reason: str = ""
 
 
 class Shutdown(Message, frozen=True, kw_only=True):
-    """End within `deadline_s`; finished but unacknowledged work should be sent before."""
+    """Request to exit within `deadline_s`; finished but unacknowledged work should be sent before."""
 
     reason: str
     deadline_s: float
@@ -110,45 +111,45 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. temperature 0 is greedy (evaluation only); top_p 1 and top_k 0 switch the cuts off."""
+    """How tokens are drawn. temperature 0 is greedy (evaluation only); top_p 1 and top_k 0 disable these filters."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 1024
-    """Bound on the whole answer, tokens of earlier segments included."""
+    """Bound on the whole answer, including tokens of earlier segments."""
     stop_token_ids: tuple[int, ...] = ()
-    """In addition to the model's own end-of-sequence ids."""
+    """Ids that end an answer, in addition to the model's own end-of-sequence ids."""
     ignore_eos: bool = False
-    """No token ends an answer, only max_new_tokens does."""
+    """Ignore end-of-sequence and stop tokens: only max_new_tokens ends an answer."""
 
 
 class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample to produce. (group_id, sample_index) names it permanently; lease_id names this attempt at it."""
+    """One sample to generate. (group_id, sample_index) identifies the sample; lease_id identifies this attempt."""
 
     lease_id: int
     group_id: int
     sample_index: int
     purpose: Purpose
     min_version: int
-    """No token of this lease is sampled below this version; the worker waits for it if it must."""
+    """Lowest version that may sample tokens of this lease; the worker waits for it if necessary."""
     row: dict[str, Any]
-    """The data row: at least `prompt` (str) or `messages` (list), and whatever the scorer needs."""
+    """The data row: at least `prompt` (str) or `messages` (list), and the columns that the scorer needs."""
     sampling: Sampling
     seed: int
-    """Key of the random stream: token at answer position p is drawn with (seed, p), wherever it is sampled."""
+    """Key of the random stream: the token at answer position p is drawn with (seed, p), on any worker."""
     prefix: Segment
     """Answer tokens already sampled by earlier leases (possibly empty)."""
     checkpoint: TurnCheckpoint | None = None
-    """With a prefix, of an episode of several turns: where the prefix ends."""
+    """With a prefix, for an episode of several turns: state of the episode at the end of the prefix."""
     moved_from: str = ""
-    """Worker that handed the sample back gracefully for this one to go on with; for the timeline."""
+    """Worker that returned the sample so that this worker continues it; for the timeline."""
     segment_tokens: int = 0
-    """Hand the sample back (SampleReturned) after this many new tokens; 0: never."""
+    """Return the sample (SampleReturned) after this many new tokens; 0: never."""
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """Samples handed to a rollout worker; samples of one group come together where possible."""
+    """Samples leased to a rollout worker; samples of one group are sent together if possible."""
 
     tasks: tuple[SampleTask, ...]
 
@@ -156,7 +157,7 @@ class Lease(Message, frozen=True, kw_only=True):
 class SampleProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one lease since its last report; `start` is the answer position of the first of them.
 
-    checkpoint: of an episode of several turns, where they end.
+    checkpoint: for an episode of several turns, its state at the end of the tokens.
     """
 
     lease_id: int
@@ -174,7 +175,7 @@ class Progress(Message, frozen=True, kw_only=True):
 class SampleFinished(Message, frozen=True, kw_only=True):
     """A finished and scored sample. Resent until SampleAck; the receiver drops duplicates.
 
-    others: its trajectories besides `trajectory`, checked at birth to share no sampled token with it or each other.
+    others: its trajectories other than `trajectory`. The constructor checks that no two of them share a sampled token.
     """
 
     lease_id: int
@@ -185,10 +186,10 @@ class SampleFinished(Message, frozen=True, kw_only=True):
     verdict: Verdict
     response_text: str = ""
     timings: dict[str, float] = {}
-    """Seconds: queue_s, generate_s, paused_s, score_s; models_s where other models were called."""
+    """Seconds: queue_s, generate_s, paused_s, score_s; models_s if other models were called."""
 
     def __post_init__(self) -> None:
-        check_apart(self.trajectories)
+        check_disjoint(self.trajectories)
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -197,44 +198,47 @@ class SampleFinished(Message, frozen=True, kw_only=True):
 
 
 class SampleReturned(Message, frozen=True, kw_only=True):
-    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet, and
-    `checkpoint` is as in SampleProgress."""
+    """A lease that is returned unfinished. `segment` contains the answer tokens from position `start` that were not
+    reported yet; `checkpoint` is as in SampleProgress."""
 
     lease_id: int
     start: int
     segment: Segment
     reason: ReturnReason
     detail: str = ""
-    """Why it can never run, where reason is "rejected"."""
+    """Why it can never run, if the reason is "rejected"."""
     checkpoint: TurnCheckpoint | None = None
 
 
 class SampleAck(Message, frozen=True, kw_only=True):
-    """The samples of these leases are in the ledger; the worker may forget them."""
+    """The samples of these leases are in the ledger; the worker may discard them."""
 
     lease_ids: tuple[int, ...]
 
 
 class CancelLeases(Message, frozen=True, kw_only=True):
-    """Stop working on these leases; no answer is owed."""
+    """Stop working on these leases; no reply is expected."""
 
     lease_ids: tuple[int, ...]
 
 
 class RecallLeases(Message, frozen=True, kw_only=True):
-    """Hand these leases back with their tokens so far: they go on elsewhere. What cannot move cheaply may be kept."""
+    """Return these leases with their tokens so far, to continue on other workers. A worker may keep leases that are
+    expensive to move."""
 
     lease_ids: tuple[int, ...]
 
 
 class Draining(Message, frozen=True, kw_only=True):
-    """This worker leaves gracefully: no more leases; those it holds follow as SampleReturned, then Goodbye."""
+    """The worker shuts down gracefully and takes no more leases; it sends those it has as SampleReturned, then
+    Goodbye.
+    """
 
     reason: str
 
 
 class Incident(Message, frozen=True, kw_only=True):
-    """Something broke inside this process and was recovered there (its SGLang server died and has a successor)."""
+    """A failure inside the process, which has recovered (for example, its SGLang server exited and was restarted)."""
 
     text: str
 
@@ -245,11 +249,11 @@ class AnnounceVersion(Message, frozen=True, kw_only=True):
     version: int
     lineage: str
     manifest_path: str
-    """Path of its manifest, or where it is streamed from (weights_stream.Locator)."""
+    """Path of its manifest, or the location of its stream (areal_like.weights.stream.Locator)."""
     deadline_s: float = 120.0
-    """For getting it to this host, complete and verified."""
+    """Deadline for transferring it to this host and verifying it."""
     is_held: bool = False
-    """Do not swap it in before SwapVersion says so."""
+    """Do not swap it in before SwapVersion arrives."""
 
 
 class VersionStaged(Message, frozen=True, kw_only=True):
@@ -267,17 +271,17 @@ class SwapVersion(Message, frozen=True, kw_only=True):
 
 
 class ReleaseMemory(Message, frozen=True, kw_only=True):
-    """Give the engine's memory back: the trainer, on the same devices, is next. The next AnnounceVersion ends it."""
+    """Release the engine's memory for the trainer, which uses the same devices. The next AnnounceVersion ends this."""
 
     number: int
-    """Of this request; the answer carries it."""
+    """Number of this request; the reply contains it."""
 
 
 class MemoryReleased(Message, frozen=True, kw_only=True):
-    """The engine holds neither weights nor cache any more; `num_bytes` were given back, within `seconds`."""
+    """The engine has released weights and cache: `num_bytes`, in `seconds`."""
 
     number: int
-    """Of the newest request that this answers."""
+    """Number of the newest request that this answers."""
     num_bytes: int
     seconds: float
 
@@ -288,19 +292,19 @@ class VersionLoaded(Message, frozen=True, kw_only=True):
     version: int
     lineage: str
     stage_s: float
-    """Fetching, reading and verifying, while generation went on."""
+    """Time of fetching, reading and verifying, while generation continued."""
     pause_s: float
-    """Generation stood still for this long (the swap)."""
+    """Time for which generation was paused (the swap)."""
 
 
 class VersionFailed(Message, frozen=True, kw_only=True):
-    """The worker could not load this version; it goes on with its old one until instructed otherwise."""
+    """The worker could not load this version; it continues with its old one until another is announced."""
 
     version: int
     lineage: str
     reason: str
     is_damaged: bool = False
-    """Bytes of the published version are damaged or missing: written again, it can be loaded."""
+    """Files of the published version are damaged or missing; it can be loaded if it is written again."""
 
 
 # ---------------------------------------------------------------- trainer <-> controller
@@ -322,22 +326,24 @@ class BatchSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRequest(Message, frozen=True, kw_only=True):
-    """The trainer wants the batch of this step (may be asked one step ahead)."""
+    """Request for the batch of this step; the trainer may send it one step ahead."""
 
     step: int
 
 
 class RunPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the run stood when a batch was handed out; it goes into the checkpoint of the version the batch makes."""
+    """Position of the run when a batch was sent; it is stored in the checkpoint of the version that the batch
+    trains.
+    """
 
     ledger_seq: int = 0
-    """Facts the ledger had recorded, this batch's among them."""
+    """Number of facts that the ledger had recorded, including this batch's."""
     drawn: int = 0
     """Groups drawn: the position in the data."""
     filtered: int = 0
     dropped: int = 0
     staleness: tuple[int, ...] = ()
-    """Of each group of this batch."""
+    """Ids of the groups of this batch."""
 
 
 class Batch(Message, frozen=True, kw_only=True):
@@ -351,7 +357,7 @@ class Batch(Message, frozen=True, kw_only=True):
 
 
 class NoMoreBatches(Message, frozen=True, kw_only=True):
-    """The run is over after `last_step`: save, then end."""
+    """The run ends after `last_step`: save a checkpoint, then exit."""
 
     last_step: int
     reason: str
@@ -367,7 +373,7 @@ class VersionPublished(Message, frozen=True, kw_only=True):
     """Version `version` is stored in the weight store, complete. For version > 0 also: step `version` is done.
 
     metrics: what the step measured (loss, gradient norm, clip fraction, ...); empty for the starting version.
-    note: what the trainer chose by itself (its attention kernel), for the screen; with its first version only.
+    note: choices of the trainer (its attention kernel) for the display; with its first version only.
     """
 
     version: int
@@ -378,14 +384,14 @@ class VersionPublished(Message, frozen=True, kw_only=True):
 
 
 class RewriteVersion(Message, frozen=True, kw_only=True):
-    """Write this version again, whole: its files are damaged. Answered by VersionRewritten."""
+    """Request to write this version again completely, because its files are damaged. Answered by VersionRewritten."""
 
     version: int
     lineage: str
 
 
 class VersionRewritten(Message, frozen=True, kw_only=True):
-    """The version was written again, complete; with a `reason`: it was not, and why."""
+    """The version was written again completely. With a `reason`: it could not be written, for this reason."""
 
     version: int
     lineage: str
@@ -399,14 +405,14 @@ class CheckpointSaved(Message, frozen=True, kw_only=True):
     version: int
     path: str
     stall_s: float = 0.0
-    """Training stood still for so long while the state was copied."""
+    """Time for which training was paused while the state was copied."""
     write_s: float = 0.0
-    """From then until it was complete on disk, while training went on."""
+    """Time from then until it was complete on disk, while training continued."""
     num_bytes: int = 0
 
 
 class CheckpointFailed(Message, frozen=True, kw_only=True):
-    """The checkpoint of `version` could not be written; the one before is as it was, and training goes on."""
+    """The checkpoint of `version` could not be written; the previous one is unchanged, and training continues."""
 
     version: int
     reason: str
@@ -426,7 +432,7 @@ class ScoreRequest(Message, frozen=True, kw_only=True):
     num_tokens: int
     deadline_s: float
     arrow: str = ""
-    """Names the sample on the timeline (trace.arrow_name); empty: it is not drawn."""
+    """Name of the sample on the timeline (trace.arrow_name); empty: it is not drawn."""
 
 
 class ScoreReply(Message, frozen=True, kw_only=True):
@@ -435,26 +441,26 @@ class ScoreReply(Message, frozen=True, kw_only=True):
     request_id: str
     verdict: Verdict
     num_open: int = 0
-    """Requests that wait or run in the service, of all its clients."""
+    """Number of requests of all clients that wait or run in the service."""
     num_workers: int = 1
-    """Its scoring processes."""
+    """Number of its scoring processes."""
 
 
 class ScoreRefused(Message, frozen=True, kw_only=True):
-    """This service will not score the request; it was not begun, or nobody will hear of it. Ask elsewhere, or later."""
+    """The service will not score the request and sends no verdict on it. Send it to another service, or later."""
 
     request_id: str
     reason: Literal["full", "draining"]
 
 
 EnvironmentStatus = Literal["answered", "unknown", "full", "draining", "timed_out", "crashed", "invalid"]
-"""`answered`: there is a step. `unknown`: ask again with the history. `full`, `draining`: ask elsewhere, or later. The
-others are kinds of a verdict: the episode has failed for good."""
+"""`answered`: there is a step. `unknown`: send the request again with the history. `full`, `draining`: send it to
+another service, or later. The others are kinds of a verdict: the episode has failed permanently."""
 
 
 class EpisodeHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """All that makes an episode again: its row, its seed, the actions so far and what was answered to reset and each
-    of them (`Step.digest`)."""
+    """Everything needed to replay an episode: its row, its seed, the actions so far, and the digests of the replies to
+    reset and to each action (`Step.digest`)."""
 
     row: dict[str, Any]
     seed: int
@@ -463,9 +469,9 @@ class EpisodeHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentRequest(Message, frozen=True, kw_only=True):
-    """One call of an environment. `turn` 0 is its reset, turn n its n-th action; asking again is harmless.
+    """One call of an environment. `turn` 0 is its reset, turn n its n-th action; repeating a request is harmless.
 
-    history: with the first request to a service, and where it says `unknown`: `turn` digests, `turn - 1` actions.
+    history: sent with the first request to a service, and after `unknown`: `turn` digests, `turn - 1` actions.
     """
 
     episode_id: str
@@ -481,20 +487,20 @@ class EnvironmentReply(Message, frozen=True, kw_only=True):
     turn: int
     status: EnvironmentStatus
     step: Step | None = None
-    """With `answered`."""
+    """The step, if `answered`."""
     reason: str = ""
     attempts: int = 1
-    """How often the episode was begun because of itself."""
+    """Number of attempts at the episode: the failures that it caused, plus one."""
 
 
 class EnvironmentClosed(Message, frozen=True, kw_only=True):
-    """These episodes are over; nothing is answered."""
+    """These episodes have ended; no reply is sent."""
 
     episode_ids: tuple[str, ...]
 
 
 class StatsRequest(Message, frozen=True, kw_only=True):
-    """How are you? Answered at once, also by a service that is full or drains."""
+    """Request for statistics. Answered at once, also by a service that is full or draining."""
 
     request_id: str
 
@@ -510,6 +516,6 @@ class StatsReply(Message, frozen=True, kw_only=True):
     label: str
     """Names and versions of its scorers."""
     scorers: tuple[str, ...]
-    """Names that a ScoreRequest may ask for alone."""
+    """Names of scorers that a ScoreRequest may select."""
     num_workers: int
     counters: dict[str, float]

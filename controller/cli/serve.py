@@ -24,7 +24,7 @@ import msgspec
 import yaml
 
 from areal_like.errors import OperationError, UserError
-from areal_like.serve_files import ServeOrder
+from areal_like.serve_files import ServeSpec
 from areal_like.settings import DType
 from areal_like.store_owner import claim, sweep_dead
 from areal_like.transport.ports import can_listen
@@ -95,7 +95,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeOrder:
+def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeSpec:
     """Bring the model into `folder`, and say how it is served. Raises UserError, OperationError."""
     model, facts = found.model, found.facts
     dtype: DType = arguments.dtype or ("bfloat16" if arguments.device.startswith("cuda") else "float32")
@@ -109,7 +109,7 @@ def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path)
     manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
     if manifest is None:
         raise OperationError("the preparation published nothing")
-    return ServeOrder(
+    return ServeSpec(
         folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
         name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,
         format=arguments.format or _fact(facts, "rollout", "workflow_options", "format"),

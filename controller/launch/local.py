@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.import_check import USER_PATH
-from areal_like.transport.ports import quiet_port
+from areal_like.transport.ports import unused_port
 from controller.config.run_config import RunConfig
 from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
@@ -102,7 +102,7 @@ class LocalLauncher(Launcher):
 
     async def address_for(self, name: str) -> str:
         """A quiet port of this machine's loopback: all processes are here."""
-        return f"tcp://127.0.0.1:{quiet_port()}"
+        return f"tcp://127.0.0.1:{unused_port()}"
 
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
         if self._forker is not None and argv[0] == "-m" and argv[1] in self._forked:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_like.errors import OperationError, UserError
-from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryAnswer, TryOrder, TryVerdict
+from areal_like.probe_files import LogprobSpec, ProbeAnswers, ProbeSpec, TryAnswer, TrySpec, TryVerdict
 from areal_like.store_owner import claim, sweep_dead
 from areal_like.weights.weight_store import WeightStore
 from controller.config.run_config import RunConfig
@@ -123,7 +123,7 @@ class Probe:
         config = self.config
         settings = config.rollout.model_dump(mode="json")
         settings["engine"]["device"] = config.rollout_devices[0]
-        order = ProbeOrder(
+        order = ProbeSpec(
             model_dir=str(folder / "model"), tokenizer="from_model", dtype=config.model.dtype, manifest=str(manifest),
             settings=settings, sampling=config.train_sampling, rows=rows, num_samples=self.num_samples,
             seed=config.seed, num_threads=num_cores(), startup_timeout_s=config.launch.startup_timeout_s,
@@ -153,7 +153,7 @@ class Probe:
             for one in sampled.answers
         ]  # fmt: skip
         answers += [TryAnswer(row=rows[row], response=text, num_tokens=len(text)) for row, _, text in tries]
-        order = TryOrder(settings=reward.model_dump(mode="json"), answers=answers)
+        order = TrySpec(settings=reward.model_dump(mode="json"), answers=answers)
         found = self._ask(TRY_ANSWERS, order, folder, list[TryVerdict])
         verdicts, judged = found[: len(sampled.answers)], found[len(sampled.answers) :]
         return verdicts, [GoldTry(*one, verdict) for one, verdict in zip(tries, judged, strict=True)]
@@ -163,7 +163,7 @@ class Probe:
         if not sampled.answers:
             return []
         config = self.config
-        order = LogprobOrder(
+        order = LogprobSpec(
             model_dir=str(folder / "model"), device=config.trainer_devices[0], precision=config.trainer.precision,
             attention=config.trainer.attention, temperature=config.sampling.temperature, num_threads=num_cores(),
             sequences=[(one.prompt_P, one.tokens_R) for one in sampled.answers[:MAX_LOGPROB_SAMPLES]],

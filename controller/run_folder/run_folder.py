@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import psutil
 
-from areal_like.errors import UserError, naming
+from areal_like.errors import UserError, add_file_name
 from areal_like.process import boot_id, is_same_process, user_umask
 
 FORMAT = 1
@@ -236,7 +236,7 @@ class RunFolder:
             **more,
         }
         fresh = self.state.with_suffix(".tmp")
-        with naming(fresh):
+        with add_file_name(fresh):
             fresh.write_text(json.dumps(state, indent=1))
         fresh.replace(self.state)
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import AdapterNote, LoneAdapter, part_names
+from areal_like.weights.adapter import AdapterInfo, AdapterPayload, part_names
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.weight_store import TensorBytes, WeightStore, describe, open_payload
 from rollout.engine.loading import DTYPES, open_verified
@@ -72,12 +72,12 @@ class MergingReceiver:
         if self._store is None:
             self._local.open(sum(tensor.data.nbytes for tensor in tensors.values()))
             self._store = WeightStore(self._local.root, "disk", KEEP)
-        plain = AdapterNote(base_digest=note.base_digest, adapter_digest=note.adapter_digest)
+        plain = AdapterInfo(base_digest=note.base_digest, adapter_digest=note.adapter_digest)
         self._num_merged += 1
         return self._store.publish(manifest.version, manifest.lineage, tensors, plain)
 
     def _merged(
-        self, note: AdapterNote, lone: LoneAdapter, adapter: Mapping[str, Tensor]
+        self, note: AdapterInfo, lone: AdapterPayload, adapter: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
         dtype, left = DTYPES[lone.dtype], dict(adapter)
         is_checked = self._checked == note.base_digest

@@ -131,7 +131,7 @@ class VersionReceiver:
         newest = read_manifest(path)
         assert isinstance(newest, DeltaManifest), "distinguished by its name"
         self._local.open(newest.result.num_bytes)
-        way = Catalog(path.parent).way(newest.result.version, newest.result.lineage, self._local.base)
+        way = Catalog(path.parent).route(newest.result.version, newest.result.lineage, self._local.base)
         full: Held | None = None
         deltas: list[DeltaPart] = []
         for place, manifest in way:

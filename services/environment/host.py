@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from areal_like.environment import Environment, NoStep, Step, as_step
+from areal_like.environment import Environment, InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, settle_heap
+from areal_like.process import die_with_parent, freeze_heap
 from areal_like.verdict import MAX_REASON_CHARS
 from services.environment.config import EnvironmentSettings
 from services.environment.interruption import CallTimedOut, interrupted
@@ -162,7 +162,7 @@ class Host:
         """Within the episode's stretch: numbers, texts and dicts may be objects of the user's."""
         try:
             return as_step(returned, is_reset=method == "reset", max_bytes=self._settings.max_observation_kb << 10)
-        except NoStep as error:
+        except InvalidStep as error:
             reason = f"{method}: {error}"
         except BaseException as error:
             reason = f"{method}: what it returned raised {_shown(error)}"
@@ -324,7 +324,7 @@ async def serve(stream: socket.socket, marker: Marker) -> int:
         writer.write(frame(loaded))
         await writer.drain()
         return 2
-    settle_heap()
+    freeze_heap()
     writer.write(frame(HostReady()))
     make, settings = loaded
 

@@ -20,7 +20,7 @@ import msgspec
 
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, settle_heap
+from areal_like.process import die_with_parent, freeze_heap
 from services.processes.framing import FrameStream
 from services.processes.process_tree import become_subreaper
 from services.reward.composition import WeightedSum
@@ -71,7 +71,7 @@ def serve(stream: Stream) -> int:
     if isinstance(loaded, Refusal):
         stream.send(loaded)
         return 2
-    settle_heap()
+    freeze_heap()
     stream.send(Ready(names=loaded.names, label=loaded.label, volatile=loaded.volatile))
     while (job := stream.receive()) is not None:
         assert isinstance(job, Job)

@@ -126,7 +126,7 @@ class RewardServer:
         self._tracer: Tracer | None = None
         self._doing: StateLane | None = None
         self._stop = asyncio.Event()
-        self._complaints = RateLimitedLog(log)
+        self._warnings = RateLimitedLog(log)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain. Raises UserError for scorers that cannot be used and ports in use."""
@@ -280,7 +280,7 @@ class RewardServer:
                 _draw(self._tracer, entry.request.arrow, verdict, began_s, f"lane {lane}")
             if not verdict.is_scored:
                 text = f"{verdict.reason} ({entry.peer} {entry.request.request_id})"
-                self._complaints.say(f"verdict {verdict.kind}", text)
+                self._warnings.log(f"verdict {verdict.kind}", text)
 
         await self._desk.work(on_scored)
 

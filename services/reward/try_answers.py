@@ -2,7 +2,7 @@
 
 Owns: the run's own scoring processes, one job after the other on each. Refuses: files of rows (score_file.py), sockets.
 
-IN is a `TryOrder`, OUT a list of `TryVerdict` in the same order (areal_like/probe_files.py).
+IN is a `TrySpec`, OUT a list of `TryVerdict` in the same order (areal_like/probe_files.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from areal_like.probe_files import TryAnswer, TryOrder, TryVerdict, answer_order
+from areal_like.probe_files import TryAnswer, TrySpec, TryVerdict, run_spec
 from services.processes import process_tree
 from services.processes.framing import frame
 from services.reward.config import RewardSettings
@@ -20,7 +20,7 @@ from services.reward.job import Job
 from services.reward.pool import Pool
 
 
-async def verdicts_on(order: TryOrder) -> list[TryVerdict]:
+async def verdicts_on(order: TrySpec) -> list[TryVerdict]:
     """Score every answer. Raises UserError: a scorer that cannot be loaded."""
     settings = RewardSettings.model_validate({**order.settings, "num_workers": min(2, os.cpu_count() or 1)})
     process_tree.become_subreaper()
@@ -52,7 +52,7 @@ async def _verdict(pool: Pool, room: asyncio.Semaphore, number: int, one: TryAns
 
 def main(source: Path, target: Path) -> None:
     """The process."""
-    answer_order(source, target, TryOrder, lambda order: asyncio.run(verdicts_on(order)))
+    run_spec(source, target, TrySpec, lambda order: asyncio.run(verdicts_on(order)))
 
 
 if __name__ == "__main__":

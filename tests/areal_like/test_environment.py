@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.environment import NoStep, Step, as_step, num_action_chars
+from areal_like.environment import InvalidStep, Step, as_step, num_action_chars
 from areal_like.tool_call import ToolCall
 
 
@@ -42,7 +42,7 @@ def test_what_an_environment_may_return(returned: Any, is_reset: bool, step: Ste
         ((b"go", 1.0, True), False, "its observation is not text but bytes"),
         (("é" * 5, 1.0, True), False, "its observation has 10 bytes, more than 8"),
         (("go", -3.5e38, True), False, "its reward -3.5e\\+38 is beyond float32"),
-        (Step(is_done=True), True, "was done before the first action"),
+        (Step(is_done=True), True, "is done before the first action"),
         (Step(reward=-0.5), True, "gave a reward of -0.5 before the first action"),
         (Step(components={"a": float("inf")}), False, "its component 'a' is not a finite number"),
         (Step(components={str(number): 0.0 for number in range(65)}), False, "gave 65 components"),
@@ -63,7 +63,7 @@ def test_what_an_environment_may_return(returned: Any, is_reset: bool, step: Ste
     ],
 )
 def test_what_is_no_answer_is_never_a_zero(returned: Any, is_reset: bool, words: str) -> None:
-    with pytest.raises(NoStep, match=words):
+    with pytest.raises(InvalidStep, match=words):
         as_step(returned, is_reset=is_reset, max_bytes=8)
 
 
@@ -95,7 +95,7 @@ def test_texts_of_an_answer_can_be_sent() -> None:
 
 
 def test_fault_of_a_component_is_named_with_the_beginning_of_its_name() -> None:
-    with pytest.raises(NoStep, match=f"^its component '{'x' * 40}' is not a finite number but {'y' * 40}$"):
+    with pytest.raises(InvalidStep, match=f"^its component '{'x' * 40}' is not a finite number but {'y' * 40}$"):
         as_step(Step(components={"x" * 200: "y" * 200}), is_reset=False, max_bytes=99)  # type: ignore[dict-item]
 
 

@@ -10,14 +10,14 @@ from areal_like.finite_json import NotFinite, loads_finite
 @pytest.mark.parametrize("text", ["[NaN]", '{"a": Infinity}', "-Infinity"])
 def test_words_that_are_no_json_are_refused_by_name(text: str) -> None:
     name = text.strip("[]").rpartition(" ")[2].strip("}")
-    with pytest.raises(NotFinite, match=f"holds {name}, which is not JSON"):
+    with pytest.raises(NotFinite, match=f"contains {name}, which is not JSON"):
         loads_finite(text)
 
 
 def test_a_number_beyond_all_floats_is_refused_by_its_first_digits() -> None:
-    with pytest.raises(NotFinite, match="holds 1e999, which no floating-point number can hold"):
+    with pytest.raises(NotFinite, match="contains 1e999, which is beyond the range of a floating-point number"):
         loads_finite("[1e999]")
-    with pytest.raises(NotFinite, match=f"holds {'9' * 40}, which"):
+    with pytest.raises(NotFinite, match=f"contains {'9' * 40}, which"):
         loads_finite("9" * 400 + ".0")
 
 

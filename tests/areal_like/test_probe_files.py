@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryAnswer, TryOrder, answer_order
+from areal_like.probe_files import LogprobSpec, ProbeAnswers, ProbeSpec, TryAnswer, TrySpec, run_spec
 from areal_like.wire.messages import Sampling
 
-TRY = TryOrder(settings={"a": 1}, answers=[TryAnswer(row={"prompt": "3"}, response="7")])
-LOGPROBS = LogprobOrder(
+TRY = TrySpec(settings={"a": 1}, answers=[TryAnswer(row={"prompt": "3"}, response="7")])
+LOGPROBS = LogprobSpec(
     model_dir="m", device="cpu", precision="float32", attention="sdpa", temperature=1.0, num_threads=1,
     sequences=[([1, 2], [3])],
 )  # fmt: skip
-PROBE = ProbeOrder(
+PROBE = ProbeSpec(
     model_dir="m", tokenizer="t", dtype="float32", manifest="v0", settings={}, sampling=Sampling(max_new_tokens=4),
     rows=[{"prompt": "3"}], num_samples=2, seed=1, num_threads=1, startup_timeout_s=5.0,
 )  # fmt: skip
@@ -38,13 +38,13 @@ def order_file(tmp_path: Path) -> Path:
 
 
 def test_result_of_the_work_is_written_as_json(order_file: Path, tmp_path: Path) -> None:
-    orders: list[TryOrder] = []
+    orders: list[TrySpec] = []
 
-    def work(order: TryOrder) -> list[float]:
+    def work(order: TrySpec) -> list[float]:
         orders.append(order)
         return [0.5, 1.0]
 
-    answer_order(order_file, tmp_path / "answer.json", TryOrder, work)
+    run_spec(order_file, tmp_path / "answer.json", TrySpec, work)
     assert orders == [TRY]
     assert msgspec.json.decode((tmp_path / "answer.json").read_bytes()) == [0.5, 1.0]
 
@@ -53,7 +53,7 @@ def test_modules_of_the_user_are_found_during_the_work(
     order_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AREAL_LIKE_USER_PATH", str(tmp_path))
-    answer_order(order_file, tmp_path / "answer.json", TryOrder, lambda _: sys.path)
+    run_spec(order_file, tmp_path / "answer.json", TrySpec, lambda _: sys.path)
     assert str(tmp_path) in msgspec.json.decode((tmp_path / "answer.json").read_bytes())
 
 
@@ -66,12 +66,12 @@ def test_mistake_of_the_user_is_one_line_and_the_status_2(
     def end(status: int) -> None:
         raise Ended(status)
 
-    def work(_: TryOrder) -> Any:
+    def work(_: TrySpec) -> Any:
         raise UserError("no scorer `x`", where="reward.scorers")
 
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended) as ended:
-        answer_order(order_file, tmp_path / "answer.json", TryOrder, work)
+        run_spec(order_file, tmp_path / "answer.json", TrySpec, work)
     assert ended.value.args == (2,)
     assert capsys.readouterr().err == "error: reward.scorers: no scorer `x`\n"
     assert not (tmp_path / "answer.json").exists()

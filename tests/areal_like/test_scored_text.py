@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.scored_text import NOTE, check_tokenizer, padding_id, scored_text, write_note
+from areal_like.scored_text import NOTE, check_tokenizer, padding_id, scored_text, write_tokenizer_digest
 
 MESSAGES = [{"role": "user", "content": "q"}]
 
@@ -36,7 +36,7 @@ def test_another_tokenizer_than_the_recorded_one_is_refused(tmp_path: Path) -> N
     check_tokenizer(tmp_path)  # nothing is recorded
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
-    write_note(tmp_path)
+    write_tokenizer_digest(tmp_path)
     (tmp_path / "config.json").write_text('{"changed": 1}')
     check_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("another")

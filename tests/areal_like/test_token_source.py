@@ -36,7 +36,7 @@ def test_an_answer_has_a_source_for_each_run_of_its_versions() -> None:
         ([("", 0, 3, 4)], "needs the name of a model"),
         ([("a" * 65, 0, 3, 4)], "needs the name of a model"),
         ([("a", -1, 3, 4)], "a version of at least 0"),
-        ([("a", 3, 1, 3)], "must be that of the source"),
+        ([("a", 3, 1, 3)], "must equal the version of the source"),
     ],
 )
 def test_sources_that_contradict_the_trajectory_are_refused(

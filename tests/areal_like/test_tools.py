@@ -96,11 +96,11 @@ def unresolved(x: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F
     [
         (no_annotation, "parameter x of tool no_annotation has no annotation"),
         (strange, "annotations of tool strange cannot be expressed in JSON"),
-        (several, "parameter names of tool several cannot be given by name"),
+        (several, "parameter names of tool several cannot be passed by name"),
         (unresolved, "annotation of tool unresolved cannot be resolved"),
-        (lambda: 1, "not a function with a name"),
-        (dict, "not a function with a name"),
-        (3, "not a function with a name"),
+        (lambda: 1, "not a named function"),
+        (dict, "not a named function"),
+        (3, "not a named function"),
     ],
 )
 def test_function_that_is_no_tool_is_refused_in_one_sentence(function: Any, words: str) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from areal_like.trajectory import Segment, Trajectory, as_experts, check_apart, repeated_answers
+from areal_like.trajectory import Segment, Trajectory, as_experts, check_disjoint, repeated_answers
 
 
 def _segment(logprobs=(-1.0, -0.5, 0.0), versions=(3, 3, 4), tokens=(7, 8, 9)) -> Segment:
@@ -200,12 +200,12 @@ def _answers(ids: list[int] | None, ends: list[int] | None = None) -> Trajectory
 
 
 def test_each_answer_of_a_sample_is_trained_on_in_one_trajectory():
-    check_apart([_answers(None)])
-    check_apart([_answers([0, 1]), _answers([2])])
+    check_disjoint([_answers(None)])
+    check_disjoint([_answers([0, 1]), _answers([2])])
     with pytest.raises(ValueError, match="does not say which answers it has"):
-        check_apart([_answers([0]), _answers(None)])
+        check_disjoint([_answers([0]), _answers(None)])
     with pytest.raises(ValueError, match="answer 1 of the sample is trained on twice"):
-        check_apart([_answers([0, 1]), _answers([1, 2])])
+        check_disjoint([_answers([0, 1]), _answers([1, 2])])
 
 
 def test_answers_that_are_trained_on_more_than_once_are_found_in_order():

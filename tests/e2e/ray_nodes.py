@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_like.transport.ports import quiet_port
+from areal_like.transport.ports import unused_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
 START_S = 400.0
@@ -101,11 +101,11 @@ class RayNodes:
         self, *, num_cpus: int, resources: Mapping[str, float], namespace: str = "", takes_jobs: bool = True
     ) -> RayNode:
         """`takes_jobs`: has the dashboard, which `ray job` asks."""
-        port, dashboard_port = quiet_port(), quiet_port()
+        port, dashboard_port = unused_port(), unused_port()
         host = self._namespaces.get(namespace, "")
         node = self._start(
             [
-                "--head", f"--port={port}", f"--ray-client-server-port={quiet_port()}", "--no-monitor",
+                "--head", f"--port={port}", f"--ray-client-server-port={unused_port()}", "--no-monitor",
                 f"--temp-dir={self.folder / 'ray'}", f"--include-dashboard={takes_jobs}",
                 f"--dashboard-port={dashboard_port}", f"--dashboard-host={host or '127.0.0.1'}",
             ],
@@ -131,7 +131,7 @@ class RayNodes:
                     "--min-worker-port=0", "--max-worker-port=0",
                     "--include-log-monitor=false",
                     f"--resources={json.dumps(resources)}", f"--object-store-memory={STORE_BYTES}",
-                    f"--dashboard-agent-listen-port={quiet_port()}", f"--metrics-export-port={quiet_port()}",
+                    f"--dashboard-agent-listen-port={unused_port()}", f"--metrics-export-port={unused_port()}",
                     *([f"--node-ip-address={host}"] if host else []),
                 ],
                 env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.trajectory import Trajectory, check_apart
+from areal_like.trajectory import Trajectory, check_disjoint
 from areal_like.wire import messages as m
 from rollout.transcript import Transcript
 from rollout.workflow import Sample
@@ -34,7 +34,7 @@ def test_any_tree_of_turns_trains_each_sampled_token_once(seed: int, num_moves: 
             continue
         paths[at] += tokens
     closed = [one.close() for one in transcripts if one.num_sampled]
-    check_apart(closed)
+    check_disjoint(closed)
     assert sum(one.num_sampled for one in closed) == sum(map(len, sampled))
     trained = sorted(token for one in closed for token in one.tokens_T[one.loss_mask_T].tolist())
     assert trained == sorted(token for tokens in sampled for token in tokens)
@@ -58,14 +58,14 @@ def test_an_answer_in_two_trajectories_is_refused_and_the_error_says_how_to_mask
     twice.sampled(answer(5, number=3))
     twice.sampled(answer(5, number=3))
     with pytest.raises(ValueError, match="answer 3 "):
-        check_apart([twice.close()])
+        check_disjoint([twice.close()])
 
 
 def test_several_trajectories_of_unknown_answers_are_refused() -> None:
     by_hand = Trajectory.from_prompt(np.array([1], np.int32), segment(2), "stop")
-    check_apart([by_hand])
+    check_disjoint([by_hand])
     with pytest.raises(ValueError, match="does not say which answers it has; build each by a Transcript"):
-        check_apart([by_hand, by_hand])
+        check_disjoint([by_hand, by_hand])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_restored_transcript_numbers_its_answers_below_those_to_come() -> None
     fork = restored.forked()
     fork.sampled(answer(8, number=3))
     closed = [restored.close(), fork.close()]
-    check_apart(closed)
+    check_disjoint(closed)
     assert closed[0].answer_ids_A is not None
     assert closed[0].answer_ids_A.tolist() == [0, 1], "answers with nothing given between them have become one"
     assert closed[0].num_sampled == 3

@@ -12,7 +12,7 @@ import pytest
 from chat_tokenizer import byte_tokenizer
 
 from areal_like.errors import UserError
-from areal_like.probe_files import ProbeAnswers, ProbeOrder
+from areal_like.probe_files import ProbeAnswers, ProbeSpec
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout import probe_answers
@@ -73,7 +73,7 @@ class Probe:
             "settings": {}, "sampling": sampling or Sampling(max_new_tokens=4), "rows": [{"prompt": "a"}],
             "num_samples": 1, "seed": 3, "num_threads": 1, "startup_timeout_s": 5.0, **order,
         }  # fmt: skip
-        return asyncio.run(answers_to(ProbeOrder(**facts), engine)), engine  # type: ignore[arg-type]
+        return asyncio.run(answers_to(ProbeSpec(**facts), engine)), engine  # type: ignore[arg-type]
 
 
 @pytest.fixture

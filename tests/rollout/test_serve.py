@@ -18,20 +18,20 @@ import msgspec
 import pytest
 
 from areal_like.errors import EngineError, UserError
-from areal_like.serve_files import ServeOrder
+from areal_like.serve_files import ServeSpec
 from rollout import serve as module
 from rollout.serve import serve
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "3+8="}], "temperature": 0, "max_tokens": 6}
 
 
-def order(folder: Path, **fields: Any) -> ServeOrder:
+def order(folder: Path, **fields: Any) -> ServeSpec:
     default: dict[str, Any] = {
         "folder": str(folder), "model_dir": str(folder / "model"), "manifest": str(folder / "manifest.json"),
         "name": "m", "host": "127.0.0.1", "port": 0, "key": "k", "format": None, "temperature": 1.0,
         "max_new_tokens": 0, "max_context": 64, "num_slots": 1, "device": "cpu", "dtype": "float32", "num_threads": 1,
     }  # fmt: skip
-    return ServeOrder(**{**default, **fields})
+    return ServeSpec(**{**default, **fields})
 
 
 # ---------------------------------------------------------------- without a model
@@ -108,7 +108,7 @@ def test_a_server_whose_engine_fails_ends_with_status_1_and_a_sentence(
     endpoint: Any = Listening()
     monkeypatch.setattr(module, "application", lambda *_, **__: module.web.Application())
 
-    async def play(given: ServeOrder, say: Any, stop: asyncio.Event, cut: asyncio.Event) -> None:
+    async def play(given: ServeSpec, say: Any, stop: asyncio.Event, cut: asyncio.Event) -> None:
         endpoint.engine_error = EngineError("the engine thread died: RuntimeError: no memory")
         endpoint.broken.set()
         with contextlib.closing(module._listener("127.0.0.1", 0)) as listener:

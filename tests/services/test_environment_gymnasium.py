@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.environment import NoStep, Step, as_step
+from areal_like.environment import InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from services.environment.adapters import actions
 from services.environment.adapters.gymnasium import GymnasiumEnvironment
@@ -103,7 +103,7 @@ def test_texts_are_actions_as_far_as_the_space_has_them(monkeypatch: pytest.Monk
     ],
 )
 def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch, says: Any, words: str) -> None:
-    with pytest.raises(NoStep, match=words):
+    with pytest.raises(InvalidStep, match=words):
         checked(odd(monkeypatch, **says).step("abc"))
     with pytest.raises(RuntimeError):
         odd(monkeypatch, raises=True).step("abc")

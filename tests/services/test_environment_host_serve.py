@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the process did to itself, in order."""
     done: list[Any] = []
     monkeypatch.setattr(module, "die_with_parent", lambda pid: done.append(("parent", pid)))
-    monkeypatch.setattr(module, "settle_heap", lambda: done.append("settled"))
+    monkeypatch.setattr(module, "freeze_heap", lambda: done.append("settled"))
     monkeypatch.setattr(module, "become_subreaper", lambda: done.append("subreaper"))
     monkeypatch.setattr(module, "append_user_path", lambda: done.append("path"))
     monkeypatch.setattr(module.faulthandler, "enable", lambda: done.append("faults"))

@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 from ecosystem import REPOSITORY, interpreter_of
 from local_server import listening
 
-from areal_like.environment import NoStep, Step, as_step
+from areal_like.environment import InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from services.environment.adapters import openenv
 from services.environment.adapters.openenv import OpenEnvEnvironment, OpenEnvFailed
@@ -153,7 +153,7 @@ def test_a_server_that_misbehaves_is_a_failure_and_never_a_reward(step: Any, wor
     def answer(message: dict[str, Any]) -> Any:
         return observed(reward=None, done=False) if message["type"] == "reset" else step
 
-    with pytest.raises((NoStep, OpenEnvFailed)) as caught:
+    with pytest.raises((InvalidStep, OpenEnvFailed)) as caught:
         against(answer, one_step, action_field="number", observation_field="text")
     assert words in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_a_server_without_room_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("answer", "row", "words"),
     [
-        (observed(reward=0.0, done=True), {"t": 1}, "was done before the first action"),
+        (observed(reward=0.0, done=True), {"t": 1}, "is done before the first action"),
         (observed(reward=0.5, done=False), {"t": 1}, "gave a reward of 0.5 before the first action"),
         ({"type": "error", "data": {"message": "no such task"}}, {"t": 1}, "reset: no such task"),
         (observed(), {}, "the row has no t, which reset_columns names"),
@@ -202,7 +202,7 @@ def test_a_beginning_that_is_none_is_a_failure(answer: Any, row: dict[str, Any],
     async def scene(environment: OpenEnvEnvironment) -> Step:
         return as_step(await environment.reset(row, 1), is_reset=True, max_bytes=100)
 
-    with pytest.raises((NoStep, OpenEnvFailed)) as caught:
+    with pytest.raises((InvalidStep, OpenEnvFailed)) as caught:
         against(lambda _: answer, scene, reset_columns=["t"])
     assert words in str(caught.value)
 

@@ -177,7 +177,7 @@ def test_an_environment_that_cannot_be_used_is_refused_before_anything_is_served
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match="has no method `step`"):
-        play(scene, kind="environment_zoo:NoStep")
+        play(scene, kind="environment_zoo:InvalidStep")
 
 
 def test_tools_run_in_a_process_and_one_that_ends_it_costs_its_own_episode_only() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.environment import NoStep, Step, as_step
+from areal_like.environment import InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from services.environment.adapters import actions
 from services.environment.adapters.textarena import TextArenaEnvironment
@@ -121,7 +121,7 @@ class Unsound:
 def test_a_game_that_lies_has_no_reward(is_done: Any, rewards: Any, words: str) -> None:
     environment, _ = begun()
     environment._game = Unsound(is_done, rewards)
-    with pytest.raises(NoStep, match=words):
+    with pytest.raises(InvalidStep, match=words):
         checked(environment.step("[1]"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.probe_files import TryAnswer, TryOrder, TryVerdict
+from areal_like.probe_files import TryAnswer, TrySpec, TryVerdict
 from services.processes.framing import PREFIX
 from services.reward import try_answers
 from services.reward.config import RewardSettings
@@ -68,7 +68,7 @@ def verdicts(*responses: str, kind: str = "math", **settings: Any) -> list[TryVe
         TryAnswer(row={"answer": text}, response=text, finish_reason="length", num_tokens=number)
         for number, text in enumerate(responses)
     ]
-    order = TryOrder(settings={"scorers": [{"kind": kind}], **settings}, answers=answers)
+    order = TrySpec(settings={"scorers": [{"kind": kind}], **settings}, answers=answers)
     return asyncio.run(try_answers.verdicts_on(order))
 
 

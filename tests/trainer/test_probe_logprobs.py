@@ -11,19 +11,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.probe_files import LogprobOrder
+from areal_like.probe_files import LogprobSpec
 from trainer import probe_logprobs
 from trainer.probe_logprobs import logprobs_of
 
 SEQUENCES = [(np.array([4, 9, 7]), np.array([11, 5])), (np.array([8]), np.array([3, 30, 12, 6]))]
 
 
-def order_of(folder: Path, **changes: Any) -> LogprobOrder:
+def order_of(folder: Path, **changes: Any) -> LogprobSpec:
     facts: dict[str, Any] = {
         "model_dir": str(folder), "device": "cpu", "attention": "sdpa", "precision": "float32", "temperature": 0.7,
         "num_threads": torch.get_num_threads(), "sequences": [(p.tolist(), a.tolist()) for p, a in SEQUENCES],
     }  # fmt: skip
-    return LogprobOrder(**{**facts, **changes})
+    return LogprobSpec(**{**facts, **changes})
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.2)])

@@ -171,7 +171,7 @@ def test_only_bad_gradients_in_a_row_end_the_training_and_the_last_good_version_
 def test_first_step_alone_settles_the_heap(prepared: Path, samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
     training = opened(prepared)
-    monkeypatch.setattr(module, "settle_heap", lambda: settled.append(training.version))
+    monkeypatch.setattr(module, "freeze_heap", lambda: settled.append(training.version))
     for step in (1, 2, 3):
         training.run(training.prepare(samples(step), step))
     assert settled == [1]

@@ -23,7 +23,7 @@ import torch
 
 from areal_like.errors import PolicyDiverged
 from areal_like.metrics import JsonlLog
-from areal_like.process import settle_heap
+from areal_like.process import freeze_heap
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import CheckpointState, Facts, Retention
@@ -66,7 +66,7 @@ class OfflineTraining:
         self._journal = JsonlLog(self._run_dir / "metrics.jsonl")
         try:
             self._open()
-            settle_heap()
+            freeze_heap()
             if self._take_steps():
                 self._finish()
         finally:

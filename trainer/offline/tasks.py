@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.scored_text import write_note
+from areal_like.scored_text import write_tokenizer_digest
 from trainer.backends.port import Setup
 from trainer.model.model import read_config
 from trainer.model.tokenizers import load_tokenizer
@@ -61,7 +61,7 @@ def prepare_task(spec: OfflineSpec, start: Path) -> Prepared:
         return PreferenceTask(setup, spec.dpo) if spec.objective == "dpo" else RewardTask(setup)
 
     train, held_out = load(data.train), None if data.eval is None else load(data.eval)
-    complete = write_note if spec.objective == "reward_model" else _nothing
+    complete = write_tokenizer_digest if spec.objective == "reward_model" else _nothing
     return Prepared(train, held_out, max_tokens, make_task, complete)
 
 

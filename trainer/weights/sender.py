@@ -226,7 +226,7 @@ class WeightSender:
                         return payloads
 
     def _open_way(self, version: int, lineage: str, base: Base | None) -> list[_Open]:
-        way = self._catalog.way(version, lineage, base)
+        way = self._catalog.route(version, lineage, base)
         return [self._payloads.get(_payload(manifest)) or self._open(path, manifest) for path, manifest in way]
 
     def _open(self, path: Path, manifest: AnyManifest) -> _Open:

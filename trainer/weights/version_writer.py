@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from areal_like.errors import WeightError
-from areal_like.weights.adapter import AdapterNote
+from areal_like.weights.adapter import AdapterInfo
 from areal_like.weights.catalog import delta_name
 from areal_like.weights.delta import (
     DELTA_SUFFIX,
@@ -57,10 +57,10 @@ class VersionWriter:
         self._base: tuple[WeightManifest, Tensors] | None = None
         self._last_full: WeightManifest | None = None
         self._chain_bytes = 0
-        self._newest: tuple[int, str, Tensors, AdapterNote | None] | None = None
+        self._newest: tuple[int, str, Tensors, AdapterInfo | None] | None = None
         """Version, lineage, tensors and note of what was written last."""
 
-    def write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None = None) -> Written:
+    def write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None = None) -> Written:
         """Write one version. `tensors` must not change afterwards. Raises WeightError."""
         written = self._write(version, lineage, tensors, adapter)
         self._newest = (version, lineage, tensors, adapter)
@@ -85,7 +85,7 @@ class VersionWriter:
             manifest.with_name(manifest.name.removesuffix(".json")).unlink(missing_ok=True)
         return written
 
-    def _write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None) -> Written:
+    def _write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None) -> Written:
         if self._delta is None:
             return self._publish_full(version, lineage, tensors, adapter)
         manifest = describe(self._store.kind, version, lineage, tensors, adapter)
@@ -99,7 +99,7 @@ class VersionWriter:
         self._last_full, self._chain_bytes = manifest, 0
         return written
 
-    def _publish_full(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None) -> Written:
+    def _publish_full(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None) -> Written:
         path = self._store.publish(version, lineage, tensors, adapter)
         return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
 

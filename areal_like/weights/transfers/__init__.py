@@ -1,1 +1,1 @@
-"""The transfers that come with this program, one descriptor each."""
+"""The built-in weight transfers, one descriptor each."""

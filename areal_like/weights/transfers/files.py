@@ -1,4 +1,4 @@
-"""Versions as files of the weight store, which trainer and workers both see."""
+"""Transfer of versions as files of the weight store, which trainer and workers share."""
 
 from __future__ import annotations
 

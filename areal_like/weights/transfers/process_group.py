@@ -1,5 +1,5 @@
-"""Versions by a process group of torch to all workers at once, while they stand still; a worker that misses it takes
-the stream (areal_like/weights/process_group.py has the messages).
+"""Transfer of versions through a process group of torch to all workers at once, while generation is paused. A worker
+that misses it fetches the stream. The messages are in areal_like/weights/process_group.py.
 """
 
 from __future__ import annotations

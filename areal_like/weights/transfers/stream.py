@@ -1,4 +1,4 @@
-"""Versions through the trainer's own sockets, in chunks (areal_like/weights/stream.py has the messages)."""
+"""Transfer of versions through sockets, in chunks. The messages are in areal_like/weights/stream.py."""
 
 from __future__ import annotations
 

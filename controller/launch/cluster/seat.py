@@ -30,7 +30,7 @@ import psutil
 
 from areal_like.process import PRIVATE_UMASK
 from areal_like.store_owner import claim, sweep_dead
-from areal_like.transport.ports import quiet_port
+from areal_like.transport.ports import unused_port
 from areal_like.weights.weight_store import default_root
 from controller.launch.processor import cpu_seconds, rss_mb
 
@@ -110,7 +110,7 @@ class Seat:
         """Where it is. It can answer as soon as Ray has found it a node."""
         if not self._node_id:
             self._node_id, self._address = _whereabouts()
-        return Place(self._node_id, self._address, quiet_port(self._address))
+        return Place(self._node_id, self._address, unused_port(self._address))
 
     def start(self, order: Order) -> Seated:
         """Start the child; after `place`. Raises OSError when the node refuses."""

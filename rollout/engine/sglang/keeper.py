@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.errors import EngineError, UserError
-from areal_like.transport.ports import can_listen, quiet_port
+from areal_like.transport.ports import can_listen, unused_port
 from rollout.config import SGLangSettings
 from rollout.engine.sglang.arguments import Launch, write_key_file
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
@@ -349,7 +349,7 @@ class ServerKeeper:
 
     async def _spawn(self, launch: Launch, key: str) -> tuple[ServerProcess, str]:
         assert self._scratch is not None
-        port, nccl_port = self._port or quiet_port(), quiet_port()
+        port, nccl_port = self._port or unused_port(), unused_port()
         if not can_listen(port):
             raise UserError(
                 f"port {port} is taken by another program",

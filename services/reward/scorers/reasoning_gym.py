@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.tasks.reasoning_gym import TaskPlace, entry_at
+from areal_like.tasks.reasoning_gym import TaskOrigin, entry_at
 from services.reward.scorer_options import ReasoningGymScorerOptions
 from services.reward.scorers.plain_answers import is_plain
 from services.reward.scorers.port import CannotJudge, ScorerInput
@@ -74,7 +74,7 @@ class ReasoningGymScorer:
 def _task_of(place: bytes) -> tuple[Any, dict[str, Any]]:
     """Samples of one group ask for one entry."""
     try:
-        return entry_at(msgspec.json.decode(place, type=TaskPlace))
+        return entry_at(msgspec.json.decode(place, type=TaskOrigin))
     except msgspec.MsgspecError as error:
         raise CannotJudge(f"the row names no task of reasoning-gym ({error}): its generator adds that") from error
     except UserError as error:

@@ -25,7 +25,7 @@ from channel_harness import (
 
 from areal_like.errors import ChannelError, DeadlineExceeded, UserError
 from areal_like.transport.channel import QUEUE_MESSAGES
-from areal_like.transport.sockets import PatienceClock, Signal
+from areal_like.transport.sockets import ListeningClock, Signal
 from areal_like.wire.encoding import LARGE_BYTES, encode
 from areal_like.wire.messages import Goodbye, Heartbeat, Hello, SampleAck, SampleReturned, Welcome
 
@@ -223,10 +223,10 @@ def test_silent_peer_is_named_and_a_talking_one_is_not() -> None:
 def test_nobody_is_silent_for_time_in_which_the_hub_did_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr("areal_like.transport.sockets.time.monotonic", lambda: now_s)
-    clock = PatienceClock()
+    clock = ListeningClock()
     start_s = clock.tick()
     now_s += 3600.0
-    assert clock.tick() - start_s == PatienceClock.MAX_GAP_S
+    assert clock.tick() - start_s == ListeningClock.MAX_GAP_S
 
 
 def test_a_hub_that_only_receives_counts_the_time_in_which_it_listened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_hub_that_only_receives_counts_the_time_in_which_it_listened(monkeypat
             monkeypatch.setattr("areal_like.transport.sockets.time.monotonic", lambda: now_s)
             assert await hub.receive(0.0) is None
             for _ in range(4):
-                now_s += PatienceClock.MAX_GAP_S
+                now_s += ListeningClock.MAX_GAP_S
                 assert await hub.receive(0.0) is None
             assert hub.silent(2.5) == ["rollout-1"]
             monkeypatch.undo()

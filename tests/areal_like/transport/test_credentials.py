@@ -70,7 +70,7 @@ def test_services_that_start_together_use_the_same_keys(tmp_path: Path) -> None:
 
 def test_folder_with_something_else_gets_no_keys(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="cannot make keys here"):
+    with pytest.raises(UserError, match="cannot create keys here"):
         make_service_credentials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

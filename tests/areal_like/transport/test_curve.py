@@ -165,7 +165,7 @@ def test_request_with_another_credential_behind_the_key_is_refused(guarded: Guar
 def test_sockets_behind_the_door_serve_the_hub_s_keys(guarded: Guarded) -> None:
     options: list[object] = []
     socket: Any = SimpleNamespace(setsockopt=lambda *option: options.append(option))
-    guarded.made.guard(socket)
+    guarded.made.enable_server(socket)
     assert (socket.curve_server, socket.curve_publickey, socket.curve_secretkey) == (
         True, guarded.keys.public, guarded.keys.secret,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def test_client_speaks_to_the_holder_of_the_hub_s_key(tmp_path: Path) -> None:
     make_key_pairs(tmp_path)
     keys = load_client(tmp_path)
     socket: Any = SimpleNamespace()
-    curve.arm_client(socket, keys)
+    curve.enable_client(socket, keys)
     assert (socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey) == (
         keys.public, keys.secret, load_server(tmp_path).public,
     )  # fmt: skip
@@ -189,7 +189,7 @@ def test_any_right_of_others_makes_a_key_unusable(tmp_path: Path, mode: int) -> 
     write_private(tmp_path / "key", b"text")
     assert curve.read_private(tmp_path / "key") == b"text"
     (tmp_path / "key").chmod(mode)
-    with pytest.raises(UserError, match="a key that others may read"):
+    with pytest.raises(UserError, match="other users may read this key"):
         curve.read_private(tmp_path / "key")
 
 

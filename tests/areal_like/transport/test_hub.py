@@ -167,7 +167,7 @@ def test_a_full_hub_takes_nobody_new_but_those_it_knows(stand_in: StandIn, monke
             await bench.register(b"%d" % number, f"rollout-{number}")
         bench.hello(b"2", "rollout-2")
         assert await bench.receive() == []
-        assert bench.answers() == [(b"2", Refused(reason="this hub has 2 peers already"))]
+        assert bench.answers() == [(b"2", Refused(reason="this hub already has 2 peers"))]
         await bench.register(b"3", "rollout-1", "b")
         bench.hub.forget("rollout-0")
         await bench.register(b"2", "rollout-2")
@@ -187,7 +187,7 @@ def test_a_hub_takes_as_many_peers_as_the_security_page_says(stand_in: StandIn) 
         await bench.register(b"1", "rollout-1")
         bench.hello(b"2", "rollout-2")
         assert await bench.receive() == []
-        assert bench.answers() == [(b"2", Refused(reason="this hub has 4096 peers already"))]
+        assert bench.answers() == [(b"2", Refused(reason="this hub already has 4096 peers"))]
 
     with_hub(stand_in, test)
 

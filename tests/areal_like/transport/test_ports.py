@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from areal_like.transport import ports
-from areal_like.transport.ports import quiet_port
+from areal_like.transport.ports import unused_port
 
 
 def test_quiet_port_lies_outside_the_range_of_outgoing_connections():
-    chosen = {quiet_port() for _ in range(20)}
+    chosen = {unused_port() for _ in range(20)}
     if sys.platform == "linux":
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         assert all(port < lowest for port in chosen) or lowest <= 10_000
@@ -19,4 +19,4 @@ def test_quiet_port_lies_outside_the_range_of_outgoing_connections():
 
 def test_quiet_port_is_found_where_the_kernel_says_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(ports, "_PORT_RANGE", tmp_path / "absent")
-    assert quiet_port()
+    assert unused_port()

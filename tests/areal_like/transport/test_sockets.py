@@ -1,4 +1,4 @@
-"""The parts that both ends of a channel are made of: signal, patience, complaints, addresses, the first frame."""
+"""The parts that both ends of a channel are made of: signal, listening clock, warnings, addresses, the first frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from areal_like.transport.sockets import (
     MAX_TRANSPORT_FRAME_BYTES,
     QUEUE_MESSAGES,
     REGISTRATION_BYTES,
-    PatienceClock,
+    ListeningClock,
     RateLimitedLog,
     ReadySocket,
     Signal,
@@ -66,7 +66,7 @@ def test_a_signal_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
 
 
 def test_time_counts_in_which_we_listened_and_a_gap_counts_for_a_second(clock: Any) -> None:
-    patience = PatienceClock()
+    patience = ListeningClock()
     assert patience.tick() == 0.0
     for elapsed_s, listened_s in ((0.25, 0.25), (1.0, 1.25), (60.0, 2.25), (0.5, 2.75)):
         clock.now_s += elapsed_s
@@ -74,20 +74,25 @@ def test_time_counts_in_which_we_listened_and_a_gap_counts_for_a_second(clock: A
         assert patience.tick() == listened_s, "no time has passed"
 
 
-# ------------------------------------------------------------ complaints
+# ------------------------------------------------------------ warnings
 
 
 def test_one_line_of_a_kind_is_logged_in_ten_seconds_and_names_how_many_were_not(
     clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    complaints = RateLimitedLog(logging.getLogger("hub"))
+    warnings = RateLimitedLog(logging.getLogger("hub"))
     with caplog.at_level(logging.WARNING):
         for kind, text, elapsed_s in (
             ("a", "1", 0.0), ("a", "2", 9.75), ("b", "3", 0.0), ("a", "4", 0.0), ("a", "5", 0.25), ("a", "6", 10.0),
         ):  # fmt: skip
             clock.now_s += elapsed_s
-            complaints.say(kind, text)
-    assert [record.getMessage() for record in caplog.records] == ["a: 1", "b: 3", "a: 5 (and 2 more before)", "a: 6"]
+            warnings.log(kind, text)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: 1",
+        "b: 3",
+        "a: 5 (and 2 suppressed before)",
+        "a: 6",
+    ]
 
 
 # ------------------------------------------------------------ addresses and frames

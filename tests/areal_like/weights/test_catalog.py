@@ -37,7 +37,7 @@ def delta(folder: Path, version: int, base_version: int | None = None, num_bytes
 
 
 def way(folder: Catalog, version: int, base: Base | None = None, lineage: str = "l0") -> list[str]:
-    return [path.name for path, _ in folder.way(version, lineage, base)]
+    return [path.name for path, _ in folder.route(version, lineage, base)]
 
 
 def test_names_of_deltas_are_ordered_by_version() -> None:
@@ -54,7 +54,7 @@ def test_a_version_is_reached_from_the_nearest_full_one_or_from_what_is_here(tmp
     assert way(folder, 4, Base(2, "d2")) == deltas[1:]
     assert way(folder, 4, Base(2, "another")) == [manifest_name(1, "l0"), *deltas]
     assert way(folder, 1) == [manifest_name(1, "l0")]
-    manifests = [manifest.num_bytes for _, manifest in folder.way(4, "l0", None)]
+    manifests = [manifest.num_bytes for _, manifest in folder.route(4, "l0", None)]
     assert manifests == [1000, 10, 10, 10]
 
 
@@ -73,21 +73,21 @@ def test_deltas_larger_than_a_full_version_are_not_taken(tmp_path: Path) -> None
 def test_a_version_without_a_way_says_so(tmp_path: Path, version: int, lineage: str) -> None:
     delta(tmp_path, 4, base_version=2)
     delta(tmp_path, 3, base_version=2)
-    with pytest.raises(WeightsDamaged, match=f"version {version} cannot be reached"):
+    with pytest.raises(WeightsDamaged, match=f"version {version} cannot be loaded"):
         way(Catalog(tmp_path), version, lineage=lineage)
 
 
 def test_a_manifest_is_read_once_and_again_after_its_file_was_gone(tmp_path: Path) -> None:
     path = full(tmp_path, 1)
     folder = Catalog(tmp_path)
-    assert folder.way(1, "l0", None)[0][1].num_bytes == 1000
+    assert folder.route(1, "l0", None)[0][1].num_bytes == 1000
     full(tmp_path, 1, num_bytes=2000)
-    assert folder.way(1, "l0", None)[0][1].num_bytes == 1000, "a name never means two contents"
+    assert folder.route(1, "l0", None)[0][1].num_bytes == 1000, "a name never means two contents"
     path.unlink()
     with pytest.raises(WeightsDamaged):
-        folder.way(1, "l0", None)
+        folder.route(1, "l0", None)
     full(tmp_path, 1, num_bytes=2000)
-    assert folder.way(1, "l0", None)[0][1].num_bytes == 2000
+    assert folder.route(1, "l0", None)[0][1].num_bytes == 2000
 
 
 def test_of_many_manifests_the_oldest_known_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +98,11 @@ def test_of_many_manifests_the_oldest_known_is_read_again(tmp_path: Path, monkey
         way(folder, version)
     for version in (1, 2):
         full(tmp_path, version, num_bytes=2000)
-    assert [folder.way(version, "l0", None)[0][1].num_bytes for version in (1, 2)] == [1000, 1000]
+    assert [folder.route(version, "l0", None)[0][1].num_bytes for version in (1, 2)] == [1000, 1000]
     full(tmp_path, 3)
     way(folder, 3)
-    assert folder.way(2, "l0", None)[0][1].num_bytes == 1000
-    assert folder.way(1, "l0", None)[0][1].num_bytes == 2000
+    assert folder.route(2, "l0", None)[0][1].num_bytes == 1000
+    assert folder.route(1, "l0", None)[0][1].num_bytes == 2000
 
 
 def test_a_manifest_is_of_the_kind_its_name_says(tmp_path: Path) -> None:

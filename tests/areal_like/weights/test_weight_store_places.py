@@ -53,7 +53,7 @@ def test_store_that_is_gone_is_removed_without_a_word(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot make the weight store: Not a directory") as refused:
+    with pytest.raises(UserError, match="cannot create the weight store: Not a directory") as refused:
         WeightStore(tmp_path / "file" / "weights", "disk", keep=1)
     assert refused.value.where == str(tmp_path / "file" / "weights")
 
@@ -139,7 +139,7 @@ def test_manifest_is_checked_when_it_is_made() -> None:
     manifest()
     for changes, words in (
         ({"version": -1}, "of version -1"), ({"payload": "a/p"}, "payload 'a/p'"), ({"payload": "/p"}, "payload '/p'"),
-        ({"num_bytes": 11}, "tensor w lies outside the payload"),
+        ({"num_bytes": 11}, "tensor w is outside the payload"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             manifest(**changes)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.serve_files import ServeOrder
+from areal_like.serve_files import ServeSpec
 from controller.cli import serve as module
 from controller.cli.arguments import make_parser
 from controller.cli.main import main
@@ -145,11 +145,11 @@ def test_only_loopback_needs_no_key_of_the_user_s(host: str, is_safe: bool) -> N
 # ---------------------------------------------------------------- becoming the server
 
 
-def order_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, config: str = "") -> ServeOrder:
+def order_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, config: str = "") -> ServeSpec:
     """What the server would be started with; it is not started, and its folder goes."""
     run = run_in(tmp_path / "first", config)
     model_in(run / "final")
-    orders: list[ServeOrder] = []
+    orders: list[ServeSpec] = []
 
     class Store:
         def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -163,7 +163,7 @@ def order_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, confi
         assert set(module.ENDING) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "it must clean up"
         path = Path(command[4])
         assert path.stat().st_mode & 0o077 == 0, "it holds the key"
-        orders.append(msgspec.json.decode(path.read_bytes(), type=ServeOrder))
+        orders.append(msgspec.json.decode(path.read_bytes(), type=ServeSpec))
         raise OSError("not in a test")
 
     monkeypatch.setenv(module.KEY_VARIABLE, "the-key")

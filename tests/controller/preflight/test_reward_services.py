@@ -13,7 +13,7 @@ import pytest
 from areal_like.errors import UserError
 from areal_like.transport.channel import Hub
 from areal_like.transport.credentials import make_service_credentials, service_keys_folder
-from areal_like.transport.ports import quiet_port
+from areal_like.transport.ports import unused_port
 from areal_like.wire import messages as m
 from controller.config.loading import load_config
 from controller.config.problems import Problem
@@ -92,7 +92,7 @@ def test_an_address_where_nobody_answers_is_named_with_the_command_that_starts_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reward_services, "ANSWER_S", 0.2)
-    address = f"tcp://127.0.0.1:{quiet_port()}"
+    address = f"tcp://127.0.0.1:{unused_port()}"
     config = config_of(addresses=[address])
     (problem,) = reward_services.problems_of(config)
     assert problem.keys == ("reward.addresses.0",)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from areal_like.config import ModelSettings
-from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryVerdict
+from areal_like.probe_files import LogprobSpec, ProbeAnswers, ProbeSpec, TryVerdict
 from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from controller.data.gold_answers import gold_answers
@@ -107,9 +107,9 @@ def copy_of(model: Model, folder: Path) -> Path:
     return Path(shutil.copytree(model.folder, folder))
 
 
-def order_of(model: Model, folder: Path, **changes: Any) -> ProbeOrder:
+def order_of(model: Model, folder: Path, **changes: Any) -> ProbeSpec:
     """folder: of config and tokenizer."""
-    return ProbeOrder(
+    return ProbeSpec(
         model_dir=str(folder), tokenizer="from_model", dtype="float32", manifest=str(model.manifest), rows=ROWS, seed=1,
         num_threads=1, startup_timeout_s=60.0, **changes,
     )  # fmt: skip
@@ -128,13 +128,13 @@ def look(
     """What a probe sees. folder: of config and tokenizer; trained: of the trainer's weights; both the model's."""
     settings = {**SETTINGS, "prompt_template": template}
     order = order_of(model, folder or model.folder, settings=settings, sampling=sampling, num_samples=8)
-    assert msgspec.json.decode(msgspec.json.encode(order), type=ProbeOrder) == order
+    assert msgspec.json.decode(msgspec.json.encode(order), type=ProbeSpec) == order
     sampled = asyncio.run(answers_to(order))
     scorers = WeightedSum((Part("mine", 1.0, Function(score)),))
     verdicts = [verdict(scorers, ROWS[one.row], one.text) for one in sampled.answers]
     gold = [GoldTry(*one, verdict(scorers, ROWS[one[0]], one[2])) for one in gold_answers(ROWS)]
     logprobs = logprobs_of(
-        LogprobOrder(
+        LogprobSpec(
             model_dir=str(trained or model.folder),
             device="cpu",
             precision="float32",

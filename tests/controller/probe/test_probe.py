@@ -14,7 +14,7 @@ from probe_here import run_here
 
 import controller.probe.probe
 from areal_like.errors import OperationError, UserError
-from areal_like.probe_files import TryOrder
+from areal_like.probe_files import TrySpec
 from areal_like.store_owner import OWNER_FILE, Owner, claim
 from controller.cli.main import main
 from controller.launch.short_process import run_module
@@ -116,7 +116,7 @@ def test_folder_of_a_probe_carries_its_owner(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.processes
 def test_refusal_of_a_process_is_the_users_error_and_its_death_is_not(tmp_path: Path) -> None:
-    order = TryOrder(settings={"scorers": [{"kind": "maths"}]}, answers=[])
+    order = TrySpec(settings={"scorers": [{"kind": "maths"}]}, answers=[])
     (tmp_path / "in.json").write_bytes(msgspec.json.encode(order))
     with pytest.raises(UserError, match="no such scorer"):
         run_module(["services.reward.try_answers", str(tmp_path / "in.json"), str(tmp_path / "out.json")], 60.0)

@@ -10,7 +10,7 @@ import pytest
 
 import controller.probe.probe as probing
 from areal_like.errors import OperationError
-from areal_like.probe_files import LogprobOrder, ProbeAnswer, ProbeAnswers, ProbeOrder, TryOrder, TryVerdict
+from areal_like.probe_files import LogprobSpec, ProbeAnswer, ProbeAnswers, ProbeSpec, TrySpec, TryVerdict
 from controller.config.loading import load_config
 from controller.config.run_config import RunConfig
 from controller.data.gold_answers import gold_answers
@@ -40,16 +40,16 @@ class Processes:
             (Path(str(spec.publish_to)) / "v0").mkdir(parents=True)
             return
         kinds: dict[str, Any] = {
-            "rollout.probe_answers": (ProbeOrder, self.answers),
-            "services.reward.try_answers": (TryOrder, self.verdicts),
-            "trainer.probe_logprobs": (LogprobOrder, self.logprobs),
+            "rollout.probe_answers": (ProbeSpec, self.answers),
+            "services.reward.try_answers": (TrySpec, self.verdicts),
+            "trainer.probe_logprobs": (LogprobSpec, self.logprobs),
         }
         kind, answer = kinds[module]
         order = msgspec.json.decode(Path(arguments[1]).read_bytes(), type=kind)
         self.orders.append(order)
         Path(arguments[2]).write_bytes(msgspec.json.encode(answer(order)))
 
-    def answers(self, order: ProbeOrder) -> ProbeAnswers:
+    def answers(self, order: ProbeSpec) -> ProbeAnswers:
         made = [
             ProbeAnswer(
                 row=row, text=f"{row}/{sample}", prompt_P=[row], tokens_R=[sample] * 3, logprobs_R=[-1.0] * 3,
@@ -60,11 +60,11 @@ class Processes:
         ]  # fmt: skip
         return ProbeAnswers(answers=made)
 
-    def verdicts(self, order: TryOrder) -> list[TryVerdict]:
+    def verdicts(self, order: TrySpec) -> list[TryVerdict]:
         count = len(order.answers)
         return [TryVerdict(kind="scored", value=float(at), correct=None, reason="") for at in range(count)]
 
-    def logprobs(self, order: LogprobOrder) -> list[list[float]]:
+    def logprobs(self, order: LogprobSpec) -> list[list[float]]:
         return [[-2.0] * len(tokens) for _, tokens in order.sequences]
 
     def only(self, kind: type[Any]) -> Any:
@@ -104,7 +104,7 @@ def test_first_draws_of_the_run_are_sampled_and_each_answer_is_scored_with_its_o
     seen, notes = looked(config, num_prompts=3)
     order = DrawOrder.of(config, ROWS)
     rows = [ROWS[order.row_index(draw)] for draw in range(3)]
-    asked, tried = processes.only(ProbeOrder), processes.only(TryOrder)
+    asked, tried = processes.only(ProbeSpec), processes.only(TrySpec)
     assert (seen.rows, asked.rows, asked.num_samples, asked.seed) == (rows, rows, 2, config.seed)
     assert asked.sampling == config.train_sampling
     sampled = [(one.row, one.response, one.finish_reason, one.num_tokens) for one in tried.answers[:6]]
@@ -131,7 +131,7 @@ def test_no_more_is_drawn_than_the_run_would_draw(processes: Processes, tmp_path
 def test_log_probs_of_the_first_sixteen_answers_are_compared(processes: Processes, tmp_path: Path) -> None:
     config = config_of(tmp_path, "sampling.temperature=0.7")
     seen, _ = looked(config, num_prompts=6, num_samples=3)
-    order = processes.only(LogprobOrder)
+    order = processes.only(LogprobSpec)
     assert len(seen.trainer_logprobs) == len(order.sequences) == 16
     assert order.sequences == [([number // 3], [number % 3] * 3) for number in range(16)]
     assert (order.temperature, order.device) == (0.7, config.trainer_devices[0])
@@ -140,7 +140,7 @@ def test_log_probs_of_the_first_sixteen_answers_are_compared(processes: Processe
 def test_nothing_is_compared_where_nothing_was_sampled(processes: Processes, tmp_path: Path) -> None:
     seen, notes = looked(config_of(tmp_path), num_samples=0)
     assert (seen.trainer_logprobs, notes) == ([], [])
-    assert not [one for one in processes.orders if isinstance(one, LogprobOrder)]
+    assert not [one for one in processes.orders if isinstance(one, LogprobSpec)]
 
 
 def test_trainer_that_dies_costs_its_log_probs_alone_and_says_why(processes: Processes, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_rewards_of_other_services_are_left_out(processes: Processes, tmp_path: 
 def test_gold_answers_go_to_no_service_that_others_run(processes: Processes, tmp_path: Path) -> None:
     scorers = 'reward.scorers=[{"kind": "http", "options": {"url": "http://127.0.0.1:1/score"}}]'
     seen, notes = looked(config_of(tmp_path, scorers))
-    assert (len(seen.verdicts), seen.gold, len(processes.only(TryOrder).answers)) == (4, [], 4)
+    assert (len(seen.verdicts), seen.gold, len(processes.only(TrySpec).answers)) == (4, [], 4)
     assert notes == ["gold answers are not tried: a scorer asks a service"]
 
 

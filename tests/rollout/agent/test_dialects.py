@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from agent_policy import ADD, ASK, CALL, Policy, serving
 
-from areal_like.trajectory import check_apart
+from areal_like.trajectory import check_disjoint
 
 pytestmark = pytest.mark.skipif(
     find_spec("openai") is None or find_spec("anthropic") is None,
@@ -177,7 +177,7 @@ def test_a_conversation_of_four_turns_keeps_every_sampled_token_once(talk: Talk,
     ]
     (trajectory,) = agent.store.trajectories()
     assert agent.store.num_rendered_again == 0
-    check_apart([trajectory])
+    check_disjoint([trajectory])
     sampled = [token for answer in policy.answers for token in answer]
     assert trajectory.tokens_T[trajectory.loss_mask_T].tolist() == sampled
     for prompt, answer, following in zip(policy.prompts, policy.answers, policy.prompts[1:], strict=False):

@@ -10,7 +10,7 @@ import pytest
 from agent_policy import ADD, ASK, CALL, Policy, asked, serving, until
 from chat_tokenizer import byte_tokenizer
 
-from areal_like.trajectory import check_apart
+from areal_like.trajectory import check_disjoint
 from rollout.agent.store import message_key
 from rollout.tokens import PromptTokens
 from rollout.workflow import SampleCut
@@ -140,7 +140,7 @@ def test_equal_requests_at_once_are_separate_answers_and_retries_join_the_one_un
     assert sorted(said[:3] + said[3:4]) == ["0", "1", "2", "3"]
     assert said[3] == said[4]
     trajectories = agent.store.trajectories()
-    check_apart(trajectories)
+    check_disjoint(trajectories)
     assert sorted(map(policy.sampled, trajectories)) == [f"{number}<|im_end|>" for number in range(4)]
 
 
@@ -160,7 +160,7 @@ def test_conversations_at_once_that_look_alike_train_every_token_once() -> None:
             return agent.store.trajectories()
 
     trajectories = asyncio.run(talk())
-    check_apart(trajectories)
+    check_disjoint(trajectories)
     assert sorted("".join(map(policy.sampled, trajectories)).split("<|im_end|>")) == ["", "1", "1", "2", "3"]
 
 

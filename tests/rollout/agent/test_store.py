@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chat_tokenizer import byte_tokenizer
 
-from areal_like.trajectory import Segment, check_apart
+from areal_like.trajectory import Segment, check_disjoint
 from rollout.agent.store import Message, TokenStore, message_key
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer
@@ -113,7 +113,7 @@ def test_every_sampled_token_is_trained_on_once_and_every_prefix_is_exact(name: 
     for _ in range(60):
         agent.ask()
     trajectories = agent.store.trajectories()
-    check_apart(trajectories)
+    check_disjoint(trajectories)
     assert sum(one.num_sampled for one in trajectories) == sum(agent.sampled)
     assert agent.store.num_rendered_again == 0
     assert len(trajectories) > 5

@@ -9,7 +9,7 @@ import pytest
 from agent_policy import ADD, CALL, Policy, asked
 
 from areal_like.errors import UserError
-from areal_like.trajectory import Segment, check_apart
+from areal_like.trajectory import Segment, check_disjoint
 from rollout.agent.store import TokenStore
 from rollout.agent.workflow import AgentWorkflow
 from rollout.transcript import Answer
@@ -63,7 +63,7 @@ def test_reasoning_is_left_out_where_the_template_does_and_every_token_is_traine
     assert agent.store.num_without_reasoning == int(is_left_out)
     assert agent.store.num_rendered_again == 0
     trajectories = agent.store.trajectories()
-    check_apart(trajectories)
+    check_disjoint(trajectories)
     sampled = [policy.sampled(one) for one in trajectories]
     assert sampled == ([LINES[2], LINES[0] + LINES[1]] if is_left_out else ["".join(LINES)])
     if is_left_out:  # as the template writes the conversation for a policy that is deployed

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import AdapterNote, LoneAdapter
+from areal_like.weights.adapter import AdapterInfo, AdapterPayload
 from areal_like.weights.weight_store import TensorBytes, WeightStore, describe
 from rollout.engine.loading import open_verified
 from rollout.weights.merging import MergingReceiver
@@ -62,8 +62,8 @@ class World:
         self.adapter = torch.randn(2, 4), torch.randn(6, 2)
         parts = zip(("lora_A", "lora_B"), self.adapter, strict=True)
         tensors = {f"base_model.model.{name}.{part}.weight": raw(tensor) for part, tensor in parts}
-        lone = LoneAdapter(scale=SCALE, dtype=self.dtype, base=crcs | changes)
-        note = AdapterNote(base_digest="b", adapter_digest=f"a{version}", lone=lone if is_lone else None)
+        lone = AdapterPayload(scale=SCALE, dtype=self.dtype, base=crcs | changes)
+        note = AdapterInfo(base_digest="b", adapter_digest=f"a{version}", lone=lone if is_lone else None)
         return str(self.store.publish(version, "l0", tensors, note))
 
     def receive(self, place: str) -> Path:
@@ -81,7 +81,7 @@ def test_a_worker_makes_base_plus_adapter_of_what_came(tmp_path: Path, dtype: st
         torch.testing.assert_close(tensors[f"{NAME}.weight"], expected.to(kind), atol=1e-6, rtol=0)
         assert torch.equal(tensors["model.norm.weight"], world.base["model.norm.weight"].to(kind))
         assert (manifest.version, manifest.adapter) == (
-            version, AdapterNote(base_digest="b", adapter_digest=f"a{version}")
+            version, AdapterInfo(base_digest="b", adapter_digest=f"a{version}")
         )  # fmt: skip
     assert world.receiver.counters() == {"received": 1.0, "weights_merged": 2.0}
 

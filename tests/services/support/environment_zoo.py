@@ -98,12 +98,12 @@ class Slow:
         return action.upper(), 1.0, False
 
 
-class NoStep:
+class InvalidStep:
     def reset(self, row, seed):
         return None
 
 
-class OtherStep(NoStep):
+class OtherStep(InvalidStep):
     def step(self, action, tools):
         return "", 0.0, True
 

@@ -43,7 +43,7 @@ def nudge(arrays: dict[str, np.ndarray], dice: np.random.Generator, share: float
 def follow(root: Path, version: int, lineage: str = "l0") -> dict[str, bytes]:
     """A version put together by the manifests alone, checked by its checksums."""
     payload, manifest = bytearray(), None
-    for path, manifest in Catalog(root).way(version, lineage, None):
+    for path, manifest in Catalog(root).route(version, lineage, None):
         data = map_payload(path.with_name(manifest.payload), manifest.num_bytes)
         if not isinstance(manifest, DeltaManifest):
             payload = bytearray(data)
