@@ -62,9 +62,9 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     """How the run went, in at most five lines; what was not measured is left out."""
     lines: tuple[str, ...]
     if _is_evaluation(summary):
-        lines = (_end({**summary, "steps": None}), _evaluated(summary), _time({**summary, "rollout_idle_share": None}))
+        lines = [_end({**summary, "steps": None}), _evaluated(summary), _time({**summary, "rollout_idle_share": None})]
     else:
-        lines = (_end(summary), _accuracy(summary), _staleness(summary), _groups(summary), _time(summary))
+        lines = [_end(summary), _accuracy(summary), _staleness(summary), _groups(summary), _time(summary)]
     return [one_line(line) for line in lines if line]
 
 

@@ -80,8 +80,8 @@ def test_an_evaluation_speaks_of_no_training() -> None:
     counts = dict.fromkeys(("groups_drawn", "groups_consumed", "groups_filtered", "groups_dropped"), 0)
     summary = {
         "status": "completed", "steps": 0, "accuracy_before": 0.25, "accuracy_after": None, "eval_prompts": 40,
-        **counts, "groups_in_flight": 0, "wall_s": 25.0, "prepare_s": 5.0, "train_wall_s": 0.0,
-        "rollout_idle_share": 0.9,
+        **counts, "groups_in_flight": 0, "wall_s": 25.0,
+        "prepare_s": 5.0, "train_wall_s": 0.0, "rollout_idle_share": 0.9,
     }  # fmt: skip
     assert sentences(summary) == [
         "The run is complete.",
