@@ -60,7 +60,6 @@ def next_steps(summary: Mapping[str, Any], folder: Path, config: Path) -> list[s
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """How the run went, in at most five lines; what was not measured is left out."""
-    lines: tuple[str, ...]
     if _is_evaluation(summary):
         lines = [_end({**summary, "steps": None}), _evaluated(summary), _time({**summary, "rollout_idle_share": None})]
     else:
