@@ -34,7 +34,7 @@ def _lines(items: Any) -> Iterator[str]:
         if item.is_section:
             yield from _lines(item.children)
         else:
-            text = Path(item.file.abs_src_path).read_text()
+            text = item.file.content_string
             about = first_sentence(text)
             yield f"- [{item.title}]({item.url or './'})" + (f": {about}" if about else "")
 

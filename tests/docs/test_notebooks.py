@@ -1,0 +1,61 @@
+"""The notebooks of the documentation are executed, and their pages show what they print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
+TIMEOUT_S = 900
+"""Of one cell; it only bounds a hang."""
+
+
+def printed(notebook: Any) -> list[str]:
+    """What each code cell printed or returned, in order."""
+    texts = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            outputs = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+            texts.append("".join(outputs))
+    return texts
+
+
+def begin(text: str) -> str:
+    """The first words of what a cell printed, without what differs from run to run: numbers, and answers in quotes."""
+    text = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'...'", text)
+    return re.sub(r"[-+]?\d+(?:\.\d+)?", "N", text).strip()[:24]
+
+
+def test_there_are_three_and_each_has_its_output() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_run", "own_reward", "reading_a_run"]
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run from top to bottom"
+        assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+        for folder in ("/tmp/", "/home/", "/root/"):
+            assert folder not in path.read_text()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_its_page_shows(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    stored = nbformat.read(path, as_version=4)
+    executed = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        executed, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    for ours, theirs in zip(printed(executed), printed(stored), strict=True):
+        assert begin(ours) == begin(theirs)
