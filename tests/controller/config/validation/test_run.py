@@ -132,6 +132,17 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "does not give its gradients",
         ),
         ({"trainer.advantage.kind": "opob", "emulation": {}}, "trainer.advantage.kind", "samples have no weights"),
+        ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
+        (
+            {"dynamic_batch": {"max_attempts": 2}, "filter_zero_signal": True, "groups_per_step": 4},
+            "dynamic_batch.max_attempts",
+            "never give the 4 groups",
+        ),
+        (
+            {"dynamic_batch": {"max_attempts": 64, "min_groups": 9}, "filter_zero_signal": True, "groups_per_step": 4},
+            "dynamic_batch.min_groups",
+            "so never 9",
+        ),
         (
             {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
             "trainer.lora.publish",
