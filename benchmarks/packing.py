@@ -181,7 +181,9 @@ def in_bins(samples: list[BatchSample], bins: list[list[int]], settings: Trainer
     """A batch with these micro-batches."""
     parts = [prepare_batch([samples[i] for i in members], 0, settings) for members in bins]
     first = parts[0]  # its rewards are for `kl_in: reward` alone, which is not measured here
-    return PreparedBatch(0, (tuple(part.mini_batches[0][0] for part in parts),), first.metrics, first.rewards)
+    return PreparedBatch(
+        0, (tuple(part.mini_batches[0][0] for part in parts),), first.metrics, first.rewards, first.tokens_of_version
+    )
 
 
 def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:

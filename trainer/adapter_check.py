@@ -155,20 +155,7 @@ def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, t
     firsts_S = _first_staleness(micro_batch)
     is_wanted_S = (firsts_S == staleness) & (not micro_batch.is_dummy)
     members = np.flatnonzero(is_wanted_S)[:MAX_SEQUENCES].tolist() or [0]
-    ends_S = np.cumsum(packed.lengths)
-    is_target_T = np.zeros(packed.num_tokens, np.bool_)
-    is_target_T[packed.sources_N.numpy() + 1] = True
-    tokens, masks, behaviour, counts = [], [], [], []
-    for index in members:
-        span = slice(ends_S[index] - packed.lengths[index], ends_S[index])
-        tokens.append(packed.tokens_T.numpy()[span])
-        masks.append(is_target_T[span])
-        is_own_N = sequence_N == index
-        behaviour.append(inputs.behaviour_N.numpy()[is_own_N])
-        # those up to the first change of version: versions never decrease along an answer (`stamped-versions`)
-        counts.append((inputs.staleness_N.numpy()[is_own_N] == staleness) & is_wanted_S[index])
-    return (
-        PackedSequences.build(tokens, masks),
-        torch.from_numpy(np.concatenate(behaviour)),
-        torch.from_numpy(np.concatenate(counts)),
-    )
+    chosen, places_N = packed.subset(members)
+    # those up to the first change of version: versions never decrease along an answer (`stamped-versions`)
+    counts_N = (inputs.staleness_N.numpy()[places_N] == staleness) & is_wanted_S[sequence_N[places_N]]
+    return chosen, inputs.behaviour_N[torch.from_numpy(places_N)], torch.from_numpy(counts_N)

@@ -13,7 +13,7 @@ from areal_like.settings import Settings
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
 from areal_like.weights.weight_store import StoreKind
-from trainer.staleness_config import LrByEssSettings
+from trainer.staleness_config import GradientCosineSettings, LrByEssSettings, VersionLogprobsSettings
 
 ALL_LINEAR = "all-linear"
 """In `trainer.lora.targets`: every linear module but the head."""
@@ -62,6 +62,9 @@ class CorrectionSettings(Settings):
     """Name of a correction (docs/algorithms.md), or `module:function` of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the correction; keyword arguments of a function of your own."""
+    part: Literal["both", "mismatch", "staleness"] = "both"
+    """What of the ratio it looks at: `mismatch`: trainer against engine at the version that sampled; `staleness`: the
+    start of the step against that version, in the trainer. The last two take trainer.version_logprobs."""
 
 
 class LossSettings(Settings):
@@ -71,9 +74,10 @@ class LossSettings(Settings):
     """Name of a loss (docs/algorithms.md lists all), or `module:function`: a loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
-    proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
+    proximal: Literal["recompute", "interpolate", "behaviour", "version"] = "recompute"
     """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
-    or the behaviour log-prob itself (ordinary PPO)."""
+    the behaviour log-prob itself (ordinary PPO); or the version that sampled the token, recomputed in the trainer
+    (arXiv 2605.12070; takes trainer.version_logprobs)."""
     weight: WeightClip = WeightClip()
     """Off-policy correction."""
     corrections: tuple[CorrectionSettings, ...] = ()
@@ -359,6 +363,12 @@ class TrainerSettings(Settings):
     lr_by_ess: LrByEssSettings | None = None
     """Learning rate of the policy by the effective sample size of each update; `{}` takes the defaults; null: by the
     schedule alone."""
+    version_logprobs: VersionLogprobsSettings | None = None
+    """Recompute each token's log-prob under the version that sampled it, which separates what engine and trainer differ
+    in from staleness; `{}` takes the defaults; null: not."""
+    gradient_cosine: GradientCosineSettings | None = None
+    """Measure the cosine between the gradients of consecutive updates, an early sign of stale data; `{}` takes the
+    defaults; null: not."""
     loss: LossSettings = LossSettings()
     """Decoupled PPO."""
     advantage: AdvantageSettings = AdvantageSettings()

@@ -13,6 +13,8 @@ Sequences without an advantage have no gradient, unless the loss says otherwise 
 fill micro-batches of their own get no backward pass.
 A further pass over the batch (`passes_per_batch`) takes the same mini-batches in the same order, with the advantages,
 proximal log-probs and statistics that the step began with.
+With `version_logprobs` a step begins with the log-probs of each token under the version that sampled it
+(version_recall.py).
 With a critic a step begins with its values, from which the advantages are made; then policy and critic take their
 passes and updates in turns. While the critic is alone (its warm-up) the policy's passes are for the metrics only.
 
@@ -31,11 +33,14 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
+from areal_like.settings import DType
 from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
 from trainer.critic import Critic, update_metrics
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.gradient_cosine import GradientCosine
+from trainer.gradient_norms import square_norms
 from trainer.lr_by_ess import LrByEss
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
@@ -44,11 +49,12 @@ from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
 from trainer.objectives.port import Sequences, TokenInputs
-from trainer.objectives.registry import loss_of, needs_reference
+from trainer.objectives.registry import advantage_of, loss_of, needs_reference
 from trainer.objectives.step_statistics import needs_statistics, step_statistics
 from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
 from trainer.step_advantages import Place, step_advantages
+from trainer.version_recall import VersionRecall
 
 Result = TypeVar("Result")
 
@@ -91,7 +97,8 @@ class TrainStep:
 
     `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed; with an
     adapter (`trainer.lora`) the policy without it is the reference. `critic` is there where `trainer.critic` is.
-    `before_update()` is called before weights and optimizer change. Raises UserError where a loss of the user's cannot
+    `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that
+    engines get. Raises UserError where a loss of the user's cannot
     be used.
     """
 
@@ -105,6 +112,7 @@ class TrainStep:
         critic: Critic | None = None,
         tracer: Spans | None = None,
         before_update: Callable[[], None] = lambda: None,
+        version_dtype: DType = "float32",
     ) -> None:
         settings = setup.settings
         if is_own(settings.loss.kind) or any(is_own(one.kind) for one in settings.loss.corrections):
@@ -121,6 +129,15 @@ class TrainStep:
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
         self._lr_by_ess = None if settings.lr_by_ess is None else LrByEss(settings.lr_by_ess, self._ranks)
+        self._recall = None
+        if settings.version_logprobs is not None:
+            self._recall = VersionRecall(
+                policy, setup, dtype=version_dtype, fence=before_update, needs=self._loss.needs
+            )
+        self._cosine = None
+        if settings.gradient_cosine is not None:
+            self._cosine = GradientCosine(settings.gradient_cosine, policy, self._ranks)
+        self._advantage, self._advantage_options = advantage_of(settings.advantage)
         self._always_recompute = False
         if self.reference is not None:
             self.reference.eval().requires_grad_(False)
@@ -136,20 +153,32 @@ class TrainStep:
         assert prepared.metrics["groups"] <= self.groups_per_step, "a batch of more groups than a step has"
         return prepared
 
+    def remember(self, version: int) -> None:
+        """The policy is `version` now: keep it where later steps may have tokens that it sampled."""
+        if self._recall is not None:
+            self._recall.remember(version)
+
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
         """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
-        critic, prepared = self.critic, self._with_step_advantages(prepared)
+        critic = self.critic
+        if self._recall is not None:
+            with self._span("versions"):
+                prepared = self._recall.look(prepared)
+        proximal = self._proximal(prepared)
+        prepared = self._with_step_advantages(prepared, proximal)
         is_policy_trained = critic is None or not critic.is_alone(prepared.step)
         if critic is not None:
             critic.begin(prepared)
         if self._lr_by_ess is not None:
             self._lr_by_ess.begin(len(prepared.rewards.lengths_Q))
-        proximal = self._proximal(prepared)
+        if self._cosine is not None:
+            self._cosine.begin(prepared.step)
         statistics = self._statistics(prepared, proximal)
         num_passes = self.settings.passes_per_batch
-        for number, mini_batch in list(enumerate(prepared.mini_batches)) * num_passes:
+        order = list(enumerate(prepared.mini_batches)) * num_passes
+        for update, (number, mini_batch) in enumerate(order):
             self._zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
@@ -162,6 +191,8 @@ class TrainStep:
             with self._span("update", mini_batch=number):
                 self._before_update()
                 if is_policy_trained:
+                    if self._cosine is not None:
+                        self._cosine.look(is_last=update == len(order) - 1)
                     lr_factor = 1.0 if self._lr_by_ess is None else self._lr_by_ess.factor()
                     updates.append(self.policy.update(prepared.step, lr_factor=lr_factor))
                 if critic is not None:
@@ -169,6 +200,10 @@ class TrainStep:
         assert sums is not None
         metrics = {**sums.over(self._ranks).metrics(len(prepared.mini_batches) * num_passes), **update_metrics(updates)}
         more = {} if self._lr_by_ess is None else self._lr_by_ess.metrics()
+        if self._recall is not None:
+            more |= self._recall.metrics()
+        if self._cosine is not None:
+            more |= self._cosine.metrics()
         return {**prepared.metrics, **metrics, **more, **({} if critic is None else critic.metrics())}
 
     def _zero_grad(self) -> None:
@@ -181,18 +216,26 @@ class TrainStep:
         moved = micro_batch.to(self.device)
         return moved if is_policy_trained else replace(moved, is_silent=True)
 
-    def _with_step_advantages(self, prepared: PreparedBatch) -> PreparedBatch:
-        """The batch with the advantages that take passes of a model: the reference model, the critic."""
-        loss, references, values = self.settings.loss, None, None
+    def _with_step_advantages(self, prepared: PreparedBatch, proximal: Mapping[Place, torch.Tensor]) -> PreparedBatch:
+        """The batch with the advantages that take passes of a model: the reference model, the critic, the policy."""
+        loss, references, values, starts, square_norms_B = self.settings.loss, None, None, None, None
         if loss.kl_coef > 0 and loss.kl_in == "reward":
             with self._span("reference"), torch.no_grad():
                 references = self._of_each(prepared, self._reference_logprobs)
         if self.critic is not None:
             with self._span("values"):
                 values = self._of_each(prepared, self.critic.values)
-        if references is None and values is None:
+        if self._advantage.needs_weights:
+            starts = proximal
+            if self._advantage.needs_norms(self._advantage_options):
+                with self._span("gradient_norms"):
+                    square_norms_B = square_norms(prepared, self.policy, self._ranks)
+        if references is None and values is None and starts is None:
             return prepared
-        return step_advantages(prepared, self.settings, self._ranks, references=references, values=values)
+        return step_advantages(
+            prepared, self.settings, self._ranks, references=references, values=values, starts=starts,
+            square_norms_B=square_norms_B,
+        )  # fmt: skip
 
     def _of_each(self, prepared: PreparedBatch, compute: Callable[[MicroBatch], Result]) -> dict[Place, Result]:
         """What `compute` gives for each micro-batch, on the device, by its place."""
@@ -206,7 +249,9 @@ class TrainStep:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
         num_updates = len(prepared.mini_batches) * self.settings.passes_per_batch
         is_needed = num_updates > 1 or self._always_recompute
-        is_needed = is_needed and self.settings.loss.proximal == "recompute"
+        # with recalled versions the start of the step is what staleness is measured against
+        is_needed = is_needed and (self.settings.loss.proximal == "recompute" or self._recall is not None)
+        is_needed = is_needed or self._advantage.needs_weights
         if not is_needed and not needs_statistics(self._loss):
             return {}
         with self._span("proximal"), torch.no_grad():

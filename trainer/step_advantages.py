@@ -1,6 +1,7 @@
-"""Advantages that take a pass of a model: `kl_in: reward`, and the values of a critic.
+"""Advantages that take a pass of a model: `kl_in: reward`, the values of a critic, the weights of `opob`.
 
-Owns: `step_advantages`. Refuses: the passes themselves (step.py, critic.py), estimators (objectives/kl.py), how
+Owns: `step_advantages`. Refuses: the passes themselves (step.py, critic.py,
+gradient_norms.py), estimators (objectives/kl.py), how
 advantages are computed (objectives/).
 
 Penalties are of the policy that sampled, whose log-prob was recorded: the reward belongs to the answer it gave
@@ -38,6 +39,8 @@ def step_advantages(
     *,
     references: Mapping[Place, torch.Tensor] | None = None,
     values: Mapping[Place, Values] | None = None,
+    starts: Mapping[Place, torch.Tensor] | None = None,
+    square_norms_B: np.ndarray | None = None,
 ) -> PreparedBatch:
     """Compute the advantages again, and what the critic is trained towards. Collective.
 
@@ -48,6 +51,8 @@ def step_advantages(
         references: log-probs under the reference model, of this rank's micro-batches by their places; where given, the
             divergence from them is taken off the rewards.
         values: of the critic, likewise.
+        starts: log-probs at the start of the step, likewise, for the weights of samples.
+        square_norms_B: of the samples' gradients.
     """
     rewards, metrics, penalties_N = prepared.rewards, {}, None
     if references is not None:
@@ -58,6 +63,10 @@ def step_advantages(
         rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N, rewards.turns_B,
         rewards.trajectory_lengths_B,
     )  # fmt: skip
+    if starts is not None:
+        drift_N = _of_all_tokens(prepared, lambda one, place: _drift(one, starts[place]), ranks)
+        log_weights_B = np.add.reduceat(drift_N, np.cumsum([0, *rewards.lengths_B[:-1]]))
+        samples = replace(samples, log_weights_B=log_weights_B, square_norms_B=square_norms_B)
     found = {}
     if values is not None:
         samples = replace(
@@ -77,6 +86,10 @@ def step_advantages(
         tuple(_with(micro_batch, of_all) for micro_batch in mini_batch) for mini_batch in prepared.mini_batches
     )
     return replace(prepared, mini_batches=mini_batches, metrics={**prepared.metrics, **metrics})
+
+
+def _drift(micro_batch: MicroBatch, start_N: torch.Tensor) -> torch.Tensor:
+    return start_N.double().cpu() - micro_batch.inputs.behaviour_N.double()
 
 
 def _kl(micro_batch: MicroBatch, reference_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:

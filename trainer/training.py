@@ -148,6 +148,7 @@ class Training:
             self.version = 0
         if self._adapter_check is not None:
             self._adapter_check.remember(self.version)
+        self._step.remember(self.version)
         if self.ranks.is_leader:
             self._writer = VersionWriter(Path(spec.weight_dir), self.settings.weights)
 
@@ -181,7 +182,7 @@ class Training:
             reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, critic=self._critic,
-            tracer=self._spans, before_update=self._copy.fence,
+            tracer=self._spans, before_update=self._copy.fence, version_dtype=spec.model.dtype,
         )  # fmt: skip
         self._devices = SharedDevices(
             self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
@@ -281,6 +282,7 @@ class Training:
         self.version += 1
         if self._adapter_check is not None:
             self._adapter_check.remember(self.version)
+        self._step.remember(self.version)
         self.counters["steps"] += 1
         if not self._is_settled:  # the first step imports what torch keeps for it
             freeze_heap()

@@ -84,6 +84,7 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
         ("off_policy_mask_threshold", "mask_truncated_completions", "m2_threshold", "rollout_rs", "opsm_delta",
          "use_opsm", "rollout_token_veto_threshold"), "a list of masks and weights: docs/algorithms.md",
     ),
+    "trainer.version_logprobs": ("old_logits", "recompute_old_logprobs", "keep_old_actor"),
     "trainer.loss.kl_in": ("use_kl_in_reward",),
     "trainer.loss.kl_estimator": (
         ("kl_loss_type", "kl_penalty", "kl_estimator"), "k1, k2 or k3, which is low_var_kl elsewhere",

@@ -21,6 +21,7 @@ from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
 from controller.config.data_settings import DataSettings as DataSettings
 from controller.config.data_settings import DataSource as DataSource
+from controller.config.dynamic_batch_settings import DynamicBatchSettings
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
@@ -185,6 +186,9 @@ class RunConfig(Settings):
     """Leave out groups whose rewards are all equal (zero advantage) and draw others instead."""
     max_filtered_batches: int = Field(10, gt=0, le=limits.STEPS)
     """After this many batches' worth of groups filtered in a row, with none kept, the run stops with advice."""
+    dynamic_batch: DynamicBatchSettings | None = None
+    """With filter_zero_signal: a step takes fewer groups after so many attempts; null: it waits until all
+    groups_per_step carry a signal."""
     launch: LaunchSettings = LaunchSettings()
     """Processes."""
     ledger: LedgerSettings = LedgerSettings()

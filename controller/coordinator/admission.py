@@ -20,6 +20,8 @@ def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: 
     `bounded-staleness`.
     """
     started = groups.num_started + 1
+    if groups.is_exhausted(settings):  # a group that starts now is for a later step: all places of the next count
+        started += max(0, settings.groups_per_step - len(groups.table.live))
     if not has_draws(groups) or started > settings.num_steps * settings.groups_per_step:
         return False
     if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and groups.table.num_running:

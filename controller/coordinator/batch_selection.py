@@ -16,7 +16,9 @@ def choose_batch(state: RunState) -> list[Group] | None:
     """The groups of the next step by id, or None while it must wait."""
     table, count = state.groups.table, state.settings.groups_per_step
     if table.num_ready < count:
-        return None
+        if not state.groups.is_exhausted(state.settings):
+            return None
+        count = table.num_ready
     if state.settings.bound is not None and state.settings.over_age.waits:  # by counts: most events ask in vain
         taken: dict[int, int] = {}
         wanted = count

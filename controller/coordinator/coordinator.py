@@ -351,6 +351,7 @@ class Coordinator:
                 max_staleness=settings.bound,
                 on_stale=settings.on_stale,
                 passes_per_batch=settings.passes_per_batch,
+                least_groups=None if settings.max_attempts is None else settings.least_groups,
                 trainer_died=trainer_died,
             )
         )
@@ -465,6 +466,8 @@ class Coordinator:
             state.forget_group(group)
         # In one event with forgetting them: `bounded-admission` counts live and consumed groups together.
         state.groups.num_consumed += len(groups)
+        state.groups.num_vacant += self.settings.groups_per_step - len(groups)
+        state.groups.num_failed = 0
         trainer.shipped, trainer.recorded[step] = step, groups
         state.progress += 1
         state.emit(RecordBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=False))

@@ -50,6 +50,8 @@ class RecordLineage(Effect, frozen=True):
     on_stale: OnStale
     passes_per_batch: int = 1
     """How often each sample of a step is trained on in it."""
+    least_groups: int | None = None
+    """What a step takes at least; None: groups_per_step."""
     trainer_died: str = ""
     """Why, where the trainer alone was started again; empty: the whole run was."""
 

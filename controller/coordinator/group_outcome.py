@@ -30,6 +30,7 @@ def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> 
     # These two are nobody's failure: the group was fit for training, but its step has gone by.
     if reason not in ("stale", "surplus"):
         state.groups.consecutive_failures[reason] += 1
+        state.groups.num_failed += 1
     state.emit(DropGroup(group_id=group.group_id, reason=reason, detail=detail))
 
 
@@ -45,6 +46,7 @@ def finalize_group(state: RunState, group: Group) -> None:
     elif state.settings.filter_zero_signal and len(group.samples) > 1 and min(values) == max(values):
         state.forget_group(group)
         groups.num_filtered += 1
+        groups.num_failed += 1
         groups.consecutive_failures["filtered"] += 1
         state.emit(FilterGroup(group_id=group.group_id, value=values[0]))
     else:

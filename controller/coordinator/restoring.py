@@ -19,7 +19,9 @@ def remember(state: RunState, ledger: LedgerState) -> None:
     trainer, groups = state.trainer, state.groups
     settings = state.settings
     for batch in ledger.batches:
-        if len(batch.groups) != settings.groups_per_step:
+        if len(batch.groups) > settings.groups_per_step or (
+            settings.max_attempts is None and len(batch.groups) != settings.groups_per_step
+        ):
             raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
         trainer.recorded[batch.step] = batch.groups
     trainer.shipped = len(ledger.batches)
@@ -27,7 +29,8 @@ def remember(state: RunState, ledger: LedgerState) -> None:
     trainer.num_lineages = ledger.num_lineages
     groups.num_drawn, groups.num_filtered = ledger.num_drawn, ledger.num_filtered
     groups.draws = InOrder(settings.max_draws, ledger.first_draw)
-    groups.num_consumed = trainer.shipped * settings.groups_per_step
+    groups.num_consumed = sum(len(batch.groups) for batch in ledger.batches)
+    groups.num_vacant = trainer.shipped * settings.groups_per_step - groups.num_consumed
     groups.dropped.update(ledger.dropped)
     trainer.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
     state.evaluations.done = dict.fromkeys(ledger.evals, ())

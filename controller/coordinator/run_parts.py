@@ -17,6 +17,7 @@ from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.groups import GroupTable
 from controller.coordinator.handover import Turn
 from controller.coordinator.length_estimator import LengthStatistics
+from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchGroup
 
 
@@ -98,6 +99,10 @@ class GroupState:
     num_drawn: int = 0
     num_consumed: int = 0
     num_filtered: int = 0
+    num_vacant: int = 0
+    """Places of steps that took fewer groups than they could (`dynamic_batch`)."""
+    num_failed: int = 0
+    """Groups that were filtered or failed since the newest step was formed, in this life."""
     dropped: Counter[str] = field(default_factory=Counter)
     num_samples_finished: int = 0
     first_failure: str = ""
@@ -109,8 +114,14 @@ class GroupState:
 
     @property
     def num_started(self) -> int:
-        """Groups running, waiting or consumed (`bounded-admission`)."""
-        return self.num_consumed + len(self.table.live)
+        """Groups running, waiting or consumed, and places that no group will take (`bounded-admission`)."""
+        return self.num_consumed + self.num_vacant + len(self.table.live)
+
+    def is_exhausted(self, settings: CoordinatorSettings) -> bool:
+        """True where the next step takes what is ready: enough groups were tried for it."""
+        if settings.max_attempts is None or self.table.num_ready < settings.least_groups:
+            return False
+        return self.num_failed + self.table.num_ready >= settings.max_attempts
 
 
 @dataclass(slots=True)

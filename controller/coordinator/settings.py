@@ -33,6 +33,11 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_failure_of: dict[str, OnFailure] = {}
     """The same for non-scores of single scorers, by their name."""
     filter_zero_signal: bool = False
+    max_attempts: int | None = None
+    """A step takes the groups that are ready once so many were tried for it (`dynamic_batch`); None: always
+    groups_per_step."""
+    min_groups: int = 1
+    """With max_attempts: the least that a step takes."""
     max_filtered_batches: int = 10
     """That many steps' worth of groups ended in a row without one that is kept: the run ends with advice. 0: never."""
     max_draws: int | None = None
@@ -81,6 +86,11 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_staleness must not be negative")
         if not 0 <= self.drain_s < self.load_deadline_s:
             raise ValueError("drain_s is a part of load_deadline_s")
+
+    @property
+    def least_groups(self) -> int:
+        """The least that a step takes."""
+        return self.groups_per_step if self.max_attempts is None else min(self.min_groups, self.groups_per_step)
 
     @property
     def idle_load_deadline_s(self) -> float:

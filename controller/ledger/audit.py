@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +75,7 @@ class _Lineage(NamedTuple):
     bound: int | None
     on_stale: OnStale
     passes_per_batch: int
+    least_groups: int
 
 
 class _Group(NamedTuple):
@@ -142,6 +144,8 @@ class _Audit:
         # A ledger of an older version is read as it is (migrations.py).
         has_passes = any(row[1] == "passes_per_batch" for row in db.execute("PRAGMA table_info(lineages)"))
         columns += "passes_per_batch" if has_passes else "1"
+        has_least = any(row[1] == "least_groups" for row in db.execute("PRAGMA table_info(lineages)"))
+        columns += ", coalesce(least_groups, groups_per_step)" if has_least else ", groups_per_step"
         self._lineages = [_Lineage(*row) for row in db.execute(f"SELECT {columns} FROM lineages ORDER BY seq")]
         columns = "group_id, version, started, seq, fate, reason, step, end_seq"
         self._groups = {row[0]: _Group(*row[1:]) for row in db.execute(f"SELECT {columns} FROM groups")}
@@ -187,15 +191,15 @@ class _Audit:
 
     def _recount_admission(self) -> None:
         """Count the started groups at every admission from the order of facts."""
-        changes: list[tuple[int, int, int]] = []
+        changes: list[tuple[int, int, int | None]] = [(seq, vacant, None) for seq, vacant in self._vacancies()]
         for group_id, group in self._groups.items():
             changes.append((group.seq, 1, group_id))
             if group.fate in ("dropped", "filtered") and group.end_seq is not None:
                 changes.append((group.end_seq, -1, group_id))
         started = 0
-        for seq, change, group_id in sorted(changes):
+        for seq, change, group_id in sorted(changes, key=lambda one: one[0]):
             started += change
-            if change < 0:
+            if change < 0 or group_id is None:
                 continue
             group = self._groups[group_id]
             if group.started != started:
@@ -212,6 +216,14 @@ class _Audit:
                         "bounded-admission",
                         f"group {group_id} of batch {batch} was admitted at version {group.version}",
                     )
+
+    def _vacancies(self) -> Iterator[tuple[int, int]]:
+        """Places that steps left empty, by when: they count as started (`dynamic_batch`)."""
+        rows = self._db.execute("SELECT seq, groups FROM batches WHERE NOT is_replay ORDER BY seq")
+        for seq, blob in rows:
+            lineage = self._lineage_at(seq)
+            if lineage is not None and lineage.least_groups < lineage.groups_per_step:
+                yield seq, lineage.groups_per_step - len(decode_groups(blob))
 
     # ------------------------------------------------------------ stamped-versions
 
@@ -313,8 +325,10 @@ class _Audit:
             groups = decode_groups(blob)
             steps[step] = {group.group_id for group in groups}
             self._samples_of_step[step] = sum(len(group.sample_indices) for group in groups)
-            if len(steps[step]) != lineage.groups_per_step or len(groups) != lineage.groups_per_step:
-                self._find("exactly-once", f"step {step} has {len(groups)} groups, not {lineage.groups_per_step}")
+            fewest, most = lineage.least_groups, lineage.groups_per_step
+            if len(steps[step]) != len(groups) or not fewest <= len(groups) <= most:
+                wanted = f"{most}" if fewest == most else f"{fewest} to {most}"
+                self._find("exactly-once", f"step {step} has {len(groups)} groups, not {wanted}")
             for group in groups:
                 self._recount_consumed(step, group.group_id, group.sample_indices, lineage)
         if sorted(steps) != list(range(1, len(steps) + 1)):

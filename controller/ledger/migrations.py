@@ -15,7 +15,7 @@ from pathlib import Path
 from areal_like.errors import UserError
 from controller.ledger.schema import SCHEMA
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or records that an older version would
 misread."""
 OLDEST_READABLE = 1
@@ -42,6 +42,8 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         """CREATE TABLE IF NOT EXISTS skipped_draws (
   draw INTEGER PRIMARY KEY, seq INTEGER NOT NULL, rate REAL NOT NULL, num_tokens REAL NOT NULL)""",
     ),
+    # Until then every step took groups_per_step groups.
+    5: ("ALTER TABLE lineages ADD COLUMN least_groups INTEGER",),
 }
 """Statements that turn schema N into N + 1. History: never edited once released, unlike `SCHEMA`."""
 

@@ -146,7 +146,7 @@ class Burst:
 
 
 _STATEMENTS = {
-    "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "trainer_restart": "INSERT INTO trainer_restarts VALUES (?, ?, ?)",
     "group": "INSERT INTO groups (group_id, version, started, seq, draw) VALUES (?, ?, ?, ?, ?)",
     "skip": "INSERT INTO skipped_draws VALUES (?, ?, ?, ?)",

@@ -85,7 +85,8 @@ def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     found = {}
     if names := [kind for kind in (loss.kind, *(one.kind for one in loss.corrections)) if ":" in kind]:
         key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
-        found[key] = (", ".join(names), {"of": "loss", "has_critic": has_critic, **loss.model_dump(mode="json")})
+        facts = {"of": "loss", "has_critic": has_critic, "has_versions": config.trainer.version_logprobs is not None}
+        found[key] = (", ".join(names), facts | loss.model_dump(mode="json"))
     if ":" in advantage.kind:
         section = {"of": "advantage", "has_critic": has_critic, **advantage.model_dump(mode="json")}
         found["trainer.advantage.kind"] = (advantage.kind, section)

@@ -22,7 +22,8 @@ Kind = Literal[
     # the ledger
     "audit_broken", "audit_impossible",
     # the policy
-    "policy_collapsed", "policy_worse", "policy_unstable", "updates_skipped", "held_out_loss_rises",
+    "policy_collapsed", "policy_worse", "policy_unstable", "updates_skipped", "gradients_aligned",
+    "held_out_loss_rises",
     # scores
     "scoring_stalls", "scoring_fails",
     # what can be learned from

@@ -32,6 +32,12 @@ SKIPPED_NOTABLE = 0.01
 """Share of updates refused because the gradient was not finite."""
 
 
+COSINE_MEASURED = 5
+"""Measurements of the cosine between consecutive gradients whose median is judged."""
+COSINE_LARGE = 0.5
+"""Near 0 without staleness; half of a gradient repeats the one before (GAC, arXiv 2603.01501). Not calibrated here."""
+
+
 @dataclass(frozen=True)
 class Fall:
     """From the best mean of a few values to the last one."""
@@ -56,7 +62,7 @@ def find(data: RunData) -> list[Rated]:
     """What is to be said of the policy."""
     signs = signs_of(data) if len(data.steps) >= MIN_TREND_STEPS else early_signs_of(data)
     found = _collapse(data, signs) or ([] if _is_short(data) else _unstable(data, signs))
-    return [*found, *_skipped(data)]
+    return [*found, *_skipped(data), *_aligned(data)]
 
 
 def _is_short(data: RunData) -> bool:
@@ -222,3 +228,25 @@ def _skipped(data: RunData) -> list[Rated]:
         "precision is the cause",
     )
     return [Rated(Weight.POLICY, finding, share)]
+
+
+def _aligned(data: RunData) -> list[Rated]:
+    """Consecutive gradients point the same way, now: of the newest measurements."""
+    measured = [row for row in data.steps if "gradient_cosine" in row]
+    newest = series(measured[-COSINE_MEASURED:], "gradient_cosine")
+    if len(newest) < COSINE_MEASURED or not float(np.nanmedian(newest)) >= COSINE_LARGE:
+        return []
+    if not float(np.nanmax(series(data.steps, "staleness_mean"))) > 0:
+        return []  # without staleness they agree because there is one thing to learn
+    bound = data.setting("staleness.max_staleness")
+    ways = ["a lower trainer.optimizer.lr", "trainer.lr_by_ess: {}"]
+    if isinstance(bound, int) and bound > 1:
+        ways.insert(0, f"staleness.max_staleness of {bound // 2} instead of {bound}")
+    finding = Finding(
+        "gradients_aligned",
+        "warning",
+        f"Gradients of consecutive updates point the same way: their cosine stays at {figure(np.nanmedian(newest))}",
+        f"Median of {COSINE_MEASURED} measurements; updates that answer the same old policy repeat each other",
+        capital(", ".join(ways)),
+    )
+    return [Rated(Weight.POLICY, finding, float(np.nanmedian(newest)))]

@@ -216,6 +216,10 @@ def kl(steps: Rows) -> Chart:
     caption = (
         "Distance of the sampling policy from the policy at the start of the step, and the change within the step."
     )
+    if any("kl_mismatch" in row for row in steps):
+        lines += [("kl_mismatch", "engine to trainer, same version", "c2"),
+                  ("kl_staleness", "that version to the start of the step", "c3")]  # fmt: skip
+        caption += " The first in two parts: what engine and trainer differ in, and staleness."
     return of_steps(steps, "chart-kl", "KL divergence", Axis("KL", "nats per token"), lines, caption)
 
 

@@ -152,7 +152,10 @@ def _away(data: RunData) -> list[Sign]:
     is_naive = is_naive_ppo(data)
     if is_naive and not any(_known(series(data.steps, "staleness_mean"))):
         return found  # that KL would be of the step's own updates
-    drift = series(data.steps, "kl_proximal_current" if is_naive else "kl_behaviour_proximal")
+    name = "kl_proximal_current" if is_naive else "kl_behaviour_proximal"
+    if data.setting("trainer.loss.proximal") == "version":  # whose p is near the sampling policy, however old that is
+        name = "kl_staleness"
+    drift = series(data.steps, name)
     limit = min(_known(drift[:KL_STEPS]), default=math.nan) + (KL_LARGE_NAIVE if is_naive else KL_LARGE)
     return found + _lasting(data, drift, KL_STEPS, "KL to the sampling policy rose to", lambda v: v >= limit)
 

@@ -129,7 +129,7 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
         )
     costs = Roofline(
         setup.gpu, setup.model, tp, trainer_gpus, setup.reached,
-        is_recomputing_logprobs=config.trainer.loss.proximal == "recompute",
+        is_recomputing_logprobs=config.trainer.loss.proximal in ("recompute", "version"),
         is_recomputing_activations=config.trainer.gradient_checkpointing,
         slots=config.rollout.engine.num_slots,
     )  # fmt: skip

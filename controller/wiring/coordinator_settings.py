@@ -25,6 +25,8 @@ def coordinator_settings(
         on_failure=config.reward.on_failure,
         on_failure_of=config.reward.failure_policies,
         filter_zero_signal=config.filter_zero_signal,
+        max_attempts=None if config.dynamic_batch is None else config.dynamic_batch.max_attempts,
+        min_groups=1 if config.dynamic_batch is None else config.dynamic_batch.min_groups,
         max_filtered_batches=config.max_filtered_batches,
         max_draws=max_draws,
         num_workers=config.rollout.num_workers,

@@ -19,7 +19,7 @@ ROWS = [line for line in PAGE.splitlines() if re.search(r"`(loss|advantage): \{"
 def _overrides(row: str) -> list[str]:
     """`loss: {kind: gspo}` as trainer.loss.kind=gspo; all lines of a row together."""
     found = []
-    for code in re.findall(r"`((?:loss|advantage|critic): \{[^`]*\})`", row):
+    for code in re.findall(r"`((?:loss|advantage|critic|version_logprobs): \{[^`]*\})`", row):
         ((section, keys),) = yaml.safe_load(code).items()
         if not keys:
             found.append(f"trainer.{section}={{}}")
@@ -47,12 +47,16 @@ def test_every_built_in_kind_has_a_row(table: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
 def test_examples_are_valid(block: str) -> None:
-    sections = yaml.safe_load(block)["trainer"]
+    whole = yaml.safe_load(block)
+    sections = whole.pop("trainer", {})
     dumped = {
         f"trainer.{section}.{key}".rstrip("."): yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[
             0
         ]
         for section, keys in sections.items()
         for key, value in (keys.items() if isinstance(keys, dict) else [("", keys)])
+    }
+    dumped |= {
+        key: yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[0] for key, value in whole.items()
     }
     load_config("quickstart", [f"{key}={value}" for key, value in dumped.items()])

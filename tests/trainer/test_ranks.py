@@ -52,6 +52,18 @@ CRITIC: dict[str, Any] = {
 CRITIC_STEPS = 4
 LORA: dict[str, Any] = {"lora": {"rank": 3, "publish": "adapter"}, "loss": {"kl_coef": 0.05}}
 LORA_STEPS = 4
+VERSIONS: dict[str, Any] = {
+    "version_logprobs": {"keep": 3},
+    "loss": {
+        "weight": {"mode": "off"},
+        "corrections": [
+            {"kind": "token_weight", "part": "mismatch", "options": {"max": 1.5}},
+            {"kind": "balance_heuristic"},
+            {"kind": "m2po", "part": "staleness"},
+        ],
+    },
+}  # fmt: skip
+VERSION_STEPS = 4
 SETTINGS: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
     "mini_batches": 2, "micro_batch_tokens": 48, "rank_timeout_s": 120.0,
@@ -320,6 +332,40 @@ def test_adapter_of_two_ranks_goes_on_in_one_process(fsdp: Stage, lora_metrics: 
     back = fsdp.single("torch-lora-from-fsdp", fsdp.at("fsdp-lora", 2), until=LORA_STEPS, **LORA)
     for a, b in zip(back, lora_metrics[2:], strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+
+
+@pytest.fixture(scope="module")
+def versions(stage: Stage) -> Stage:
+    """Played with log-probs under the versions that sampled, on two ranks and in one process."""
+    torch.set_num_threads(1)
+    backends: dict[str, dict[str, Any]] = {
+        "fsdp": {"backend": "fsdp"},
+        "fsdp-offloaded": {"backend": "fsdp", "fsdp": {"cpu_offload": True}},
+    }
+    if find_spec("deepspeed") is not None:
+        backends["zero-2"] = {"backend": "deepspeed", "deepspeed": {"stage": 2}}
+    stage.play(
+        "versions-job", 2,
+        [stage.scene(f"{name}-versions", 2, one | VERSIONS, until=VERSION_STEPS) for name, one in backends.items()],
+    )  # fmt: skip
+    return stage
+
+
+@pytest.fixture(scope="module")
+def version_metrics(stage: Stage) -> list[dict[str, float]]:
+    torch.set_num_threads(1)
+    return stage.single("torch-versions", until=VERSION_STEPS, **VERSIONS)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-offloaded", pytest.param("zero-2", marks=needs_deepspeed)])
+def test_versions_are_recalled_on_two_ranks_as_in_one_process(name: str, versions: Stage, version_metrics: Any) -> None:
+    for step, (a, b) in enumerate(zip(versions.metrics(f"{name}-versions"), version_metrics, strict=True), 1):
+        for key in ("loss", "kl_mismatch", "kl_staleness", "balance_heuristic_mean", "m2po_staleness_masked_share"):
+            assert a[key] == pytest.approx(b[key], rel=1e-3, abs=LOSS_ATOL), f"{key} of step {step}"
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        assert a["versions_held"] == min(step, 3)
+        assert a["version_missing_share"] == 0.0
+        assert (a["kl_staleness"] > 0) == (step > 1)
 
 
 def test_offload_checkpointed_activations_and_kept_parameters_change_nothing(fsdp: Stage, torch_metrics: Any) -> None:

@@ -13,7 +13,13 @@ class AutoDescriptor(BackendDescriptor):
     name = "auto"
     adapts_to_memory = True
     trains_critics = True
+    when_recalling = "auto"
     trains_adapters = True
+    gives_gradients = True
+
+    def recalls_versions(self, settings: TrainerSettings) -> bool:
+        """See BackendDescriptor."""
+        return True
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""

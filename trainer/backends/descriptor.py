@@ -106,11 +106,21 @@ class BackendDescriptor:
     trains_adapters: bool = False
     """It trains the parameters that require a gradient, keeps the others as they are, and gives the full weights of
     some names alone (`trainer.lora`)."""
+    gives_gradients: bool = False
+    """It has `Backend.own_gradients`."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that type;
     else they are float32."""
     when_colocated: str = ""
     """How it is configured to release devices between steps, as advice; empty: it cannot."""
+
+    when_recalling: str = ""
+    """How it is configured to recall versions, as advice; empty: it cannot."""
+
+    def recalls_versions(self, settings: TrainerSettings) -> bool:
+        """It can compute with the weights of an earlier version (`trainer.version_logprobs`): it has
+        `Backend.own_weights`."""
+        return False
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
         """Between two steps nothing of it has to stay on the devices: `Backend.move` takes all of it away."""

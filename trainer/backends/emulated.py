@@ -80,6 +80,13 @@ class EmulatedBackend:
         """The tiny model's."""
         return named_tensors(self.model)
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """None: validate refuses what would ask."""
+        return {}
+
+    def own_gradients(self) -> dict[str, torch.Tensor]:
+        raise AssertionError("validate refuses what would ask")
+
     def parts(self) -> list[Part]:
         """The tiny model's; no optimizer runs."""
         return [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]

@@ -122,6 +122,13 @@ class FsdpBackend:
                 whole[name] = full
         return whole
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        self._let_go()
+        return {shard.name: _part(shard.whole) for shard in self._shards}
+
+    def own_gradients(self) -> dict[str, torch.Tensor]:
+        return {shard.name: _part(shard.whole.grad) for shard in self._shards if shard.whole.grad is not None}
+
     def parts(self) -> list[Part]:
         self._let_go()
         is_leader = self._setup.ranks.is_leader

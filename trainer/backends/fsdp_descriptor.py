@@ -13,9 +13,15 @@ class FsdpDescriptor(BackendDescriptor):
     factory = "trainer.backends.fsdp:FsdpBackend"
     section = "fsdp"
     trains_critics = True
+    when_recalling = "fsdp"
     trains_adapters = True
+    gives_gradients = True
     gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
+
+    def recalls_versions(self, settings: TrainerSettings) -> bool:
+        """See BackendDescriptor."""
+        return True
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
         """Where its state is in host memory anyway."""

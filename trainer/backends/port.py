@@ -2,8 +2,8 @@
 
 Owns: the port `Backend`, and the facts all backends are made with. Refuses: losses, batches, files.
 
-Every method but `parts` is collective: all ranks call it, in the same order. Names of parameters are Hugging Face's; of
-tied parameters only the first is there.
+Every method but `own_weights`, `own_gradients` and `parts` is collective: all ranks call it, in the same order. Names
+of parameters are Hugging Face's; of tied parameters only the first is there.
 
 Shapes: N predictions and T tokens of one packed micro-batch.
 """
@@ -93,6 +93,14 @@ class Backend(Protocol):
 
         is_wanted: of these names alone; asked of backends that train adapters.
         """
+
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """What this rank has of the trained weights by name, sharing memory with them: what is written there is what
+        the next pass computes with. Not collective. Asked of backends that recall versions."""
+
+    def own_gradients(self) -> dict[str, torch.Tensor]:
+        """What this rank has of the gradient that `backward` added up since the last update, by name; of one rank with
+        the group's others together each item once. Not collective. Asked of backends that give gradients."""
 
     def parts(self) -> list[Part]:
         """What this rank has of weights (float32) and AdamW's state, without a word to the others.

@@ -14,8 +14,14 @@ class TorchDescriptor(BackendDescriptor):
     max_ranks = 1
     needs_process_group = False
     trains_critics = True
+    when_recalling = "torch"
     trains_adapters = True
+    gives_gradients = True
     when_colocated = "torch"
+
+    def recalls_versions(self, settings: TrainerSettings) -> bool:
+        """See BackendDescriptor."""
+        return True
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
         """Always: it moves everything."""

@@ -48,6 +48,12 @@ class TorchBackend:
         found = named_tensors(self.model).items()
         return {name: tensor for name, tensor in found if is_wanted is None or is_wanted(name)}
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def own_gradients(self) -> dict[str, torch.Tensor]:
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
     def parts(self) -> list[Part]:
         weights = [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]
         moments = self.optimizer.moments()

@@ -91,6 +91,13 @@ class ZeroBackend:
                     whole[name] = tensor.detach().clone() if self._is_stage_3 else tensor.detach()
         return whole
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        assert not self._is_stage_3, "validate refuses it"
+        return {name: parameter.detach() for name, parameter in self._named.items()}
+
+    def own_gradients(self) -> dict[str, torch.Tensor]:
+        raise AssertionError("validate refuses what would ask")
+
     def parts(self) -> list[Part]:
         is_leader = self._setup.ranks.is_leader
         found = []

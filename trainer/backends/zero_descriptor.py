@@ -29,7 +29,12 @@ class ZeroDescriptor(BackendDescriptor):
     factory = "trainer.backends.zero:ZeroBackend"
     section = "deepspeed"
     trains_critics = True
+    when_recalling = "deepspeed with trainer.deepspeed.stage: 1 or 2"
     packages = (RequiredPackage("deepspeed", "pip install 'areal-like[deepspeed]', or trainer.backend: fsdp"),)
+
+    def recalls_versions(self, settings: TrainerSettings) -> bool:
+        """Stage 3 may keep gathered copies of its shards, which would not change with them."""
+        return settings.deepspeed.stage < 3
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""

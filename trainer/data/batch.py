@@ -14,7 +14,7 @@ mini-batch or a micro-batch: each is one trajectory; N sampled tokens of one mic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from trainer.model.packed import PackedSequences
 from trainer.objectives.advantage import advantages, shaped_rewards, spread
 from trainer.objectives.aggregation import token_coefficients
 from trainer.objectives.port import TokenInputs, TurnRewards
-from trainer.objectives.registry import loss_of
+from trainer.objectives.registry import advantage_of, loss_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class MicroBatch:
             for name, value in vars(self.inputs).items()
             if isinstance(value, torch.Tensor)
         }
+        if (recalled := self.inputs.recalled) is not None:
+            tensors: dict[str, Any] = {
+                name: value.to(device, non_blocking=True)
+                for name, value in vars(recalled).items()
+                if isinstance(value, torch.Tensor)
+            }
+            moved["recalled"] = replace(recalled, **tensors)
         return replace(self, packed=self.packed.to(device), inputs=replace(self.inputs, **moved))
 
 
@@ -100,12 +107,16 @@ class BatchRewards:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n."""
+    """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n.
+
+    tokens_of_version: sampled tokens of the whole batch by the version that sampled them.
+    """
 
     version: int
     mini_batches: tuple[tuple[MicroBatch, ...], ...]
     metrics: dict[str, float]
     rewards: BatchRewards
+    tokens_of_version: Mapping[int, int]
 
     @property
     def step(self) -> int:
@@ -118,8 +129,8 @@ def prepare_batch(
 ) -> PreparedBatch:
     """Pack the part that `rank` has of `samples` for the step that starts from policy `version`.
 
-    Advantages, denominators and metrics are those of the whole batch. Where there is a critic advantages are 0 for now:
-    they take its values (trainer/step_advantages.py). Raises ValueError for an empty batch.
+    Advantages, denominators and metrics are those of the whole batch. Advantages that take passes of a model, such
+    as a critic's values, are 0 for now (trainer/step_advantages.py). Raises ValueError for an empty batch.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
@@ -128,8 +139,8 @@ def prepare_batch(
     rewards = BatchRewards.of(samples)
     group_ids_B, lengths_B = rewards.group_ids_B, rewards.lengths_B
     num_trajectories_B = [len(sample.trajectories) for sample in samples]
-    has_critic = settings.critic is not None
-    if has_critic:
+    is_later = settings.critic is not None or advantage_of(settings.advantage)[0].needs_weights
+    if is_later:
         found_advantages = np.zeros(len(samples), np.float32)
     else:
         found_advantages = advantages(
@@ -140,7 +151,7 @@ def prepare_batch(
     shares = split(lengths, np.repeat(group_ids_B, num_trajectories_B).tolist(), settings.mini_batches)
     coefficients_B = token_coefficients(lengths_B, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
     coefficients_Q = np.repeat(coefficients_B, num_trajectories_B)
-    may_be_silent = not has_critic and not loss_of(settings.loss).needs.every_sequence
+    may_be_silent = not is_later and not loss_of(settings.loss).needs.every_sequence
     is_silent_Q = np.array([may_be_silent and not advantages_N.any() for advantages_N in advantages_QN])
     parts = [
         deal_apart([lengths[i] for i in members], is_silent_Q[members].tolist(), num_ranks, settings.micro_batch_tokens)
@@ -160,7 +171,11 @@ def prepare_batch(
     )
     metrics = _batch_metrics(samples, rewards, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
-    return PreparedBatch(version, mini_batches, metrics, rewards)
+    versions, counts = np.unique(
+        np.concatenate([one.versions_T[one.loss_mask_T] for one in trajectories_Q]), return_counts=True
+    )
+    tokens_of_version = dict(zip(versions.tolist(), counts.tolist(), strict=True))
+    return PreparedBatch(version, mini_batches, metrics, rewards, tokens_of_version)
 
 
 def _turn_starts(trajectory: Trajectory) -> np.ndarray:

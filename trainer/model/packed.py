@@ -84,6 +84,17 @@ class PackedSequences:
         """N."""
         return len(self.targets_N)
 
+    def subset(self, members: Sequence[int]) -> tuple[PackedSequences, np.ndarray]:
+        """Pack some of the sequences, on the host; returns the places [M] their predictions have here as well."""
+        lengths_B = np.asarray(self.lengths)
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        tokens_T, sequence_N = self.tokens_T.cpu().numpy(), self.sequence_N.cpu().numpy()
+        is_target_T = np.zeros(self.num_tokens, np.bool_)
+        is_target_T[self.sources_N.cpu().numpy() + 1] = True
+        spans = [slice(starts_B[one], starts_B[one] + lengths_B[one]) for one in members]
+        packed = PackedSequences.build([tokens_T[span] for span in spans], [is_target_T[span] for span in spans])
+        return packed, np.concatenate([np.flatnonzero(sequence_N == one) for one in members])
+
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`."""
         if self.tokens_T.device == device:

@@ -23,11 +23,12 @@ from areal_like.errors import UserError
 from trainer.config import LossSettings
 from trainer.objectives.corrections.weight import correction_weights
 from trainer.objectives.kl import KL_ESTIMATORS
-from trainer.objectives.loss_sums import LossSums
+from trainer.objectives.loss_sums import LossSums, RatioParts
 from trainer.objectives.own_code import LOSS_KEY
 from trainer.objectives.port import LOG_RATIO_CLAMP, TokenInputs, TokenLoss
 from trainer.objectives.proximal import proximal_logprobs
 from trainer.objectives.registry import ChosenLoss, loss_of
+from trainer.objectives.versions import with_version_logprobs
 
 
 def policy_loss(
@@ -54,6 +55,8 @@ def policy_loss(
     chosen = chosen or loss_of(settings)
     is_weighted = settings.weight.mode != "off" or any(one.is_weight for one, _ in chosen.corrections)
     assert is_weighted or settings.proximal == "behaviour", "decoupled in name only: no weight"
+    start_N = current_N.detach() if inputs.proximal_N is None else inputs.proximal_N
+    inputs = with_version_logprobs(inputs, start_N)
     proximal_N = proximal_logprobs(current_N, inputs, settings)
     log_weight_N = proximal_N - inputs.behaviour_N
     weight_N = correction_weights(log_weight_N, settings.weight)
@@ -87,6 +90,7 @@ def policy_loss(
             kl_reference_N=kl_reference_N,
             clip=settings.weight,
             own=own,
+            parts=None if inputs.recalled is None else RatioParts.of(inputs, start_N),
         )
     return loss, sums
 
@@ -97,7 +101,7 @@ def _corrected(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The weight times all corrections, and what each did: shares of masked tokens, means of weights."""
     start_N = current_N if inputs.proximal_N is None else inputs.proximal_N
-    tokens = replace(inputs, current_N=current_N, drift_N=start_N - inputs.behaviour_N)
+    tokens = replace(inputs, current_N=current_N.detach(), drift_N=start_N - inputs.behaviour_N)
     metrics = {}
     for correction, options in chosen.corrections:
         factor_N = correction.factor(tokens, options)

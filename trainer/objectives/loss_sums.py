@@ -1,8 +1,8 @@
 """Sums that a step's metrics are made of: added over micro-batches and ranks before anything is divided.
 
-Owns: `LossSums`. Refuses: what a loss reports of its own (it names its metrics itself, port.TokenLoss).
+Owns: `LossSums`, `RatioParts`. Refuses: what a loss reports of its own (it names its metrics itself, port.TokenLoss).
 
-Shapes: N sampled tokens of one micro-batch, S sequences of it.
+Shapes: N sampled tokens of one micro-batch, S sequences of it, H of the tokens whose version is held.
 """
 
 from __future__ import annotations
@@ -13,11 +13,50 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config import WeightClip
-from trainer.objectives.port import TokenLoss
+from trainer.objectives.port import LOG_RATIO_CLAMP, TokenInputs, TokenLoss
 from trainer.ranks import Ranks
 
 _OF_TOKENS, _OF_SEQUENCES = "token:", "sequence:"
 """Prefixes of sums that a loss reports itself."""
+
+
+@dataclass(frozen=True)
+class RatioParts:
+    """The parts of each token's log-ratio (objectives/versions.py), of the tokens whose version is held, float64 [H].
+
+    num_missing: of the others.
+    """
+
+    mismatch_H: torch.Tensor
+    staleness_H: torch.Tensor
+    num_missing: torch.Tensor
+
+    @staticmethod
+    def of(tokens: TokenInputs, start_N: torch.Tensor) -> RatioParts:
+        """Of a micro-batch with version_N. start_N: log-probs at the start of the step."""
+        assert tokens.recalled is not None
+        assert tokens.version_N is not None
+        is_held_N = ~tokens.recalled.is_missing_N
+        version_H = tokens.version_N[is_held_N].double()
+        return RatioParts(
+            mismatch_H=version_H - tokens.behaviour_N[is_held_N].double(),
+            staleness_H=start_N[is_held_N].double() - version_H,
+            num_missing=_sum(tokens.recalled.is_missing_N),
+        )
+
+    def sums(self) -> dict[str, torch.Tensor]:
+        """What their metrics are made of."""
+        found = {"held": self.num_missing.new_tensor(float(len(self.mismatch_H))), "missing": self.num_missing}
+        for name, log_ratio_H in (("mismatch", self.mismatch_H), ("staleness", self.staleness_H)):
+            clamped_H = log_ratio_H.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+            found[f"kl_{name}"] = _sum(clamped_H.exp() - clamped_H - 1.0)
+            found[f"{name}_nats"] = _sum(log_ratio_H.abs())
+        return found
+
+    def maxima(self) -> dict[str, torch.Tensor]:
+        """0 where no version is held."""
+        zero = self.mismatch_H.new_zeros(1)
+        return {"mismatch_nats": torch.cat([self.mismatch_H.abs(), zero]).max()}
 
 
 @dataclass(frozen=True)
@@ -40,8 +79,9 @@ class LossSums:
         kl_reference_N: torch.Tensor | None,
         clip: WeightClip,
         own: TokenLoss,
+        parts: RatioParts | None = None,
     ) -> LossSums:
-        """Of one micro-batch. own: what its loss reports."""
+        """Of one micro-batch. own: what its loss reports. parts: where versions were recalled."""
         log_weight_N = log_weight_N.clamp(-clip.log_clamp, clip.log_clamp)
         plain_N = log_weight_N.exp()
         sums = {
@@ -59,9 +99,11 @@ class LossSums:
         if kl_reference_N is not None:
             sums["kl_reference"] = _sum(kl_reference_N)
         sums |= _own_sums(own)
-        return LossSums(
-            sums, {"weight": weight_N.max(), "ratio": ratio_N.detach().max()}, {"ratio": ratio_N.detach().min()}
-        )
+        maxima = {"weight": weight_N.max(), "ratio": ratio_N.detach().max()}
+        if parts is not None:
+            sums |= parts.sums()
+            maxima |= parts.maxima()
+        return LossSums(sums, maxima, {"ratio": ratio_N.detach().min()})
 
     def plus(self, other: LossSums) -> LossSums:
         """Both together."""
@@ -118,8 +160,21 @@ class LossSums:
             "weight_masked_share": total["masked"] / num,
             "weight_truncated_share": total["truncated"] / num,
             "ess": total["weight"] ** 2 / (num * squared) if squared > 0 else 0.0,
+            **self._part_means(total),
             **_own_means(total),
         }
+
+    def _part_means(self, total: Mapping[str, float]) -> dict[str, float]:
+        """Means over tokens whose version is held; nothing but the share of the others where there is none."""
+        if "held" not in total:
+            return {}
+        held, missing = total["held"], total["missing"]
+        found = {"version_missing_share": missing / (held + missing)}
+        if held:
+            found |= {f"kl_{name}": total[f"kl_{name}"] / held for name in ("mismatch", "staleness")}
+            found |= {f"{name}_nats_mean": total[f"{name}_nats"] / held for name in ("mismatch", "staleness")}
+            found["mismatch_nats_max"] = float(self.maxima["mismatch_nats"])
+        return found
 
 
 def _own_sums(own: TokenLoss) -> dict[str, torch.Tensor]:

@@ -42,6 +42,8 @@ class Needs:
     sequences: `tokens.sequences`. reference: `tokens.reference_N`. values: `tokens.values_N` and `tokens.target_N`, of
     a critic (trainer.critic).
     entropy: `tokens.entropy_N`, over the whole vocabulary, with gradient.
+    versions: `tokens.version_N`, under the version that sampled each token (trainer.version_logprobs). mixture:
+    `tokens.mixture_N`, under all versions of the step together.
     every_sequence: the loss has a gradient where the advantage is 0, so that no sequence may be left out.
     """
 
@@ -50,6 +52,8 @@ class Needs:
     reference: bool = False
     values: bool = False
     entropy: bool = False
+    versions: bool = False
+    mixture: bool = False
     every_sequence: bool = False
 
 
@@ -94,6 +98,23 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """Log-probs of a micro-batch's tokens under the versions that sampled them, as the trainer computes them.
+
+    own_N: float32, where is_recalled_N; elsewhere the policy at the start of the step takes their place: it is the
+    version itself, or that version is not held any more (is_missing_N). mixture_N: float32, the logarithm of
+    sum over recalled versions of (share of the step's tokens) * exp(log-prob); None unless needed. start_share: of the
+    step's tokens, those for which the policy at the start of the step stands; they are not in mixture_N.
+    """
+
+    own_N: torch.Tensor
+    is_recalled_N: torch.Tensor
+    is_missing_N: torch.Tensor
+    mixture_N: torch.Tensor | None = None
+    start_share: float = 0.0
+
+
+@dataclass(frozen=True)
 class TokenInputs:
     """What one micro-batch's loss needs alongside the current policy; float32 [N] on the model's device.
 
@@ -107,6 +128,8 @@ class TokenInputs:
     behaviour_N. Where the step did not compute them, the current ones take their place.
 
     step: what `statistics` of a loss or correction returned for the whole step, by its name.
+
+    version_N, mixture_N: made of `recalled` and the log-probs at the start of the step (objectives/versions.py).
     """
 
     behaviour_N: torch.Tensor
@@ -123,6 +146,9 @@ class TokenInputs:
     current_N: torch.Tensor | None = None
     drift_N: torch.Tensor | None = None
     step: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    recalled: Recalled | None = None
+    version_N: torch.Tensor | None = None
+    mixture_N: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +167,9 @@ class TokenLoss:
     sequence_metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+Part = Literal["both", "mismatch", "staleness"]
+"""Of the ratio between the policy at the start of the step and the one that sampled: what engine and trainer differ in
+at the same version, what training changed since that version, or both."""
 LossFunction = Callable[["torch.Tensor", TokenInputs, Any], TokenLoss]
 """Called as `loss(current_N, tokens, options)`: current_N is the log-prob under the current policy, with gradient."""
 
@@ -186,6 +215,8 @@ class Correction:
 
     factor: called as `factor(tokens, options)`, without gradient; returns which tokens stay (bool [N]) or a weight [N].
     is_weight: it corrects for the policy that sampled, as `trainer.loss.weight` does, and takes its place.
+    part: of the ratio between the policy at the start of the step and the one that sampled, what it looks at: `both`,
+    `mismatch` or `staleness` (objectives/versions.py). is_of_ratio: it looks at that ratio at all.
     """
 
     name: str
@@ -194,6 +225,8 @@ class Correction:
     needs: Needs = Needs()
     statistics: Statistics | None = None
     is_weight: bool = False
+    part: Part = "both"
+    is_of_ratio: bool = True
     conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 
 
@@ -223,6 +256,9 @@ class RewardedSamples:
     sample that has none. Empty: no sample has any. A turn never crosses trajectories.
 
     trajectory_lengths_B: sampled tokens of each trajectory of each sample. Empty: each sample is one trajectory.
+
+    Where an advantage needs them: log_weights_B: sum over its sampled tokens of the log-prob at the start of the step
+    minus the behaviour log-prob, float64. square_norms_B: squared norm of the gradient of its log-prob, float64.
     """
 
     rewards_B: np.ndarray
@@ -235,6 +271,8 @@ class RewardedSamples:
     is_cut_Q: np.ndarray | None = None
     turns_B: Sequence[TurnRewards | None] = ()
     trajectory_lengths_B: Sequence[Sequence[int]] = ()
+    log_weights_B: np.ndarray | None = None
+    square_norms_B: np.ndarray | None = None
 
     def token_rewards_N(self) -> np.ndarray:
         """Compute the reward of each sampled token: a turn's at its last one, the answer's at its last one where it has
@@ -312,6 +350,8 @@ class Advantage:
 
     compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
     keys: fields of `options` that are keys of `trainer.advantage` itself. needs_values: a critic's values.
+    needs_weights: `log_weights_B`, which takes a forward pass over the step. needs_norms: whether these options ask for
+    `square_norms_B`, which takes a backward pass for each sample.
     targets: called likewise where there is a critic; returns what it is trained towards, for each sampled token [N].
     None: the sum of rewards from the token on.
     is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
@@ -325,6 +365,8 @@ class Advantage:
     options: type[Settings] = NoOptions
     keys: tuple[str, ...] = ()
     needs_values: bool = False
+    needs_weights: bool = False
+    needs_norms: Callable[[Any], bool] = lambda options: False
     targets: Callable[[RewardedSamples, Any], np.ndarray] | None = None
     is_within_group: bool = True
     single_sample: str = ""

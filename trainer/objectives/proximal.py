@@ -1,6 +1,8 @@
 """The proximal policy of the decoupled objective: where its log-prob p comes from (`trainer.loss.proximal`).
 
 `recompute`: p handed in (the policy at the start of the step). `behaviour`: p = b, so w = 1, ordinary PPO.
+`version`: p = o, the trainer's log-prob under the version that sampled the token (arXiv 2605.12070, section 3.1): w
+holds what engine and trainer differ in, and u all that training changed since, which the trust region bounds.
 `interpolate` (A-3PO, arXiv 2512.06547; AReaL calls it `loglinear`): p = b + a * (sg(c) - b) per token, with
 a = (v_proximal - v_behaviour) / (v_current - v_behaviour) and sg the stop-gradient. In step n the proximal policy is
 version n - 1 and the current one is on its way to version n, so a token of staleness s = (n - 1) - v_behaviour has
@@ -31,6 +33,9 @@ def proximal_logprobs(current_N: torch.Tensor, inputs: TokenInputs, settings: Lo
     """p of the configured mode, detached [N]."""
     if settings.proximal == "behaviour":
         return inputs.behaviour_N
+    if settings.proximal == "version":
+        assert inputs.version_N is not None, "trainer.version_logprobs is missing"
+        return inputs.version_N
     if settings.proximal == "interpolate":
         return interpolated_proximal(current_N, inputs.behaviour_N, inputs.staleness_N)
     return current_N.detach() if inputs.proximal_N is None else inputs.proximal_N

@@ -6,6 +6,7 @@ Refuses: torch: the controller, which has none, asks this module what a configur
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from trainer.objectives.advantages import (
     grpo,
     grpo_no_std,
     lite_ppo,
+    opob,
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
     turns,
 )
 from trainer.objectives.corrections import (
+    balance_heuristic,
     geometric_mask,
     icepop,
     kl_rejection,
@@ -34,12 +37,14 @@ from trainer.objectives.corrections import (
     sequence_weight,
     staleness_mask,
     staleness_weight,
+    token_weight,
     veto,
 )
 from trainer.objectives.losses import bapo, cispo, decoupled_ppo, dppo, gspo, sapo, vespo
 from trainer.objectives.options import option_faults, options_of
 from trainer.objectives.own_code import is_own, own_advantage, own_correction, own_objective
-from trainer.objectives.port import Advantage, Correction, Fault, Needs, Objective
+from trainer.objectives.port import Advantage, Correction, Fault, Needs, Objective, Part
+from trainer.objectives.versions import of_part
 
 OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
@@ -70,6 +75,8 @@ CORRECTIONS: Mapping[str, Correction] = {
         staleness_mask.CORRECTION,
         staleness_weight.CORRECTION,
         sequence_weight.CORRECTION,
+        token_weight.CORRECTION,
+        balance_heuristic.CORRECTION,
     )
 }
 """Built-in masks and weights: `trainer.loss.corrections`."""
@@ -86,6 +93,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         reinforce_pp_baseline.ADVANTAGE,
         gae.ADVANTAGE,
         turns.ADVANTAGE,
+        opob.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""
@@ -93,6 +101,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
 LOSS_SECTION = "trainer.loss"
 ADVANTAGE_SECTION = "trainer.advantage"
 CRITIC_REMEDY = "trainer.critic: {}"
+VERSIONS_REMEDY = "trainer.version_logprobs: {}"
 _KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
 """Keys of trainer.loss that only some losses read."""
 
@@ -119,6 +128,8 @@ def loss_of(settings: LossSettings) -> ChosenLoss:
         reference=(settings.kl_coef > 0 and settings.kl_in == "loss") or any(one.reference for one in all_needs),
         values=any(one.values for one in all_needs),
         entropy=settings.entropy_coef > 0 or any(one.entropy for one in all_needs),
+        versions=settings.proximal == "version" or any(one.versions for one in all_needs),
+        mixture=any(one.mixture for one in all_needs),
         every_sequence=settings.kl_coef > 0 or settings.entropy_coef > 0 or all_needs[0].every_sequence,
     )
     return ChosenLoss(objective, options, corrections, needs)
@@ -126,7 +137,7 @@ def loss_of(settings: LossSettings) -> ChosenLoss:
 
 def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correction, Any]:
     one = own_correction(settings.kind) if is_own(settings.kind) else CORRECTIONS[settings.kind]
-    return one, options_of(one.options, settings, f"{LOSS_SECTION}.corrections.{number}")
+    return of_part(one, settings.part), options_of(one.options, settings, f"{LOSS_SECTION}.corrections.{number}")
 
 
 def needs_reference(settings: LossSettings) -> bool:
@@ -144,18 +155,31 @@ def corrects_for_sampling(settings: LossSettings) -> bool:
         options = options_of(objective.options, settings, LOSS_SECTION, objective.keys)
         if objective.needs_with(options).proximal == "behaviour":
             return True
-    weighs = [one.kind for one in settings.corrections if one.kind in CORRECTIONS and CORRECTIONS[one.kind].is_weight]
+    weighs = [
+        one.kind
+        for one in settings.corrections
+        if one.kind in CORRECTIONS and CORRECTIONS[one.kind].is_weight and _part_of(one) != "staleness"
+    ]
     return settings.proximal != "behaviour" and (settings.weight.mode != "off" or bool(weighs))
 
 
-def loss_faults(settings: LossSettings, *, imports_own: bool = False, has_critic: bool = False) -> Iterator[Fault]:
+def _part_of(settings: CorrectionSettings) -> Part:
+    """Of a built-in correction: what of the ratio it looks at."""
+    return CORRECTIONS[settings.kind].part if settings.part == "both" else settings.part
+
+
+def loss_faults(
+    settings: LossSettings, *, imports_own: bool = False, has_critic: bool = False, has_versions: bool = False
+) -> Iterator[Fault]:
     """Find what of trainer.loss does not fit together.
 
     imports_own: import a user's modules and check them as well (raises UserError); without it they are left out.
-    has_critic: there is a section trainer.critic.
+    has_critic: there is a section trainer.critic. has_versions: there is a section trainer.version_logprobs.
     """
     if not is_own(settings.kind) or imports_own:
         yield from _objective_faults(settings, has_critic)
+    if settings.proximal == "version" and not has_versions:
+        yield _no_versions(f"{LOSS_SECTION}.proximal", "proximal: version")
     found: list[Correction | None] = []
     for number, one in enumerate(settings.corrections):
         key = f"{LOSS_SECTION}.corrections.{number}"
@@ -163,11 +187,18 @@ def loss_faults(settings: LossSettings, *, imports_own: bool = False, has_critic
             correction = own_correction(one.kind) if imports_own else None
         elif (correction := CORRECTIONS.get(one.kind)) is None:
             yield Fault(f"{key}.kind", f"no correction `{one.kind}`", f"{', '.join(CORRECTIONS)}, or module:function")
-        if one.kind in [other.kind for other in settings.corrections[:number]]:
+        if (one.kind, one.part) in [(other.kind, other.part) for other in settings.corrections[:number]]:
             yield Fault(f"{key}.kind", f"`{one.kind}` is there twice", "once is enough")
         if correction is not None:
             if correction.needs.values and not has_critic:
                 yield _no_critic(f"{key}.kind", one.kind)
+            if one.part != "both" and not (correction.is_of_ratio and correction.part == "both"):
+                what = f"`{one.kind}` does not look at the whole ratio, so it has no parts"
+                yield Fault(f"{key}.part", what, "remove it")
+            else:
+                correction = of_part(correction, one.part)
+            if correction.needs.versions and not has_versions:
+                yield _no_versions(f"{key}.{'kind' if one.part == 'both' else 'part'}", correction.name)
             faults = option_faults(correction.options, one, key)
             yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
         found.append(correction)
@@ -186,21 +217,32 @@ def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
 
 
 def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:
-    """The importance weight exp(p - b): once, and not at all where p = b."""
-    mode, key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode"
-    weights = [one.name for one in corrections if one is not None and one.is_weight]
-    has_unknown = any(one is None for one in corrections)
+    """The importance weight exp(p - b): once, each part of it once, and not at all where p = b."""
+    corrections = list(corrections)
+    mode, key, proximal_key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode", f"{LOSS_SECTION}.proximal"
+    weights: list[tuple[str, Part]] = [
+        (f"`{one.name}`", one.part) for one in corrections if one is not None and one.is_weight
+    ]
     if settings.proximal == "behaviour" and mode != "off":
         what = f"with proximal: behaviour the weight exp(p - b) is 1, and `{mode}` does nothing"
         remedy = "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO"
         yield Fault(key, what, remedy)
     if settings.proximal == "behaviour" and weights:
-        what = f"`{weights[0]}` weighs by the policy that sampled, which proximal: behaviour has in its ratio already"
-        yield Fault(f"{LOSS_SECTION}.proximal", what, "proximal: recompute, or without that correction")
-    elif weights and (mode != "off" or len(weights) > 1):
-        others = f"`{weights[1]}`" if len(weights) > 1 else f"weight.mode: {mode}"
-        yield Fault(key, f"`{weights[0]}` and {others} both weigh by exp(p - b)", "weight.mode: off, and one of them")
-    if settings.proximal != "behaviour" and mode == "off" and not weights and not has_unknown:
+        what = f"{weights[0][0]} weighs by the policy that sampled, which proximal: behaviour has in its ratio already"
+        yield Fault(proximal_key, what, "proximal: recompute, or without that correction")
+        return
+    stale = [name for name, part in weights if part != "mismatch"]
+    if settings.proximal == "version" and stale:
+        what = f"{stale[0]} weighs by the staleness, which proximal: version has in its ratio already"
+        yield Fault(proximal_key, what, "proximal: recompute, or that correction with part: mismatch")
+    if mode != "off":
+        weights.append((f"weight.mode: {mode}", "mismatch" if settings.proximal == "version" else "both"))
+    for (first, one), (second, other) in itertools.combinations(weights, 2):
+        if one == other or "both" in (one, other):
+            shared = "exp(p - b)" if "both" in (one, other) else f"the {one}"
+            yield Fault(key, f"{first} and {second} both weigh by {shared}", "weight.mode: off, and one of them")
+            return
+    if settings.proximal != "behaviour" and not weights and None not in corrections:
         what = f"with proximal: {settings.proximal} and no weight the loss is decoupled in name only, and biased"
         remedy = "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO"
         yield Fault(key, what, remedy)
@@ -208,6 +250,10 @@ def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | No
 
 def _no_critic(key: str, kind: str) -> Fault:
     return Fault(key, f"`{kind}` needs the values of a critic, and there is none", CRITIC_REMEDY)
+
+
+def _no_versions(key: str, what: str) -> Fault:
+    return Fault(key, f"{what} needs the versions that sampled the tokens, and none is kept", VERSIONS_REMEDY)
 
 
 def reads_values(loss: LossSettings, advantage: AdvantageSettings) -> bool:

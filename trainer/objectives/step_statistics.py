@@ -13,6 +13,7 @@ import torch
 
 from trainer.objectives.port import Statistics, SumOverRanks, TokenInputs
 from trainer.objectives.registry import ChosenLoss
+from trainer.objectives.versions import with_version_logprobs
 
 
 def needs_statistics(chosen: ChosenLoss) -> bool:
@@ -31,7 +32,8 @@ def step_statistics(
     drifting = []
     for part in parts:
         assert part.proximal_N is not None
-        drifting.append(replace(part, drift_N=part.proximal_N - part.behaviour_N))
+        part = with_version_logprobs(part, part.proximal_N)
+        drifting.append(replace(part, drift_N=part.proximal_N - part.behaviour_N))  # type: ignore[operator]
     return {name: compute(drifting, sum_over_ranks, options) for name, compute, options in _statistics_of(chosen)}
 
 

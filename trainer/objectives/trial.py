@@ -13,9 +13,10 @@ from areal_like.errors import UserError
 from trainer.config import LossSettings
 from trainer.objectives.loss import checked, policy_loss
 from trainer.objectives.own_code import CORRECTION_KEY, LOSS_KEY
-from trainer.objectives.port import Sequences, TokenInputs, TokenLoss
+from trainer.objectives.port import Needs, Recalled, Sequences, TokenInputs, TokenLoss
 from trainer.objectives.registry import ChosenLoss, loss_of
 from trainer.objectives.step_statistics import step_statistics
+from trainer.objectives.versions import with_version_logprobs
 
 
 def try_loss(settings: LossSettings) -> None:
@@ -26,7 +27,8 @@ def try_loss(settings: LossSettings) -> None:
     tokens = _four_tokens(behaviour_N, chosen)
     try:
         tokens = replace(tokens, step=step_statistics(chosen, [tokens], list))
-        own = checked(chosen.objective.loss(current_N, tokens, chosen.options), current_N, name)
+        whole = with_version_logprobs(tokens, behaviour_N)
+        own = checked(chosen.objective.loss(current_N, whole, chosen.options), current_N, name)
         result_N = own.policy_N if own.unweighted_N is None else own.policy_N + own.unweighted_N
         if not result_N.requires_grad:
             raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
@@ -57,7 +59,15 @@ def _four_tokens(behaviour_N: torch.Tensor, chosen: ChosenLoss) -> TokenInputs:
         entropy_N=torch.tensor([1.0, 1.2, 0.3, 0.5], requires_grad=True) if needs.entropy else None,
         sequences=Sequences(torch.tensor([0, 0, 1, 1]), 2) if needs.sequences else None,
         is_cut_N=torch.tensor([False, False, True, True]),
+        recalled=_recalled(behaviour_N, needs) if needs.versions else None,
     )
+
+
+def _recalled(behaviour_N: torch.Tensor, needs: Needs) -> Recalled:
+    """The second token's version is recalled, the last two's is not held."""
+    is_recalled_N = torch.tensor([False, True, False, False])
+    mixture_N = behaviour_N - 1.4 if needs.mixture else None
+    return Recalled(behaviour_N + 0.005, is_recalled_N, torch.tensor([False, False, True, True]), mixture_N, 0.75)
 
 
 def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, chosen: ChosenLoss) -> None:

@@ -17,6 +17,7 @@ from trainer.objectives.port import Fault
 from trainer.objectives.registry import (
     ADVANTAGES,
     advantage_faults,
+    advantage_of,
     corrects_for_sampling,
     loss_faults,
     reads_values,
@@ -44,11 +45,62 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
             )
-    yield from _as_problems(loss_faults(loss, has_critic=config.trainer.critic is not None))
+    has_critic, has_versions = config.trainer.critic is not None, config.trainer.version_logprobs is not None
+    yield from _as_problems(loss_faults(loss, has_critic=has_critic, has_versions=has_versions))
+    yield from _version_problems(config)
+    yield from _cosine_problems(config)
     if config.trainer.lr_by_ess is not None and config.emulation is not None:
         what = "emulated devices compute no log-probs, so answers have no weights"
         yield Problem(("trainer.lr_by_ess", "emulation"), what, "trainer.lr_by_ess: null")
     yield from _window_problems(config)
+
+
+def _version_problems(config: RunConfig) -> Iterator[Problem]:
+    """Whether the trainer can compute under versions of before."""
+    trainer, key = config.trainer, "trainer.version_logprobs"
+    if trainer.version_logprobs is None:
+        return
+    if config.emulation is not None:
+        yield Problem((key, "emulation"), "emulated devices compute no log-probs", f"{key}: null")
+    elif not backend_of(config).recalls_versions(trainer):
+        able = [known.when_recalling for known in REGISTERED.values() if known.when_recalling]
+        what = f"{trainer.backend}, as it is configured, cannot compute with the weights of an earlier version"
+        yield Problem((key, "trainer.backend"), what, f"trainer.backend: {', or '.join(able)}")
+
+
+def _cosine_problems(config: RunConfig) -> Iterator[Problem]:
+    """Whether gradients can be compared."""
+    key = "trainer.gradient_cosine"
+    if config.trainer.gradient_cosine is None:
+        return
+    if config.emulation is not None:
+        yield Problem((key, "emulation"), "emulated devices compute no gradients", f"{key}: null")
+    elif not backend_of(config).gives_gradients:
+        able = [name for name, known in REGISTERED.items() if known.gives_gradients]
+        what = f"{config.trainer.backend} does not give its gradients"
+        yield Problem((key, "trainer.backend"), what, f"trainer.backend: {', '.join(able)}, or {key}: null")
+
+
+def _weight_problems(config: RunConfig) -> Iterator[Problem]:
+    """Whether an advantage gets the weights and gradients of samples that it asks for."""
+    trainer, kind = config.trainer, config.trainer.advantage.kind
+    advantage = ADVANTAGES.get(kind)
+    if advantage is None or not advantage.needs_weights or any(advantage_faults(trainer.advantage, config.group_size)):
+        return
+    key = "trainer.advantage.kind"
+    if config.emulation is not None:
+        what = "emulated devices compute no log-probs, so samples have no weights"
+        yield Problem((key, "emulation"), what, f"{key}: grpo")
+        return
+    if not advantage.needs_norms(advantage_of(trainer.advantage)[1]):
+        return
+    option = "trainer.advantage.options.gradient_norm"
+    if trainer.ranks > 1:
+        what = f"ranks add their gradients, and {trainer.ranks} of them do not give the norm of one sample's"
+        yield Problem((option, "trainer.ranks"), what, f"{option}: length, or trainer.ranks: 1")
+    elif not backend_of(config).gives_gradients:
+        what = f"{trainer.backend} does not give its gradients"
+        yield Problem((option, "trainer.backend"), what, f"{option}: length, or trainer.backend: torch")
 
 
 def is_corrected(config: RunConfig) -> bool:
@@ -63,6 +115,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
     has_critic = config.trainer.critic is not None
     yield from _as_problems(advantage_faults(advantage, config.group_size, has_critic=has_critic))
+    yield from _weight_problems(config)
 
 
 def critic_problems(config: RunConfig) -> Iterator[Problem]:
@@ -70,7 +123,9 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
     trainer, critic = config.trainer, config.trainer.critic
     if critic is None:
         return
-    is_known = trainer.advantage.kind in ADVANTAGES and not any(loss_faults(trainer.loss, has_critic=True))
+    is_known = trainer.advantage.kind in ADVANTAGES and not any(
+        loss_faults(trainer.loss, has_critic=True, has_versions=True)
+    )
     if is_known and not reads_values(trainer.loss, trainer.advantage):
         what = f"trains a critic, and neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
         yield Problem(

@@ -239,6 +239,18 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
             "the rewards of a group of one are all equal: every group would be filtered",
             "group_size of 2 or more, or filter_zero_signal: false",
         )
+    if (dynamic := config.dynamic_batch) is not None:
+        if not config.filter_zero_signal:
+            what = "without a filter every group is ready for a step: there is nothing to try again"
+            yield Problem(("dynamic_batch", "filter_zero_signal"), what, "filter_zero_signal: true")
+        if dynamic.max_attempts < config.groups_per_step:
+            what = f"{dynamic.max_attempts} attempts never give the {config.groups_per_step} groups of a step"
+            yield Problem(
+                ("dynamic_batch.max_attempts", "groups_per_step"), what, f"{config.groups_per_step} or more"
+            )  # fmt: skip
+        if dynamic.min_groups > config.groups_per_step:
+            what = f"a step takes {config.groups_per_step} groups at most, so never {dynamic.min_groups}"
+            yield Problem(("dynamic_batch.min_groups", "groups_per_step"), what, f"at most {config.groups_per_step}")
     if config.trainer.mini_batches > config.groups_per_step:
         yield Problem(
             ("trainer.mini_batches", "groups_per_step"),

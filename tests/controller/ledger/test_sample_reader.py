@@ -33,7 +33,7 @@ def changed(path: Path) -> Iterator[sqlite3.Connection]:
 
 def lineage(path: Path, group_size: int, name: str = "l0") -> None:
     with changed(path) as db:
-        db.execute("INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep', 1)", [name, group_size])
+        db.execute("INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep', 1, NULL)", [name, group_size])
 
 
 def group(

@@ -79,6 +79,7 @@ def test_a_ledger_of_the_schema_before_goes_on_and_its_samples_are_read(tmp_path
     filled(tmp_path, (trajectory_of([0, 0]),))
     db = sqlite3.connect(tmp_path / LEDGER_FILE)
     db.execute("ALTER TABLE lineages DROP COLUMN passes_per_batch")
+    db.execute("ALTER TABLE lineages DROP COLUMN least_groups")
     db.execute("ALTER TABLE groups DROP COLUMN draw")
     db.execute("UPDATE meta SET value = '2' WHERE key = 'schema'")
     db.commit()

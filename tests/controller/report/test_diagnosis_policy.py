@@ -223,3 +223,21 @@ def test_cut_answers_are_no_alarm_where_the_reward_rises():
     found = diagnose(made_run(steps=step_rows(cut_share=1.0)))
     assert found[0].kind == "healthy"
     assert "does not depend on the end of an answer" in found[1].detail
+
+
+def aligned(cosines, *, staleness=2.0):
+    """Rows of which every second one has a cosine."""
+    rows = step_rows(staleness_mean=staleness)
+    return [row | ({"gradient_cosine": cosines} if place % 2 else {}) for place, row in enumerate(rows)]
+
+
+def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
+    found = verdict(steps=aligned(0.7))
+    assert (found.kind, found.severity) == ("gradients_aligned", "warning")
+    assert "their cosine stays at 0.7" in found.title
+    assert "trainer.lr_by_ess" in found.advice
+
+
+@pytest.mark.parametrize("steps", [aligned(0.3), aligned(0.7, staleness=0.0), aligned(0.7)[:8], step_rows()])
+def test_gradients_are_no_warning_where_they_differ_or_nothing_is_stale_or_few_are_measured(steps):
+    assert "gradients_aligned" not in {finding.kind for finding in diagnose(made_run(steps=steps))}

@@ -57,8 +57,12 @@ class GroupFacts:
 class LedgerModel:
     """Applies ledger effects, checking invariants on the way."""
 
-    def __init__(self, groups_per_step: int, group_size: int, bound: int | None, on_stale: str) -> None:
+    def __init__(
+        self, groups_per_step: int, group_size: int, bound: int | None, on_stale: str, least_groups: int | None = None
+    ) -> None:
         self.groups_per_step, self.group_size = groups_per_step, group_size
+        self.least_groups = least_groups or groups_per_step
+        self.num_vacant = 0
         self.bound, self.on_stale = bound, on_stale
         self.groups: dict[int, GroupFacts] = {}
         self.skipped: set[int] = set()
@@ -126,7 +130,7 @@ class LedgerModel:
         assert effect.draw == len(self.groups) + len(self.skipped), "a position was neither taken nor passed over"
         self.groups[effect.group_id] = GroupFacts(effect.version, effect.draw)
         self.fates["live"] += 1
-        started = self.fates["live"] + self.fates["consumed"]
+        started = self.fates["live"] + self.fates["consumed"] + self.num_vacant
         assert effect.started == started, f"started is {started}, not {effect.started}"
         if self.bound is not None:
             batch = (started - 1) // self.groups_per_step
@@ -164,7 +168,8 @@ class LedgerModel:
             assert effect.step > self.replay_from
         else:
             assert effect.step == len(self.batches) + 1, "steps are recorded in order"
-            assert len(effect.groups) == self.groups_per_step
+            assert self.least_groups <= len(effect.groups) <= self.groups_per_step
+            self.num_vacant += self.groups_per_step - len(effect.groups)
             for chosen in effect.groups:
                 self._consume(effect.step, chosen)
         self.batches[effect.step] = BatchRecord(step=effect.step, lineage=effect.lineage, groups=effect.groups)

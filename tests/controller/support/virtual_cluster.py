@@ -160,7 +160,9 @@ class VirtualCluster:
         self.segment_tokens, self.failure_rate, self.equal_rate = segment_tokens, failure_rate, equal_rate
         self.checkpoint_every = checkpoint_every
         self.mirror = mirror
-        self.ledger = LedgerModel(settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale)
+        self.ledger = LedgerModel(
+            settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale, settings.least_groups
+        )
         self.coordinator = Coordinator(settings)
         self.workers = {f"rollout-{i}": VirtualWorker(f"rollout-{i}", capacity=capacity) for i in range(num_workers)}
         self.trainer = VirtualTrainer()

@@ -57,7 +57,9 @@ def test_a_dropped_sample_does_not_shift_its_neighbours_groups() -> None:
     assert abs(by_stride[0] - ours[0]) > 1
 
 
-@pytest.mark.parametrize("kind", [name for name, one in ADVANTAGES.items() if not one.needs_values])
+@pytest.mark.parametrize(
+    "kind", [name for name, one in ADVANTAGES.items() if not (one.needs_values or one.needs_weights)]
+)
 def test_equal_rewards_give_exactly_zero(kind: str) -> None:
     settings_ = AdvantageSettings(kind=kind)
     assert not advantages(np.full(3, 0.1), np.zeros(3, int), settings_).any()

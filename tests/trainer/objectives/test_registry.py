@@ -40,12 +40,14 @@ def use(section: Any, options: Any) -> None:
         behaviour_N=behaviour_N, advantage_N=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.5, 0.5, 0.5]),
         staleness_N=torch.arange(8.0) % 3, coefficient_N=torch.full((8,), 0.125), proximal_N=behaviour_N,
         sequences=Sequences(ids_N, 3), is_cut_N=ids_N == 2, current_N=current_N, drift_N=current_N - behaviour_N,
+        version_N=behaviour_N, mixture_N=behaviour_N,
     )  # fmt: skip
     if isinstance(section, Advantage):
         samples = RewardedSamples(
             np.array([0.0, 1.0, 3.0]), np.array([4, 4, 9]), np.array([3, 2, 3]), values_N=np.linspace(-1, 1, 8),
             end_values_Q=np.array([0.5, 0.0, 1.0]), turn_starts_N=np.isin(np.arange(8), [0, 2, 3, 5, 7]),
-            is_cut_Q=np.array([False, False, True]),
+            is_cut_Q=np.array([False, False, True]), log_weights_B=np.array([0.1, -0.2, 0.0]),
+            square_norms_B=np.array([1.0, 2.0, 0.5]),
         )  # fmt: skip
         assert np.isfinite(section.compute(samples, options)).all()
         return
@@ -80,6 +82,8 @@ OPTIONS: list[tuple[Any, str, Any, list[Any], list[Any]]] = [
     (CORRECTIONS["staleness_weight"], "decay", 0.9, [TINY, 0.999], [0.0, 1.0]),
     (CORRECTIONS["sequence_weight"], "max", 2.0, [TINY], [0.0]),
     (CORRECTIONS["sequence_weight"], "reduce", "sum", ["mean"], ["max"]),
+    (CORRECTIONS["token_weight"], "max", 5.0, [TINY], [0.0]),
+    (CORRECTIONS["balance_heuristic"], "max", 5.0, [TINY], [0.0]),
     (OBJECTIVES["decoupled_ppo"], "eps_low", 0.2, [0.0, 0.999], [-TINY, 1.0]),
     (OBJECTIVES["decoupled_ppo"], "eps_high", 0.2, [0.0, 9.0], [-TINY]),
     (OBJECTIVES["decoupled_ppo"], "dual_clip", None, [1.001], [1.0]),
@@ -105,6 +109,8 @@ OPTIONS: list[tuple[Any, str, Any, list[Any], list[Any]]] = [
     (OBJECTIVES["bapo"], "dual_clip", 3.0, [1.001], [1.0]),
     *((ADVANTAGES[kind], "std_eps", 1e-4, [TINY], [0.0])
       for kind in ("grpo", "global_norm", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns")),
+    (ADVANTAGES["opob"], "gradient_norm", "exact", ["length"], ["none"]),
+    (ADVANTAGES["opob"], "max_weight", None, [TINY], [0.0]),
     (ADVANTAGES["turns"], "discount", 1.0, [0.0, 1.0], [-TINY, 1.001]),
     (ADVANTAGES["gae"], "gamma", 1.0, [TINY, 1.0], [0.0, 1.001]),
     (ADVANTAGES["gae"], "gae_lambda", 0.95, [0.0, 1.0], [-TINY, 1.001]),
@@ -163,8 +169,11 @@ def test_corrections_say_what_they_need_and_which_is_an_importance_weight() -> N
     by_sequence = {"veto", "geometric_mask", "sequence_rejection", "kl_rejection", "opsm", "sequence_weight"}
     for name, one in CORRECTIONS.items():
         use(one, one.options(**{key: 1.0 for key, field in one.options.model_fields.items() if field.is_required()}))
-        assert one.needs == Needs(sequences=name in by_sequence), name
-        assert one.is_weight == (name == "sequence_weight"), name
+        is_mixture = name == "balance_heuristic"
+        assert one.needs == Needs(sequences=name in by_sequence, versions=is_mixture, mixture=is_mixture), name
+        assert one.is_weight == (name in ("sequence_weight", "token_weight", "balance_heuristic")), name
+        assert one.part == ("staleness" if is_mixture else "both"), name
+        assert one.is_of_ratio == (name not in ("no_eos_mask", "staleness_mask", "staleness_weight")), name
         assert (one.statistics is not None) == (name == "m2po"), name
 
 
@@ -176,6 +185,7 @@ def test_advantages_say_whether_they_compare_within_the_group_and_what_a_lone_sa
         assert one.is_within_group == (name not in over_the_batch), name
         assert bool(one.single_sample) == (name not in without_group), name
         assert one.needs_values == (name == "gae"), name
+        assert one.needs_weights == one.needs_norms(one.options()) == (name == "opob"), name
         assert one.keys == (("std_eps",) if "std_eps" in one.options.model_fields else ()), name
 
 

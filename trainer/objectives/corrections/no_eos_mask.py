@@ -19,4 +19,4 @@ def factor(tokens: TokenInputs, options: NoOptions) -> torch.Tensor:
     return ~tokens.is_cut_N
 
 
-CORRECTION = Correction(name="no_eos_mask", factor=factor)
+CORRECTION = Correction(name="no_eos_mask", factor=factor, is_of_ratio=False)

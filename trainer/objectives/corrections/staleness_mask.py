@@ -28,4 +28,4 @@ def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
     return tokens.staleness_N <= options.max
 
 
-CORRECTION = Correction(name="staleness_mask", factor=factor, options=Options)
+CORRECTION = Correction(name="staleness_mask", factor=factor, options=Options, is_of_ratio=False)

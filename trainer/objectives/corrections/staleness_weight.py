@@ -28,4 +28,4 @@ def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
     return options.decay ** tokens.staleness_N.clamp(min=0)
 
 
-CORRECTION = Correction(name="staleness_weight", factor=factor, options=Options)
+CORRECTION = Correction(name="staleness_weight", factor=factor, options=Options, is_of_ratio=False)

@@ -108,6 +108,41 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "cannot be emulated"),
         ({"trainer.lr_by_ess": {}, "emulation": {}}, "trainer.lr_by_ess", "compute no log-probs"),
+        ({"trainer.version_logprobs": {}, "emulation": {}}, "trainer.version_logprobs", "compute no log-probs"),
+        (
+            {"trainer.version_logprobs": {}, "trainer.backend": "deepspeed", "trainer.deepspeed": {"stage": 3}},
+            "trainer.version_logprobs",
+            "deepspeed with trainer.deepspeed.stage: 1 or 2",
+        ),
+        ({"trainer.loss.proximal": "version"}, "trainer.loss.proximal", "trainer.version_logprobs: {}"),
+        ({"trainer.gradient_cosine": {}, "emulation": {}}, "trainer.gradient_cosine", "compute no gradients"),
+        (
+            {"trainer.gradient_cosine": {}, "trainer.backend": "deepspeed"},
+            "trainer.gradient_cosine",
+            "deepspeed does not give its gradients",
+        ),
+        (
+            {"trainer.advantage.kind": "opob", "trainer.backend": "fsdp", "trainer.ranks": 2},
+            "trainer.advantage.options.gradient_norm",
+            "ranks add their gradients",
+        ),
+        (
+            {"trainer.advantage.kind": "opob", "trainer.backend": "deepspeed"},
+            "trainer.advantage.options.gradient_norm",
+            "does not give its gradients",
+        ),
+        ({"trainer.advantage.kind": "opob", "emulation": {}}, "trainer.advantage.kind", "samples have no weights"),
+        ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
+        (
+            {"dynamic_batch": {"max_attempts": 2}, "filter_zero_signal": True, "groups_per_step": 4},
+            "dynamic_batch.max_attempts",
+            "never give the 4 groups",
+        ),
+        (
+            {"dynamic_batch": {"max_attempts": 64, "min_groups": 9}, "filter_zero_signal": True, "groups_per_step": 4},
+            "dynamic_batch.min_groups",
+            "so never 9",
+        ),
         (
             {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
             "trainer.lora.publish",
