@@ -119,6 +119,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Bound on the whole answer, tokens of earlier segments included."""
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the model's own end-of-sequence ids."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, none empty."""
     ignore_eos: bool = False
     """No token ends an answer, only max_new_tokens does."""
 

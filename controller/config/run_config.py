@@ -70,6 +70,11 @@ class EvalSettings(Settings):
     """Keep the k most likely tokens; 0: off."""
     max_new_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens; null: sampling.max_new_tokens."""
+    num_samples: int = Field(1, gt=0, le=limits.GROUP_SIZE)
+    """Answers per row. With several, `accuracy` is their mean, and `pass_at_K` is the probability that one of K
+    answers solves the row (arXiv 2107.03374)."""
+    solved_value: float = 1.0
+    """An answer of at least this value solves its row, for `pass_at_K`."""
 
 
 class LedgerSettings(Settings):
@@ -321,19 +326,26 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` as it travels in a task"""
-        fields = self.sampling.model_dump(exclude={"forced_lengths"})
-        return Sampling(**fields, ignore_eos=self.sampling.forced_lengths is not None)
+        fields = self.sampling.model_dump(exclude={"forced_lengths", "stop"})
+        is_forced = self.sampling.forced_lengths is not None
+        return Sampling(**fields, stop=() if is_forced else self._stop, ignore_eos=is_forced)
 
     @property
     def eval_sampling(self) -> Sampling:
-        """`eval` as it travels in a task: its own temperature and cuts; stop ids are those of `sampling`"""
+        """`eval` as it travels in a task: its own temperature and cuts; what ends an answer is that of `sampling`"""
         return Sampling(
             temperature=self.eval.temperature,
             top_p=self.eval.top_p,
             top_k=self.eval.top_k,
             max_new_tokens=self.eval.max_new_tokens or self.sampling.max_new_tokens,
             stop_token_ids=self.sampling.stop_token_ids,
+            stop=self._stop,
         )
+
+    @property
+    def _stop(self) -> tuple[str, ...]:
+        """Emulated devices write no text that could be looked at."""
+        return () if self.emulation is not None else self.sampling.stop
 
 
 def _filled(section: Any, key: str, value: object) -> Any:

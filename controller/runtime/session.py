@@ -119,6 +119,7 @@ class RunSession:
         signals = stack.enter_context(Signals())
         display = stack.enter_context(Display(self.config.metrics.display))
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
+        tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value)
         return OpenSession(
             config=self.config,
             folder=folder,
@@ -128,7 +129,7 @@ class RunSession:
             launcher=launcher,
             ledger=ledger,
             ledger_home=home,
-            telemetry=Telemetry(display, journal, status, Tally(), Sinks([])),
+            telemetry=Telemetry(display, journal, status, tally, Sinks([])),
             signals=signals,
             end=RunEnd(),
             stack=stack,

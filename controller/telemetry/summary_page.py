@@ -158,6 +158,8 @@ def _row_words(key: str, value: Any) -> str:
     """A value as shown; accuracies always with three decimals, as while the run went on."""
     if key.startswith("accuracy") and isinstance(value, float):
         return f"{value:.3f}"
+    if key == "eval_metrics":
+        return "; ".join(f"{when}: {_words(found)}" for when, found in value.items() if found)
     if key == "accuracy_by_version":
         return "  ".join(f"{version}: {number(accuracy)}" for version, accuracy in value.items()) or "-"
     return _length_words(value) if key == "lengths" else one_line(_words(value))
