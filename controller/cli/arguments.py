@@ -115,6 +115,9 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         help="go on although files of the run are missing or older than others, from the newest state that ledger and "
         "checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
+    resume.add_argument(
+        "--past-early-stop", action="store_true", help="continue a run that early_stop has ended, without that rule"
+    )
     add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)

@@ -21,6 +21,7 @@ from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
 from controller.config.data_settings import DataSettings as DataSettings
 from controller.config.data_settings import DataSource as DataSource
+from controller.config.early_stop_settings import EarlyStopSettings
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
@@ -182,6 +183,8 @@ class RunConfig(Settings):
     """The trainer."""
     eval: EvalSettings = EvalSettings()
     """Evaluation."""
+    early_stop: EarlyStopSettings | None = None
+    """End the run as finished when a metric of the evaluations gets no better; `{}`: by accuracy; null: no."""
     emulation: EmulationSettings | None = None
     """Rollout workers and trainer simulate the time a GPU would take, instead of computing; null: real devices."""
     hardware: HardwareSettings = HardwareSettings()

@@ -79,8 +79,9 @@ def _export(arguments: argparse.Namespace) -> int:
     from controller.runs.convert import export
 
     return export(
-        arguments.source, arguments.out, version=arguments.version, dtype=arguments.dtype, lora=arguments.lora
-    )
+        arguments.source, arguments.out, version=arguments.version, best=arguments.best, dtype=arguments.dtype,
+        lora=arguments.lora,
+    )  # fmt: skip
 
 
 def _import(arguments: argparse.Namespace) -> int:

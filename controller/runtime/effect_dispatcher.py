@@ -64,6 +64,7 @@ class EffectDispatcher:
         self._supervisor, self._end, self._tracer = components.supervisor, components.end, components.tracer
         telemetry = components.telemetry
         self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
+        self._watch = components.watch
         self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
         self._is_unsettled = False
         """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
@@ -189,3 +190,4 @@ class EffectDispatcher:
             eval=effect.kind, answers=answers,
         )  # fmt: skip
         self._display.accuracy(effect.version, metrics, num_scored)
+        self._watch.evaluated(effect.version, metrics)

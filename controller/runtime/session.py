@@ -231,7 +231,8 @@ class RunSession:
         async with storage.mirrored(session, lambda: server.saved_version):
             outcome = await server.run(self._first_events(start, weight_dir))
             await server.farewell(FAREWELL_S)
-        return SessionResult(outcome, count_run(session, components.coordinator, start), prepared.wall_s)
+        counts = count_run(session, components.coordinator, start) | components.watch.facts()
+        return SessionResult(outcome, counts, prepared.wall_s)
 
     def _first_events(self, start: StartingPoint, weight_dir: Path) -> list[Event]:
         """What brings the coordinator to life. An evaluation has no trainer to publish its version."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from controller.config.eval_metrics import ACCURACY, PASS, chosen_ks
 from controller.data.eval_layout import EvalLayout
-
-ACCURACY, PASS = "accuracy", "pass_at_"
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -27,13 +26,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not 0 < k <= n:
         raise ValueError(f"pass@{k} of {n} answers")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def chosen_ks(num_samples: int) -> tuple[int, ...]:
-    """k of pass@k: the powers of two up to the number of answers, and that number; none with one answer per row."""
-    if num_samples < 2:
-        return ()
-    return tuple(sorted({*(2**power for power in range(num_samples.bit_length())), num_samples}))
 
 
 def metrics_of(

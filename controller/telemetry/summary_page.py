@@ -78,7 +78,8 @@ def _end(summary: Mapping[str, Any]) -> str:
     if steps is None or num_steps is None:
         return f"{words}."
     sessions = f" in {summary['lives']} sessions" if _is_resumed(summary) else ""
-    return f"{words}: {steps:,} of {num_steps:,} steps{sessions}."
+    early = f" ({summary['early_stop']})" if summary.get("early_stop") else ""
+    return f"{words}: {steps:,} of {num_steps:,} steps{sessions}{early}."
 
 
 def _accuracy(summary: Mapping[str, Any]) -> str:

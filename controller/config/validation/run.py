@@ -33,6 +33,7 @@ from controller.config.validation.engine import (
     hardware_problems,
     rollout_problems,
 )
+from controller.config.validation.evaluations import evaluation_problems
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.lora import lora_problems
 from controller.config.validation.models import called_model_problems
@@ -64,6 +65,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
     for check in (
         _model,
         data_problems,
+        evaluation_problems,
         _mode,
         advantage_problems,
         _groups,

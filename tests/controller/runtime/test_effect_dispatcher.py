@@ -70,6 +70,7 @@ class Bench:
                 eval=lambda row: {"prompt": f"{row}+1="}, layout=EvalLayout({"": SetSize(9, 9, 9)})
             ),
             end=self.end,
+            watch=SimpleNamespace(evaluated=self.note("evaluated")),
             tracer=SimpleNamespace(
                 span=lambda name, **facts: contextlib.nullcontext(), instant=self.note("instant")
             ),
@@ -227,10 +228,11 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
             ("eval", "periodic"), ("answers", []),
         ),
         ("accuracy", 4, {"accuracy": 0.5}, 2),
+            ("evaluated", 4, {"accuracy": 0.5}),
     ]  # fmt: skip
     missing = ("show", "1 of 3 evaluated answers got no score", "warning")
     assert evaluated(2) == [("forget",), missing, *measured]
-    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy"]
+    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy", "evaluated"]
     assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
 
 

@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from controller.config.eval_metrics import chosen_ks
 from controller.data.eval_layout import EvalLayout, SetSize
-from controller.telemetry.eval_results import chosen_ks, metrics_of, pass_at_k
+from controller.telemetry.eval_results import metrics_of, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,15 @@ def found(config: RunConfig) -> list[str]:
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
             "system_prompt.*whose programs write the messages",
         ),
+        ({"early_stop": {}}, "early_stop: follows from evaluations"),
+        (
+            {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
+            "early_stop.metric: no evaluation has `acuracy`.*accuracy",
+        ),
+        (
+            {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
+            "checkpoint.best: needs a checkpoint of each evaluated version",
+        ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy are the same"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*exclude each other"),
         ({"sampling__stop": ["x"], "rollout__workflow": "tools"}, "sampling.stop.*ends where the model ends it"),
