@@ -199,6 +199,10 @@ class RunConfig(Settings):
     """The ledger, the run's persistent record."""
     metrics: MetricsSettings = MetricsSettings()
     """Metrics, trace and display."""
+    callbacks: tuple[str, ...] = ()
+    """Classes of yours as `module:CLASS`, which see the rows of the run and may add numbers; see docs/extending.md."""
+    callback_timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
+    """Longest call of a callback; one that takes longer is disabled, and the run goes on meanwhile."""
 
     @field_validator("name", mode="before")
     @classmethod

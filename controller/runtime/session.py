@@ -259,6 +259,9 @@ class RunSession:
         for news in await asyncio.to_thread(session.telemetry.sinks.close, grace_s):
             with contextlib.suppress(OSError):  # a full disk is why the run ends
                 session.telemetry.journal.measure("sink", **news.facts())
+        for row in session.telemetry.sinks.take_rows():
+            with contextlib.suppress(OSError):
+                session.telemetry.journal.append(row)
 
 
 @contextlib.contextmanager

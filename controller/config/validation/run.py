@@ -90,6 +90,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         pool_problems,
         placement_problems,
         _metrics,
+        _callbacks,
     ):
         problems += check(config)
     return problems
@@ -270,6 +271,12 @@ def _swap(config: RunConfig) -> Iterator[Problem]:
             "with drain each worker finishes its answers first: one after another, the last would wait for all of them",
             "swap: together, or interruption: recompute or keep_kv",
         )
+
+
+def _callbacks(config: RunConfig) -> Iterator[Problem]:
+    for index, name in enumerate(config.callbacks):
+        if not is_import_path(name):
+            yield Problem((f"callbacks.{index}",), f"`{name}` is no import path", "module:CLASS")
 
 
 def _metrics(config: RunConfig) -> Iterator[Problem]:
