@@ -35,6 +35,7 @@ from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
+from controller.run_folder.run_notes import write_notes
 from controller.runtime.model_preparation import prepare, prepare_process
 from controller.runtime.outcome import as_operation
 from controller.runtime.session import RunSession
@@ -169,6 +170,8 @@ def new_folder(
         UserError: it cannot be made.
     """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
+    if isinstance(config, RunConfig) and (config.notes or config.tags):
+        write_notes(folder.root, config.notes, config.tags)
     folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
     folder.write_state(
         "running", command=command, started_in=str(Path.cwd()), data=dict(data), **facts, **_environment()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -155,6 +155,11 @@ class RunConfig(Settings):
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated`: engines and trainer have devices of their own; `colocated`: they share them in turns, and each
     releases its memory while the other works (`mode: sync` only)."""
+    notes: str = Field("", max_length=10_000)
+    """What the run is for: shown by `areal-like ps`, the report and the dashboard. `areal-like note RUN TEXT` changes
+    it."""
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field((), max_length=32)
+    """Tags of the run, shown with the notes; W&B gets them too."""
     runs_dir: str = "runs"
     """Folder that contains the run folders."""
     out: str | None = None

@@ -37,6 +37,8 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
             **settings.wandb.model_dump(mode="json"), "name": folder.name, "id": run_id, "dir": str(folder.root),
             "config": config.model_dump(mode="json"),
         }  # fmt: skip
+        if isinstance(config, RunConfig):
+            start |= {"tags": [*settings.wandb.tags, *config.tags], "notes": config.notes}
         opened.append(WandbSink(start, folder.logs / "wandb.log", remedy=remedies["wandb"]))
     if settings.prometheus is not None:
         from controller.telemetry.prometheus_sink import PrometheusSink
