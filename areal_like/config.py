@@ -63,6 +63,12 @@ class SamplingSettings(Settings):
     """Longest answer, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     """Ids that end an answer, alongside the model's own end-of-sequence ids."""
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS)], ...] = Field(
+        (), max_length=limits.STOP_STRINGS
+    )
+    """Texts that end an answer, wherever the borders of its tokens are. The answer ends with the token that completes
+    one: the text stays in it, is trained on and scored, and the finish reason is `stop`. They hold for evaluation
+    too."""
     forced_lengths: str | None = None
     """For benchmarks: each training answer ends at a length drawn from this distribution, and at no other token.
     `thinking@MEAN`, `MEAN`, `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens

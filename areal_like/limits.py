@@ -34,5 +34,9 @@ FILE_MEGABYTES = 10**9
 """Files of a run, a petabyte."""
 KILOBYTES = 2**20
 """One message or reply, a gigabyte."""
+STOP_STRINGS = 64
+"""Stop strings of a run."""
+STOP_CHARACTERS = 256
+"""Of one stop string: so many tokens are decoded for each new one."""
 CHARACTERS = 100_000_000
 """One text."""

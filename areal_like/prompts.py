@@ -17,6 +17,10 @@ from typing import Any
 from areal_like.config import AddBos
 from areal_like.errors import UserError, first_line
 
+CHAT_COLUMN = "_chat"
+"""Column of a row with what its data source says of the chat template: {system_prompt, kwargs}, both optional."""
+RESERVED_KWARGS = ("messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
+"""Arguments of the chat template that are not a user's to give."""
 PLACEHOLDER = "{prompt}"
 """Placeholder for the prompt in a prompt template."""
 _MAX_CHARACTERS_SHOWN = 5
@@ -28,10 +32,13 @@ class PromptEncoder:
     """Converts data rows to prompt tokens.
 
     `tokenizer` is a Hugging Face tokenizer. `template`: text with {prompt}, or None for the chat template if the
-    tokenizer has one. Raises UserError when settings contradict each other.
+    tokenizer has one. `chat_kwargs`: further arguments of the chat template. Raises UserError when settings contradict
+    each other.
     """
 
-    def __init__(self, tokenizer: Any, *, template: str | None, add_bos: AddBos) -> None:
+    def __init__(
+        self, tokenizer: Any, *, template: str | None, add_bos: AddBos, chat_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         if template is not None and PLACEHOLDER not in template:
             raise UserError(
                 f"the template has no {PLACEHOLDER}",
@@ -46,10 +53,19 @@ class PromptEncoder:
         self._bos_id: int | None = tokenizer.bos_token_id
         self._tokenizer_adds_bos = _adds_bos(tokenizer)
         self._has_chat_template = bool(getattr(tokenizer, "chat_template", None))
+        self._chat_kwargs = dict(chat_kwargs or {})
+
+    def for_row(self, row: Mapping[str, Any]) -> PromptEncoder:
+        """The encoder with the chat template's arguments that the row's source gives; itself where there are none."""
+        kwargs = _chat_of(row).get("kwargs")
+        if not kwargs:
+            return self
+        return PromptEncoder(self._tokenizer, template=self._template, add_bos=self._add_bos, chat_kwargs=kwargs)
 
     def encode(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Prompt tokens [P] of a row, at least one. `tools`: declared to the policy by the chat template. Raises
         UserError for a row that cannot become a prompt."""
+        row = self.with_system_prompt(row)
         if row.get("messages") is not None or tools:
             messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
             prompt_P = self._encode(self.chat_text(messages, tools=tools), is_chat=True)
@@ -58,6 +74,21 @@ class PromptEncoder:
         if not prompt_P:
             raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
         return prompt_P
+
+    def with_system_prompt(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row with the system prompt of its source as the first of its messages. Raises UserError where there is no
+        chat template."""
+        chat = _chat_of(row)
+        if chat and not self._has_chat_template:
+            raise UserError(
+                "data.*.system_prompt and chat_template_kwargs need a chat template, and the tokenizer has none",
+                remedy="remove them, or choose another model.tokenizer",
+            )
+        text = chat.get("system_prompt")
+        if text is None:
+            return row
+        messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
+        return {**row, "messages": [{"role": "system", "content": text}, *messages]}
 
     def encode_turns(self, messages: Sequence[Mapping[str, Any]], stop: str) -> list[tuple[list[int], bool]]:
         """Tokens of a conversation in parts, each with whether the assistant wrote it.
@@ -180,6 +211,7 @@ class PromptEncoder:
                 self._tokenizer.apply_chat_template(
                     [dict(one) for one in messages],
                     tools=[dict(one) for one in tools] or None,
+                    **self._chat_kwargs,
                     tokenize=False,
                     add_generation_prompt=not is_continuation,
                     continue_final_message=is_continuation and not is_whole,
@@ -209,6 +241,10 @@ def _after_stop(text: str, stop: str, number: int) -> str:
             f"the chat template does not end the assistant's turns with {stop!r}", remedy="give rows with `spans`"
         )
     return parts[number]
+
+
+def _chat_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return row.get(CHAT_COLUMN) or {}
 
 
 def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from benchmarks.runs import command_of, write
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.events import RunStarted
 from controller.coordinator.settings import CoordinatorSettings
+from controller.data.eval_layout import EvalLayout, SetSize
 from controller.ledger.audit import audit
 from controller.ledger.ledger import Ledger
 from controller.runtime.components import RunComponents
@@ -156,6 +157,8 @@ class AnyRows:
     def train(self, group_id: int) -> dict[str, Any]:
         """The row of a group."""
         return {"prompt": f"draw {group_id}", "answer": "0"}
+
+    layout = EvalLayout({"": SetSize(1000, 1000, 1000)})
 
     def eval(self, index: int) -> dict[str, Any]:
         """There is no evaluation."""

@@ -15,9 +15,11 @@ import numpy as np
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.engine.port import GenerationOutcome
+from rollout.stop_strings import StopStrings
 from rollout.transcript import Answer, EndedBy
 
-STOPS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
+STOP_IDS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
+STOPS: tuple[EndedBy, ...] = (*STOP_IDS, "stop_string")
 
 
 @dataclass(eq=False)
@@ -48,21 +50,29 @@ def call_sampling(
     if given.ignore_eos:
         stop, bound = (), min(bound, given.max_new_tokens)
     return msgspec.structs.replace(
-        given, stop_token_ids=stop, max_new_tokens=bound,
+        given, stop_token_ids=stop, stop=() if given.ignore_eos else given.stop, max_new_tokens=bound,
         temperature=given.temperature if temperature is None else float(temperature),
     )  # fmt: skip
 
 
 def end_of(
-    answer: Segment, sampling: Sampling, num_prompt: int, *, end_ids: Sequence[int], max_context: int
+    answer: Segment,
+    sampling: Sampling,
+    num_prompt: int,
+    *,
+    end_ids: Sequence[int],
+    max_context: int,
+    stops: StopStrings | None = None,
 ) -> EndedBy | None:
     """What has ended an answer; one handed to us may be complete: its worker was lost between generating and scoring.
-    None: nothing has."""
+    None: nothing has. stops: of `sampling.stop`."""
     if not len(answer):
         return None
     last = int(answer.tokens_R[-1])
     if last in sampling.stop_token_ids:
         return "end_of_sequence" if last in end_ids else "stop_token"
+    if stops is not None and stops.is_end(answer.tokens_R):
+        return "stop_string"
     if len(answer) >= sampling.max_new_tokens:
         return "length"
     return "context" if num_prompt + len(answer) >= max_context else None
@@ -78,13 +88,12 @@ def answer_of(
     experts: np.ndarray | None = None,
 ) -> Answer:
     """The answer that ended so."""
-    is_stopped = ended_by in STOPS
     return Answer(
         segment=segment,
-        finish_reason="stop" if is_stopped else "length",
+        finish_reason="stop" if ended_by in STOPS else "length",
         ended_by=ended_by,
         number=number,
-        stop_token=int(segment.tokens_R[-1]) if is_stopped and len(segment) else None,
+        stop_token=int(segment.tokens_R[-1]) if ended_by in STOP_IDS and len(segment) else None,
         is_trainable=is_trainable,
         model=model,
         routed_experts=experts,

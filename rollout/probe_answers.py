@@ -28,7 +28,7 @@ from rollout.config import RolloutSettings
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.port import Engine, GenerationRequest
 from rollout.engine.registry import find_engine, make_engine
-from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
+from rollout.tokens import PromptTokens, load_tokenizer, stop_ids, stop_strings
 
 MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>|<｜[^｜<>]{1,40}｜>")
 """What chat templates mark turns with. A tokenizer of the same family has one token for each."""
@@ -132,6 +132,7 @@ async def _answer(
         sampling=sampling,
         seed=(order.seed * 1_000_003 + index * order.num_samples + sample) % 2**63,
         share_key=index,
+        stops=stop_strings(tokens, sampling),
     )
     outcome = await engine.generate(request)
     tokens_R = outcome.segment.tokens_R

@@ -30,7 +30,7 @@ from rollout.model_settings import MODELS_KEY, CalledModelSettings
 from rollout.models.calls import CalledModels
 from rollout.models.trained import check_trained
 from rollout.sample_context import SampleContext, arrow_of
-from rollout.tokens import PromptTokens
+from rollout.tokens import PromptTokens, stop_strings
 from rollout.transcript import Answer, EndedBy, Transcript
 from rollout.turns import Turns
 from rollout.workflow import Resumed, Sample, SampleCut
@@ -75,6 +75,7 @@ class SampleRun:
         self.engine_error: EngineError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
+        self._stops = stop_strings(bench.tokens, task.sampling)
         self._num_turns = self.turns.num_turns
         self._last_version = self.turns.last_version
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
@@ -118,7 +119,7 @@ class SampleRun:
     @property
     def tokens(self) -> PromptTokens:
         """The tokenizer side."""
-        return self._bench.tokens
+        return self._bench.tokens.for_row(self.task.row)
 
     async def generate(
         self,
@@ -292,7 +293,9 @@ class SampleRun:
 
     def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> EndedBy | None:
         context = self._bench.engine.capabilities.max_context
-        return end_of(answer, sampling, num_prompt, end_ids=self._bench.tokens.stop_ids, max_context=context)
+        return end_of(
+            answer, sampling, num_prompt, end_ids=self._bench.tokens.stop_ids, max_context=context, stops=self._stops
+        )
 
     async def _wait_version(self, min_version: int) -> None:
         self.phase = "version"
@@ -333,6 +336,7 @@ class SampleRun:
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
             session_key=-1 if self.is_resumable else self._session_key(role),
+            stops=self._stops,
         )
         self.phase = "generate"
         trace_s = self._bench.tracer.now_s()

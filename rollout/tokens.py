@@ -9,8 +9,10 @@ Shape legend: P tokens of the prompt, R tokens of the answer.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ import numpy as np
 
 from areal_like.config import BUILT_IN_TOKENIZERS, AddBos
 from areal_like.errors import UserError, first_line
-from areal_like.prompts import PromptEncoder, encode_text
+from areal_like.prompts import CHAT_COLUMN, PromptEncoder, encode_text
+from areal_like.wire.messages import Sampling
+from rollout.stop_strings import StopStrings
 
 SHORT_TEXT, MAX_SHORT_TEXTS = 64, 4096
 """Characters of a text whose tokens are kept, and how many are."""
@@ -46,6 +50,8 @@ class PromptTokens:
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, template=template, add_bos=add_bos)
+        self._views: dict[str, PromptTokens] = {}
+        """For rows with arguments of the chat template, by those."""
         self._newest: tuple[str, list[int]] | None = None
         """What was encoded last: a group's samples come one after the other, with the same row each."""
         self._encoded: dict[str, np.ndarray] = {}
@@ -58,6 +64,19 @@ class PromptTokens:
     def limit_context(self, max_context: int) -> None:
         """The engine's context turned out to be this (a model may have fewer positions than the settings allow)."""
         self.max_context = min(self.max_context, max_context)
+        self._views.clear()
+
+    def for_row(self, row: Mapping[str, Any]) -> PromptTokens:
+        """The tokens of a sample of this row: every text of the chat template is made with the arguments that its data
+        source gives (`data.*.chat_template_kwargs`)."""
+        kwargs = (row.get(CHAT_COLUMN) or {}).get("kwargs")
+        if not kwargs:
+            return self
+        key = repr(kwargs)
+        if key not in self._views:
+            view = self._views[key] = copy.copy(self)
+            view._encoder, view._newest, view._views = self._encoder.for_row(row), None, {}
+        return self._views[key]
 
     @property
     def chat_template(self) -> Any:
@@ -84,9 +103,11 @@ class PromptTokens:
         return np.asarray(prompt_P, np.int32)
 
     def _encode(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        words = repr((row.get("prompt"), row.get("messages"), tools))  # not the row itself: a workflow may change it
+        words = repr(
+            (row.get("prompt"), row.get("messages"), row.get(CHAT_COLUMN), tools)
+        )  # not the row itself: a workflow may change it
         if self._newest is None or self._newest[0] != words:
-            self._newest = (words, self._encoder.encode(row, tools))
+            self._newest = (words, self._encoder.for_row(row).encode(row, tools))
         return self._newest[1]
 
     def encode(self, text: str) -> np.ndarray:
@@ -152,6 +173,13 @@ class PromptTokens:
                 clean_up_tokenization_spaces=False,
             )
         )
+
+
+def stop_strings(tokens: PromptTokens, sampling: Sampling) -> StopStrings | None:
+    """What finds `sampling.stop`; None where that is empty, or answers have a length drawn before."""
+    if not sampling.stop or sampling.ignore_eos:
+        return None
+    return StopStrings(sampling.stop, partial(tokens.decode, with_special_tokens=True))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -19,9 +19,9 @@ from areal_like.token_source import TokenSource, sources_of
 from areal_like.trajectory import NO_VERSION, FinishReason, Segment, Trajectory, as_experts
 from areal_like.turn_checkpoint import TurnCheckpoint
 
-EndedBy = Literal["end_of_sequence", "stop_token", "length", "context"]
-"""What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, the limit of
-tokens, or the end of the context."""
+EndedBy = Literal["end_of_sequence", "stop_token", "stop_string", "length", "context"]
+"""What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, a text of
+`sampling.stop`, the limit of tokens, or the end of the context."""
 
 POLICY = "policy"
 """Names the policy where a token's source is shown; no model of `rollout.models` has this name."""

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from areal_like import limits
 from areal_like.config import DEFAULT_TRANSFER, Threads
+from areal_like.metric_settings import BestSettings
 from areal_like.settings import Settings
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
@@ -178,6 +179,9 @@ class CheckpointSettings(Settings):
     """Newest ones kept."""
     keep_every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
     """Of the older ones, one for every so many seconds stays as well; null: none."""
+    best: BestSettings | None = None
+    """Keep the checkpoint of the version with the best value of a metric of the evaluations, in RUN/best, in addition;
+    `{}`: by accuracy; null: none."""
 
 
 class DeltaSettings(Settings):

@@ -130,15 +130,17 @@ class ExampleEncoder:
 
     def _parts(self, row: dict[str, Any], num_given: int) -> list[tuple[list[int], bool]]:
         """Tokens and whether they are trained on: of a prompt with its response or spans, or of whole messages."""
+        prompts = self._prompts.for_row(row)
         if row.get("spans") is not None:
             spans = _checked_spans(row["spans"])
-            parts = [(self._prompts.encode(row), False)]
+            parts = [(prompts.encode(row), False)]
             parts += [(encode_text(self._tokenizer, text, what="a span"), is_trained) for text, is_trained in spans]
             return [*parts, ([self._eos], True)] if spans[-1][1] else parts
         if row.get("response") is not None:
             response = encode_text(self._tokenizer, row["response"], what="the response")
-            return [(self._prompts.encode(row), False), ([*response, self._eos], True)]
-        turns = self._prompts.encode_turns(row["messages"], str(self._tokenizer.convert_ids_to_tokens(self._eos)))
+            return [(prompts.encode(row), False), ([*response, self._eos], True)]
+        messages = prompts.with_system_prompt(row)["messages"]
+        turns = prompts.encode_turns(messages, str(self._tokenizer.convert_ids_to_tokens(self._eos)))
         num_left_out = 2 * sum(one.get("role") == "assistant" for one in row["messages"][:num_given])
         return [(ids, is_trained and place >= num_left_out) for place, (ids, is_trained) in enumerate(turns)]
 

@@ -120,6 +120,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Bound on the whole answer, including tokens of earlier segments."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end an answer, in addition to the model's own end-of-sequence ids."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, none empty."""
     ignore_eos: bool = False
     """Ignore end-of-sequence and stop tokens: only max_new_tokens ends an answer."""
 

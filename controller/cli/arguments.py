@@ -126,6 +126,9 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         help="go on although files of the run are missing or older than others, from the newest state that ledger and "
         "checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
+    resume.add_argument(
+        "--past-early-stop", action="store_true", help="continue a run that early_stop has ended, without that rule"
+    )
     add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
@@ -216,6 +219,17 @@ def _add_steering(commands: Any) -> None:
         "--timeout", type=seconds, default=180.0, metavar="S", help="wait at most this many seconds (180)"
     )
 
+    note = _command(
+        commands, "note", "show or change a run's notes and tags", "",
+        "Notes and tags say what a run is for. They are shown by `areal-like ps`, the report and the dashboard, and "
+        "can be changed at any time. Without TEXT and --tag they are printed.",
+    )  # fmt: skip
+    note.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    note.add_argument("text", metavar="TEXT", nargs="?", help="new notes, instead of the old ones; '' removes them")
+    note.add_argument(
+        "--tag", dest="tags", action="append", metavar="TAG",
+        help="new tags, instead of the old ones; may be given several times; '' removes them",
+    )  # fmt: skip
     drain = _command(
         commands, "drain", "remove a rollout worker from a run in progress", _CREW_EPILOG,
         "A rollout worker hands its running samples to the others and exits; it is not restarted. SIGTERM to its "

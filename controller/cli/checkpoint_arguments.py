@@ -21,6 +21,7 @@ _EXPORT_EPILOG = """\
 examples:
   areal-like export quickstart model/                  a run's newest checkpoint
   areal-like export quickstart model/ --version 40     another version of it
+  areal-like export quickstart model/ --best
   areal-like export runs/quickstart/checkpoints/step_000040 model/ --dtype bfloat16
   areal-like export my-lora-run adapter/ --lora adapter
 
@@ -58,7 +59,11 @@ def add_checkpoints(
         "source", metavar="RUN|CHECKPOINT", help="a run (its newest checkpoint), or a checkpoint's folder"
     )
     export.add_argument("out", metavar="OUT", help="a new folder")
-    export.add_argument("--version", type=whole, metavar="N", help="this version of the run, not the newest")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--version", type=whole, metavar="N", help="this version of the run, not the newest")
+    which.add_argument(
+        "--best", action="store_true", help="the version with the best evaluation (trainer.checkpoint.best)"
+    )
     export.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (as they are, if not given)"
     )

@@ -35,12 +35,14 @@ from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
+from controller.run_folder.run_notes import write_notes
 from controller.runtime.model_preparation import prepare, prepare_process
 from controller.runtime.outcome import as_operation
 from controller.runtime.session import RunSession
 from controller.runtime.signals import Signals
 from controller.telemetry.display import Display
 from controller.telemetry.status import StatusFile
+from controller.telemetry.watched_metric import EARLY_STOP
 
 INTERRUPTED = 130
 SFT_GRACE_S = 2.0
@@ -58,8 +60,10 @@ def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) 
 
 
 @private_files()
-def resume(run: Path, *, accept_loss: bool = False) -> int:
+def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = False) -> int:
     """Continue an interrupted or crashed run from its last checkpoint and ledger; returns the exit status.
+
+    past_early_stop: also one that early_stop has ended, from now on without that rule.
 
     accept_loss: also where files of the run are missing or older than others, from the newest state they share.
     """
@@ -68,7 +72,11 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
     state = folder.read_state()
     if (command := state.get("command", "train")) != "train":
         raise UserError(f"this is the folder of `areal-like {command}`", where=str(folder.root), remedy="run it again")
-    if state.get("status") == "finished":
+    has_stopped_early = str(state.get("reason", "")).startswith(EARLY_STOP)
+    if state.get("status") == "finished" and has_stopped_early and not past_early_stop:
+        remedy = f"areal-like resume --past-early-stop {folder.root} goes on without that rule"
+        raise UserError(f"this run is finished ({state['reason']})", where=str(folder.root), remedy=remedy)
+    if state.get("status") == "finished" and not has_stopped_early:
         raise UserError(
             "this run is finished", where=str(folder.root), remedy="start another with more steps (num_steps=...)"
         )
@@ -76,8 +84,12 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
         os.chdir(home)
     # Prepared models lie alongside the run, also when the folder of runs was moved.
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
+    if past_early_stop or state.get("past_early_stop"):
+        config = config.model_copy(update={"early_stop": None})
     rows = JobRows.load(config)
     _refuse_other_data(state.get("data"), rows, folder)
+    if past_early_stop:
+        folder.write_state("stopped", past_early_stop=True)
     if (mode := folder.make_private()) is not None:
         print(f"warning: {folder.root} was open to other users (mode {mode:o}); now it is yours alone", file=sys.stderr)
     enlist(folder)
@@ -158,6 +170,8 @@ def new_folder(
         UserError: it cannot be made.
     """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
+    if isinstance(config, RunConfig) and (config.notes or config.tags):
+        write_notes(folder.root, config.notes, config.tags)
     folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
     folder.write_state(
         "running", command=command, started_in=str(Path.cwd()), data=dict(data), **facts, **_environment()

@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         if offline_jobs.is_offline_run(folder):
             return offline_jobs.resume(folder)
-        return jobs.resume(folder.root, accept_loss=arguments.accept_loss)
+        return jobs.resume(folder.root, accept_loss=arguments.accept_loss, past_early_stop=arguments.past_early_stop)
     if _is_offline(arguments):
         return _run_offline(arguments)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from areal_like import limits
 from areal_like.settings import Settings
@@ -34,11 +35,21 @@ class DataSource(Settings):
     """Builds the prompt from several columns: a Jinja template over them, such as `{{ text }} {{ tests[0] }}`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the generator."""
+    system_prompt: str | None = Field(None, min_length=1, max_length=limits.CHARACTERS)
+    """Put before the messages, or the prompt, of every row as the system's message; needs a chat template."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the chat template, such as `enable_thinking: false`."""
 
     @property
     def kind(self) -> str:
         """`path`, `dataset` or `generator`: the first that is given; empty if none is."""
         return next((kind for kind in ("path", "dataset", "generator") if getattr(self, kind) is not None), "")
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        """What every row says of the chat template, as `areal_like.prompts.CHAT_COLUMN` has it"""
+        chat: dict[str, Any] = {} if self.system_prompt is None else {"system_prompt": self.system_prompt}
+        return chat | ({"kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 
 
 class MixedSource(DataSource):
@@ -58,7 +69,11 @@ class DataSettings(Settings):
     mix: tuple[MixedSource, ...] = ()
     """Further sets that prompts are drawn from, each with its ratio to data.train."""
     eval: DataSource | None = None
-    """Held-out rows; null: no evaluation, and no accuracy in the summary."""
+    """Held-out rows; null: no evaluation, and no accuracy in the summary. A mapping of names to sources means
+    data.eval_sets."""
+    eval_sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")], DataSource] = Field(default_factory=dict)
+    """Several sets of held-out rows by name, instead of data.eval. Each has numbers of its own (`accuracy/NAME`), and
+    `accuracy` is their mean."""
     shuffle: bool = True
     """Shuffle each epoch, as a pure function of the data seed."""
     seed: int | None = Field(None, ge=0, lt=2**63)
@@ -69,3 +84,26 @@ class DataSettings(Settings):
     """A prompt that leaves no room for an answer in the context: drop its group (counted), or stop the run."""
     curriculum: CurriculumSettings | None = None
     """Draw rows less often that were always or never solved lately; `{}` takes the defaults; null: every row alike."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_sources_are_sets(cls, data: Any) -> Any:
+        """`eval: {NAME: {...}}` is `eval_sets`; a set that is given there too, such as by an override, is merged."""
+        given = data.get("eval") if isinstance(data, Mapping) else None
+        if not isinstance(given, Mapping) or not given or not _are_sources(given):
+            return data
+        more = data.get("eval_sets") or {}
+        if not isinstance(more, Mapping):
+            return data
+        merged = {name: {**given.get(name, {}), **(more.get(name) or {})} for name in {**given, **more}}
+        return {**data, "eval": None, "eval_sets": merged}
+
+    @property
+    def eval_sources(self) -> dict[str, DataSource]:
+        """Sets of held-out rows by name; a single one, data.eval, has the empty name"""
+        return dict(self.eval_sets) if self.eval is None else {"": self.eval}
+
+
+def _are_sources(given: Mapping[str, Any]) -> bool:
+    """Whether this names sources, and is not one."""
+    return not given.keys() & DataSource.model_fields.keys() and all(isinstance(one, Mapping) for one in given.values())

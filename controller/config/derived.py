@@ -182,6 +182,6 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
             f" {draws // config.groups_per_step} steps"
         )
     advice += engine_of(config).advice(engine_job(config))
-    if config.data.eval is None:
+    if not config.data.eval_sources:
         advice.append("data.eval: not set, so the summary has no accuracy")
     return advice

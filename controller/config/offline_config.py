@@ -62,6 +62,8 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
         yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
         yield Problem(("dpo.label_smoothing", "dpo.loss"), "is of the loss `sigmoid`", "0, or dpo.loss: sigmoid")
+    if config.trainer.checkpoint.best is not None:
+        yield Problem(("trainer.checkpoint.best",), "is of runs with rollouts", "trainer.checkpoint.best: null")
     template = config.data.prompt_template
     if template is not None and PLACEHOLDER not in template:
         yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"write {PLACEHOLDER} in it")

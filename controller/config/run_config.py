@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from areal_like.wire.messages import Sampling
 from controller.config.data_settings import DataSettings as DataSettings
 from controller.config.data_settings import DataSource as DataSource
 from controller.config.dynamic_batch_settings import DynamicBatchSettings
+from controller.config.early_stop_settings import EarlyStopSettings
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
@@ -71,6 +72,11 @@ class EvalSettings(Settings):
     """Keep the k most likely tokens; 0: off."""
     max_new_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens; null: sampling.max_new_tokens."""
+    num_samples: int = Field(1, gt=0, le=limits.GROUP_SIZE)
+    """Answers per row. With several, `accuracy` is their mean, and `pass_at_K` is the probability that one of K
+    answers solves the row (arXiv 2107.03374)."""
+    solved_value: float = 1.0
+    """An answer of at least this value solves its row, for `pass_at_K`."""
 
 
 class LedgerSettings(Settings):
@@ -150,6 +156,11 @@ class RunConfig(Settings):
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated`: engines and trainer have devices of their own; `colocated`: they share them in turns, and each
     releases its memory while the other works (`mode: sync` only)."""
+    notes: str = Field("", max_length=10_000)
+    """What the run is for: shown by `areal-like ps`, the report and the dashboard. `areal-like note RUN TEXT` changes
+    it."""
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field((), max_length=32)
+    """Tags of the run, shown with the notes; W&B gets them too."""
     runs_dir: str = "runs"
     """Folder that contains the run folders."""
     out: str | None = None
@@ -178,6 +189,8 @@ class RunConfig(Settings):
     """The trainer."""
     eval: EvalSettings = EvalSettings()
     """Evaluation."""
+    early_stop: EarlyStopSettings | None = None
+    """End the run as finished when a metric of the evaluations gets no better; `{}`: by accuracy; null: no."""
     emulation: EmulationSettings | None = None
     """Rollout workers and trainer simulate the time a GPU would take, instead of computing; null: real devices."""
     hardware: HardwareSettings = HardwareSettings()
@@ -195,6 +208,10 @@ class RunConfig(Settings):
     """The ledger, the run's persistent record."""
     metrics: MetricsSettings = MetricsSettings()
     """Metrics, trace and display."""
+    callbacks: tuple[str, ...] = ()
+    """Classes of yours as `module:CLASS`, which see the rows of the run and may add numbers; see docs/extending.md."""
+    callback_timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
+    """Longest call of a callback; one that takes longer is disabled, and the run goes on meanwhile."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -325,19 +342,26 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` as it travels in a task"""
-        fields = self.sampling.model_dump(exclude={"forced_lengths"})
-        return Sampling(**fields, ignore_eos=self.sampling.forced_lengths is not None)
+        fields = self.sampling.model_dump(exclude={"forced_lengths", "stop"})
+        is_forced = self.sampling.forced_lengths is not None
+        return Sampling(**fields, stop=() if is_forced else self._stop, ignore_eos=is_forced)
 
     @property
     def eval_sampling(self) -> Sampling:
-        """`eval` as it travels in a task: its own temperature and cuts; stop ids are those of `sampling`"""
+        """`eval` as it travels in a task: its own temperature and cuts; what ends an answer is that of `sampling`"""
         return Sampling(
             temperature=self.eval.temperature,
             top_p=self.eval.top_p,
             top_k=self.eval.top_k,
             max_new_tokens=self.eval.max_new_tokens or self.sampling.max_new_tokens,
             stop_token_ids=self.sampling.stop_token_ids,
+            stop=self._stop,
         )
+
+    @property
+    def _stop(self) -> tuple[str, ...]:
+        """Emulated devices write no text that could be looked at."""
+        return () if self.emulation is not None else self.sampling.stop
 
 
 def _filled(section: Any, key: str, value: object) -> Any:

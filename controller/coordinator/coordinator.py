@@ -59,6 +59,7 @@ from controller.coordinator.effects import (
 from controller.coordinator.events import (
     BatchRequested,
     CheckpointTaken,
+    EarlyStopReached,
     Event,
     LeaseReturned,
     ProgressReported,
@@ -286,6 +287,8 @@ class Coordinator:
                 self._end_now(f"the trainer is lost: {event.reason}")
             case StopRequested():
                 termination.begin(state, "stopped", event.reason)
+            case EarlyStopReached():
+                termination.begin(state, "completed", event.reason)
             case RunStarted():
                 self._start(event)
             case Tick():

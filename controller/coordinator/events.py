@@ -220,5 +220,11 @@ class StopRequested(Event, frozen=True):
     reason: str = "stop requested"
 
 
+class EarlyStopReached(Event, frozen=True):
+    """A metric of the evaluations gets no better: use what is recorded, evaluate, save, end as completed."""
+
+    reason: str
+
+
 class Tick(Event, frozen=True):
     """Time passed; sent about once a second, so that deadlines and retries come due."""

@@ -16,6 +16,7 @@ from controller.report.overview import text
 from controller.report.run_charts import eval_points
 from controller.run_folder.formatting import megabytes, percent, span
 from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_notes import read_notes
 from controller.runs.facts import Facts
 
 Card = dict[str, str]
@@ -23,14 +24,16 @@ Card = dict[str, str]
 
 def header(folder: RunFolder, facts: Facts | None) -> dict[str, Any]:
     """State and progress."""
+    note = text(read_notes(folder.root).line)
     if facts is None:
-        return {"label": text(folder.name, 120), "kind": "damaged", "reason": "", "updated_s": None}
+        return {"label": text(folder.name, 120), "kind": "damaged", "reason": "", "note": note, "updated_s": None}
     status = facts.status
     preparing = text(status.get("preparing") or "") if facts.where.is_running else ""
     return {
         "label": text(folder.name, 120),
         "kind": facts.where.kind,
         "reason": preparing or state_words(facts.where.kind, facts.where.state),
+        "note": note,
         "updated_s": number(status.get("time_s")) or number(facts.where.state.get("updated_s")),
     }
 

@@ -15,10 +15,11 @@ from areal_like.errors import UserError
 from controller.report.charts import number
 from controller.report.overview import text
 from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_notes import NOTES_FILE, read_notes
 from controller.runs.ps import Row, look
 
 _TRACES = ("state.json", "config.yaml", "metrics.jsonl", "ledger.sqlite")
-_WATCHED = ("state.json", "status.json", "summary.json")
+_WATCHED = ("state.json", "status.json", "summary.json", NOTES_FILE)
 Signature = tuple[int, ...]
 
 
@@ -87,6 +88,7 @@ def row_of(root: Path) -> dict[str, Any]:
     except OSError as error:
         found = Row(root, "damaged", f"cannot be read ({error.strerror or error})", None, 0.0)
     row: dict[str, Any] = {"name": root.name, "label": text(root.name, 120), "kind": found.kind, "words": ""}
+    row["note"] = text(read_notes(root).line)
     facts = found.facts
     if facts is None:
         row["words"] = text(found.words)

@@ -14,8 +14,9 @@ from areal_like.errors import UserError
 from controller.config.curriculum_settings import CurriculumSettings
 from controller.config.run_config import RunConfig
 from controller.data.curriculum import Curriculum, RowOutcome
+from controller.data.eval_layout import EvalLayout, SetSize
 from controller.data.mixing import Order, order_of
-from controller.data.table import Table, load_eval, load_train
+from controller.data.table import JoinedTable, Table, load_eval, load_train
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class JobRows:
     train_table: Table | None
     order: Order | None
     eval_table: Table | None
-    num_final: int
-    num_periodic: int
+    """Of all sets, one after the other."""
+    layout: EvalLayout
 
     @staticmethod
     def load(config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None) -> JobRows:
@@ -42,14 +43,22 @@ class JobRows:
         known = tables or Tables()
         train_table = known.train or (load_train(config) if needs_train else None)
         eval_table = known.eval or load_eval(config)
-        num_rows = len(eval_table) if eval_table is not None else 0
         return JobRows(
             train_table,
             order_of(config, train_table) if train_table is not None else None,
             eval_table,
-            num_final=min(num_rows, config.eval.final_prompts or num_rows),
-            num_periodic=min(num_rows, config.eval.num_prompts or num_rows),
+            _layout(config, eval_table),
         )
+
+    @property
+    def num_final(self) -> int:
+        """Answers of a whole evaluation."""
+        return self.layout.num_final
+
+    @property
+    def num_periodic(self) -> int:
+        """Answers of a periodic evaluation."""
+        return self.layout.num_periodic
 
     @property
     def max_draws(self) -> int | None:
@@ -60,7 +69,8 @@ class JobRows:
     def fingerprints(self) -> dict[str, str]:
         """What a resumed run must find again, by key of the configuration."""
         tables = {"data.train": self.train_table, "data.eval": self.eval_table}
-        return {key: table.fingerprint for key, table in tables.items() if table is not None}
+        found = {key: table.fingerprint for key, table in tables.items() if table is not None}
+        return found | ({} if self.layout.num_samples == 1 else {"eval.num_samples": str(self.layout.num_samples)})
 
     def train(self, draw: int) -> Mapping[str, Any]:
         """The row of a draw."""
@@ -79,9 +89,18 @@ class JobRows:
         )  # fmt: skip
 
     def eval(self, index: int) -> Mapping[str, Any]:
-        """An evaluation row."""
+        """The row of an evaluation's answer."""
         assert self.eval_table is not None
-        return self.eval_table[index]
+        return self.eval_table[self.layout.table_row(index)]
+
+
+def _layout(config: RunConfig, table: Table | None) -> EvalLayout:
+    parts: Sequence[Table] = () if table is None else table.parts if isinstance(table, JoinedTable) else (table,)
+    sizes = {}
+    for name, part in zip(config.data.eval_sources, parts, strict=True):
+        num_final = min(len(part), config.eval.final_prompts or len(part))
+        sizes[name] = SetSize(len(part), num_final, min(num_final, config.eval.num_prompts or num_final))
+    return EvalLayout(sizes, num_samples=config.eval.num_samples)
 
 
 def refuse_changed(keys: Sequence[str]) -> None:

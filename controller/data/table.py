@@ -13,7 +13,7 @@ import random
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Template
 
 from areal_like.errors import UserError
+from areal_like.prompts import CHAT_COLUMN
 from areal_like.tasks.boxed import last_boxed
 from areal_like.templates import compiled
 from controller.config.problems import nearest
@@ -109,11 +110,13 @@ def load_train(config: RunConfig) -> Table:
 
 
 def load_eval(config: RunConfig) -> Table | None:
-    """The held-out rows, if the config has any. Raises UserError."""
-    source = config.data.eval
-    if source is None:
-        return None
-    return _load(source, "data.eval", "test" if source.dataset is not None else "eval", config.data_seed)
+    """The held-out rows, if the config has any, of all sets. Raises UserError."""
+    tables = []
+    for name, source in config.data.eval_sources.items():
+        split = "test" if source.dataset is not None else "eval"
+        key = f"data.eval_sets.{name}" if name else "data.eval"
+        tables.append(_load(source, key, split, config.data_seed))
+    return tables[0] if len(tables) == 1 else JoinedTable(tables) if tables else None
 
 
 def load_demonstrations(config: RunConfig) -> Table | None:
@@ -129,7 +132,8 @@ def load_demonstrations(config: RunConfig) -> Table | None:
 
 def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
     raw = read_source(source, key=key, split=split, seed=seed)
-    return Table(raw, RowReader.plan(raw, source.columns, key, source.template))
+    reader = RowReader.plan(raw, source.columns, key, source.template)
+    return Table(raw, replace(reader, chat=source.chat))
 
 
 # ---------------------------------------------------------------- draws
@@ -192,6 +196,8 @@ class RowReader:
     is_demonstration: bool
     template: Template | None = None
     """Makes the prompt, instead of a column."""
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    """Of `data_settings.DataSource.chat`; empty: rows say nothing of the chat template."""
 
     @staticmethod
     def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
@@ -215,7 +221,9 @@ class RowReader:
 
     def read(self, raw: RawRow, where: str) -> dict[str, Any] | str:
         """One row, or the reason why it is left out. Raises UserError for a row that is wrong."""
-        row: dict[str, Any] = {}
+        if CHAT_COLUMN in raw:
+            raise UserError(f"the name `{CHAT_COLUMN}` is reserved", where=where, remedy="rename the column")
+        row: dict[str, Any] = {CHAT_COLUMN: dict(self.chat)} if self.chat else {}
         if self.template is not None:
             prompt: Any = fill(self.template, raw, where)
         else:
@@ -229,9 +237,15 @@ class RowReader:
             row["prompt"] = prompt
         else:
             messages = _messages(prompt, self.prompt, where)
+            if "system_prompt" in self.chat and any(one["role"] == "system" for one in messages):
+                raise UserError(
+                    f"`{self.prompt}` has a system message already",
+                    where=where,
+                    remedy=f"remove it, or {self.key}.system_prompt",
+                )
             if self.is_demonstration and self.target is None:
                 if sum(message["role"] == "assistant" for message in messages) > 1:
-                    return _plain({"messages": messages}, where)  # each of its turns is trained on
+                    return _plain({**row, "messages": messages}, where)  # each of its turns is trained
                 target = messages.pop()["content"]
             elif messages[-1]["role"] == "assistant":
                 raise UserError(

@@ -24,8 +24,9 @@ KEY = "rollout.workflow_options.format"
 
 
 def problems_of(config: RunConfig) -> Iterator[Problem]:
-    """Of the workflows `tools` and `agent`: no template; of `tools` a format that is none, or a template that shows
-    none."""
+    """No template where rows, or the workflows `tools` and `agent`, need one; of `tools` a format that is none, or a
+    template that shows none."""
+    yield from _row_problems(config)
     workflow = config.rollout.workflow
     if workflow not in ("tools", "agent"):
         return
@@ -45,6 +46,23 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
         find_format(template, name=name, where=KEY)
     except UserError as error:
         yield Problem((KEY,), f"{tokenizer if is_built_in else folder}: {error.what}", error.remedy)
+
+
+def _row_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of rows with a system prompt or arguments of the template."""
+    folder = _folder(config)
+    if folder is None or chat_template(folder):
+        return
+    sources = {"data.train": config.data.train}
+    sources |= {
+        f"data.eval_sets.{name}" if name else "data.eval": one for name, one in config.data.eval_sources.items()
+    }
+    sources |= {f"data.mix.{number}": source for number, source in enumerate(config.data.mix)}
+    for path, source in sources.items():
+        for key in ("system_prompt", "chat_template_kwargs"):
+            if getattr(source, key):
+                what = f"needs a chat template, and the tokenizer of {folder} has none"
+                yield Problem((f"{path}.{key}", "model.tokenizer"), what, "remove it, or choose another tokenizer")
 
 
 def chat_template(folder: Path) -> str:

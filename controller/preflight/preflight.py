@@ -38,7 +38,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
     if purpose != "eval":
         _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found, purpose)
-    if purpose == "eval" and config.data.eval is None:
+    if purpose == "eval" and not config.data.eval_sources:
         found.problems.append(
             Problem(("data.eval",), "is needed to evaluate", "data.eval.path=... (or dataset, generator)")
         )

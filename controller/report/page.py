@@ -31,6 +31,7 @@ from controller.report.run_charts import sections
 from controller.report.timeline import Timeline, read_timeline
 from controller.run_folder.formatting import span
 from controller.run_folder.run_folder import RunFolder, is_from_files
+from controller.run_folder.run_notes import read_notes
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, PICTURE = "report.html", "report.png"
@@ -82,6 +83,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
         name=overview.text(data.folder.name, 120),
         kind=kind,
         words=overview.text(words),
+        note=overview.text(read_notes(data.folder.root).line),
         findings=[_harmless(finding) for finding in findings],
         marks=MARKS,
         figures=overview.figures(data),

@@ -34,6 +34,7 @@ from controller.report.data import RunData
 KINDS = ("scored", "timed_out", "crashed", "invalid")
 MEAN_WINDOW = 10
 MIN_STEPS_FOR_MEAN = 20
+MAX_EVAL_SERIES = 16
 NO_SAMPLES = "the ledger holds no consumed samples that can be read"
 
 
@@ -41,7 +42,8 @@ def sections(data: RunData) -> list[Section]:
     """All charts of a run; those without numbers say why."""
     steps = data.steps
     return [
-        Section("learning", "Learning", (learning(data), components(data), verdicts(data), failures(data))),
+        Section("learning", "Learning", (learning(data), *evaluations(data), components(data), verdicts(data),
+                                          failures(data))),
         Section("staleness", "Staleness", (flow.staleness_over_time(steps), flow.staleness_histogram(data))),
         Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
                                         flow.step_time(steps), flow.swaps(data), flow.in_flight(data))),
@@ -81,6 +83,20 @@ def eval_points(data: RunData) -> list[tuple[float, float]]:
     """(version, accuracy) of the evaluations that gave one, in order of versions."""
     known = [(float(row["version"]), number(row.get("accuracy"))) for row in data.evals]
     return [(version, accuracy) for version, accuracy in known if accuracy is not None]
+
+
+def evaluations(data: RunData) -> list[Chart]:
+    """Accuracy by set and pass@k by version; nothing for one set with one answer per row."""
+    names = [name for row in data.evals for name in row if name.startswith(("accuracy/", "pass_at_"))]
+    xs, series = column(data.evals, "version"), []
+    for place, name in enumerate(list(dict.fromkeys(names))[:MAX_EVAL_SERIES]):
+        colour, dash = f"c{place % NUM_CATEGORIES}", DASHES[place // NUM_CATEGORIES % len(DASHES)]
+        series.append(curve(name, xs, column(data.evals, name), colour=colour, dash=dash))
+    if not series:
+        return []
+    caption = "Numbers of the evaluations by set (after the slash); without one: the mean of the sets."
+    y = Axis("share", bottom=0.0)
+    return [Chart("chart-evaluations", "Evaluations", Axis("version"), y, series, caption, "no evaluation")]
 
 
 def components(data: RunData) -> Chart:

@@ -22,6 +22,7 @@ from areal_like.errors import UserError, add_file_name
 from areal_like.process import boot_id, is_same_process, user_umask
 
 FORMAT = 1
+BEST_FOLDER = "best"
 """Number of the folder's layout; a higher one than ours is refused."""
 
 FOLDER_FILE = "AREAL_LIKE_FOLDER_FILE"
@@ -120,6 +121,11 @@ class RunFolder:
     def keys(self) -> Path:
         """Keys and join secrets of the run, and a folder with those of each process; readable by the owner only."""
         return self.root / "keys"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best evaluation, where one is kept."""
+        return self.root / BEST_FOLDER
 
     @property
     def checkpoints(self) -> Path:

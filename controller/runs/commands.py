@@ -54,6 +54,13 @@ def _stop(arguments: argparse.Namespace) -> int:
     return stop(find_run(arguments.run), now=arguments.now, timeout_s=arguments.timeout)
 
 
+def _note(arguments: argparse.Namespace) -> int:
+    from controller.run_folder.locate import find_run_to_read
+    from controller.runs.note import note
+
+    return note(find_run_to_read(arguments.run), arguments.text, tags=arguments.tags)
+
+
 def _drain(arguments: argparse.Namespace) -> int:
     from controller.run_folder.locate import find_run
     from controller.runs.crew import drain
@@ -79,8 +86,9 @@ def _export(arguments: argparse.Namespace) -> int:
     from controller.runs.convert import export
 
     return export(
-        arguments.source, arguments.out, version=arguments.version, dtype=arguments.dtype, lora=arguments.lora
-    )
+        arguments.source, arguments.out, version=arguments.version, best=arguments.best, dtype=arguments.dtype,
+        lora=arguments.lora,
+    )  # fmt: skip
 
 
 def _import(arguments: argparse.Namespace) -> int:
@@ -144,7 +152,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "status": _status, "logs": _logs, "stop": _stop, "drain": _drain, "add": _add,
+    "status": _status, "logs": _logs, "stop": _stop, "note": _note, "drain": _drain, "add": _add,
     "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
     "simulate": _simulate,

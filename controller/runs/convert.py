@@ -20,14 +20,32 @@ from controller.wiring.checkpoints import (
 
 
 def export(
-    source: str, out: str, *, version: int | None, dtype: str | None, lora: Literal["merged", "adapter"] | None
+    source: str,
+    out: str,
+    *,
+    version: int | None,
+    best: bool = False,
+    dtype: str | None,
+    lora: Literal["merged", "adapter"] | None,
 ) -> int:
     """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
-    folder = checkpoint_of(source, version)
+    folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
     print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
     return 0
+
+
+def best_checkpoint(source: str) -> Path:
+    """The folder of a run's best checkpoint. Raises UserError."""
+    run = find_run_to_read(source)
+    found = sorted(path for path in run.best.glob("*") if is_checkpoint(path))
+    if not found:
+        remedy = "trainer.checkpoint.best: {} keeps one from the start on"
+        raise UserError("this run has no best checkpoint", where=str(run.best), remedy=remedy)
+    if (problem := checkpoint_problem(found[-1])) is not None:
+        raise UserError(f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export another")
+    return found[-1]
 
 
 def import_model(source: str, out: str) -> int:

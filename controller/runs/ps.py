@@ -24,6 +24,7 @@ from controller.run_folder import registry
 from controller.run_folder.formatting import megabytes, printable, span
 from controller.run_folder.locate import RUNS_DIR
 from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_notes import read_notes
 from controller.runs.facts import Facts, read_facts
 from controller.runs.status_view import STYLE
 
@@ -124,6 +125,8 @@ def _print(rows: Sequence[Row], console: Console) -> None:
         text = Text(line + (f"  {place}" if is_wide else ""))
         text.stylize(STYLE.get(row.kind, "yellow"), kind_at, kind_at + len(row.kind))
         console.print(text)
+        if note := read_notes(row.root).line:
+            console.print(Text(f"  {printable(note)}", style="dim", overflow="fold"))
         if not is_wide:
             console.print(Text(f"  {place}", style="dim", overflow="fold"))
 
@@ -169,9 +172,11 @@ def memory_mb(facts: Facts) -> float:
 
 def plain(row: Row) -> dict[str, Any]:
     """One run as plain data."""
-    facts = row.facts
+    facts, notes = row.facts, read_notes(row.root)
     return {
         "run": row.root.name,
+        "notes": notes.notes,
+        "tags": list(notes.tags),
         "folder": str(row.root),
         "kind": row.kind,
         "words": row.words,

@@ -6,12 +6,13 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from areal_like.trace import Tracer
 from areal_like.transport.channel import Hub
 from controller.coordinator.coordinator import Coordinator
 from controller.ledger.ledger import Ledger
+from controller.runtime.evaluation_watch import EvaluationWatch
 from controller.runtime.outbound import Rows
 from controller.runtime.outcome import RunEnd
 from controller.runtime.supervisor import Supervisor
@@ -34,3 +35,4 @@ class RunComponents:
     telemetry: Telemetry
     tracer: Tracer
     end: RunEnd
+    watch: EvaluationWatch = field(default_factory=EvaluationWatch)

@@ -36,6 +36,7 @@ from controller.data.forced_lengths import forced_lengths
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime.components import RunComponents
 from controller.runtime.control_requests import Requests
+from controller.runtime.evaluation_watch import EvaluationWatch
 from controller.runtime.inbound import ACCEPTED
 from controller.runtime.open_session import OpenSession
 from controller.runtime.outbound import TaskSettings
@@ -161,7 +162,20 @@ def compose(
         telemetry=telemetry,
         tracer=tracer,
         end=session.end,
+        watch=_watch(session),
     )
+
+
+def _watch(session: OpenSession) -> EvaluationWatch:
+    """What follows from evaluations; of a command that only evaluates: nothing."""
+    config = session.config
+    if session.is_evaluation:
+        return EvaluationWatch()
+    watch = EvaluationWatch(
+        session.folder.root, best=config.trainer.checkpoint.best, early_stop=config.early_stop, say=session.note
+    )
+    watch.restore(session.telemetry.tally.eval_metrics)
+    return watch
 
 
 def server_settings(config: RunConfig) -> ServerSettings:

@@ -86,6 +86,8 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
         counts["sinks"] = sinks
     summary = tally.summary(counts, status=outcome.status, wall_s=wall_s, prepare_s=result.prepare_s)
     write_summary(folder.summary, summary)
+    for problem in session.telemetry.sinks.end(summary):
+        console.print(problem)
     if outcome.status == "failed" and not tally.steps and not tally.accuracy:
         return  # a page of zeros would hide the error
     print_summary(summary, folder.root, console)

@@ -64,6 +64,7 @@ class EffectDispatcher:
         self._supervisor, self._end, self._tracer = components.supervisor, components.end, components.tracer
         telemetry = components.telemetry
         self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
+        self._watch = components.watch
         self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
         self._is_unsettled = False
         """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
@@ -169,9 +170,10 @@ class EffectDispatcher:
 
     def _keep_answer(self, effect: StoreFinished, answer: str) -> None:
         outcome = effect.outcome
-        if outcome.group_id < NUM_ANSWERS:
+        item = self._rows.layout[outcome.group_id]
+        if item.row < NUM_ANSWERS and item.sample == 0 and item.set_name == self._rows.layout.names[0]:
             row = self._rows.eval(outcome.group_id)
-            self._tally.answers.record(outcome.first_version, outcome.group_id, row, answer, effect.value)
+            self._tally.answers.record(outcome.first_version, item.row, row, answer, effect.value)
 
     def _eval_done(self, effect: EvalDone) -> None:
         self._out.forget_ended_evals()
@@ -182,9 +184,10 @@ class EffectDispatcher:
             self._display.note(f"{num_rows - num_scored} of {num_rows} evaluated answers got no score", "warning")
         if not num_scored:
             return
-        accuracy = self._tally.accuracy[effect.version]
+        metrics = self._tally.eval_metrics[effect.version]
         self._journal.measure(
-            "eval", version=effect.version, accuracy=accuracy, num_scored=num_scored, num_rows=num_rows,
+            "eval", version=effect.version, **metrics, num_scored=num_scored, num_rows=num_rows,
             eval=effect.kind, answers=answers,
         )  # fmt: skip
-        self._display.accuracy(effect.version, accuracy, num_scored)
+        self._display.accuracy(effect.version, metrics, num_scored)
+        self._watch.evaluated(effect.version, metrics)

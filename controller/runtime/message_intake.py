@@ -7,6 +7,7 @@ mapping from message to event (inbound.py), handling events (effect_dispatcher.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from areal_like.errors import UserError
 from areal_like.wire import messages as m
@@ -37,6 +38,7 @@ class MessageIntake:
     ) -> None:
         self._supervisor, self._worker_admin = components.supervisor, components.worker_admin
         self._display, self._journal = components.telemetry.display, components.telemetry.journal
+        self._watch = components.watch
         self._tracer, self._out, self._losses = components.tracer, outgoing, losses
         self._monitor, self._trainer, self._clock = monitor, trainer, clock
         self._roles: dict[str, m.Role] = {}
@@ -100,6 +102,7 @@ class MessageIntake:
                 self._trainer.saved_version = max(self._trainer.saved_version, message.version)
                 self._worker_admin.checkpoint_saved(message.version, message.path)
                 self._monitor.checkpoint_saved(message)
+                self._watch.saved(message.version, Path(message.path))
             case m.CheckpointFailed():
                 self._worker_admin.checkpoint_failed(message.reason)
                 self._monitor.checkpoint_failed(message)

@@ -124,6 +124,8 @@ class Monitor:
         self._sinks.offer(now)
 
     def _look_at_sinks(self) -> None:
+        for row in self._sinks.take_rows():
+            self._journal.append(row)
         for news in self._sinks.news():
             self._journal.measure("sink", **news.facts())
             if news.sink not in self._reported:

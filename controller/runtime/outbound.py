@@ -20,6 +20,7 @@ from areal_like.wire import messages as m
 from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendRelease, SendVersion
 from controller.coordinator.events import WorkerLost
 from controller.coordinator.snapshot import Counts
+from controller.data.eval_layout import EvalLayout
 from controller.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,11 @@ class Rows(Protocol):
     def train(self, group_id: int) -> Mapping[str, Any]: ...
 
     def eval(self, index: int) -> Mapping[str, Any]: ...
+
+    @property
+    def layout(self) -> EvalLayout:
+        """Which answer of an evaluation is whose."""
+        ...
 
 
 @dataclass(frozen=True)

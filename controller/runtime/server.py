@@ -30,7 +30,7 @@ from typing import Any
 from areal_like.errors import OperationError, UserError
 from areal_like.process import first_cause
 from areal_like.wire import messages as m
-from controller.coordinator.events import Event, StopRequested, Tick, WorkerEnded
+from controller.coordinator.events import EarlyStopReached, Event, StopRequested, Tick, WorkerEnded
 from controller.runtime.components import RunComponents
 from controller.runtime.effect_dispatcher import EffectDispatcher
 from controller.runtime.inbound import InboundEvent
@@ -206,6 +206,9 @@ class Server:
                 self._is_stop_sent = True
                 self._watchdog.stop_requested(now_s)
                 self._dispatcher.handle([InboundEvent(StopRequested(reason=self._stop_reason))])
+            if reason := self._parts.watch.take_stop():
+                self._telemetry.display.note(reason)
+                self._dispatcher.handle([InboundEvent(EarlyStopReached(reason=reason))])
             if self._end.outcome is not None:
                 return
             for loss in await self._supervisor.tick(now_s):

@@ -120,6 +120,7 @@ class RunSession:
         display = stack.enter_context(Display(self.config.metrics.display))
         signals.say = display.note
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
+        tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value)
         return OpenSession(
             config=self.config,
             folder=folder,
@@ -129,7 +130,7 @@ class RunSession:
             launcher=launcher,
             ledger=ledger,
             ledger_home=home,
-            telemetry=Telemetry(display, journal, status, Tally(), Sinks([])),
+            telemetry=Telemetry(display, journal, status, tally, Sinks([])),
             signals=signals,
             end=RunEnd(),
             stack=stack,
@@ -231,7 +232,8 @@ class RunSession:
         async with storage.mirrored(session, lambda: server.saved_version):
             outcome = await server.run(self._first_events(start, weight_dir))
             await server.farewell(FAREWELL_S)
-        return SessionResult(outcome, count_run(session, components.coordinator, start), prepared.wall_s)
+        counts = count_run(session, components.coordinator, start) | components.watch.facts()
+        return SessionResult(outcome, counts, prepared.wall_s)
 
     def _first_events(self, start: StartingPoint, weight_dir: Path) -> list[Event]:
         """What brings the coordinator to life. An evaluation has no trainer to publish its version."""
@@ -258,6 +260,9 @@ class RunSession:
         for news in await asyncio.to_thread(session.telemetry.sinks.close, grace_s):
             with contextlib.suppress(OSError):  # a full disk is why the run ends
                 session.telemetry.journal.measure("sink", **news.facts())
+        for row in session.telemetry.sinks.take_rows():
+            with contextlib.suppress(OSError):
+                session.telemetry.journal.append(row)
 
 
 @contextlib.contextmanager

@@ -113,10 +113,13 @@ class Display:
             is_end = row.step >= row.num_steps
             self._print_at_most(PLAIN_EVERY_S, "step", row.line(), is_important=is_first or is_end)
 
-    def accuracy(self, version: int, value: float, num_rows: int) -> None:
-        """A finished evaluation."""
+    def accuracy(self, version: int, metrics: Mapping[str, float], num_rows: int) -> None:
+        """A finished evaluation, with its numbers by name."""
+        value = metrics["accuracy"]
         self._accuracy.append((version, value))
-        self.note(f"evaluation of version {version}: {value:.3f} on {num_rows:,} held-out prompts")
+        others = ", ".join(f"{name} {one:.3f}" for name, one in metrics.items() if name != "accuracy")
+        what = "answers" if others else "held-out prompts"
+        self.note(f"evaluation of version {version}: {value:.3f} on {num_rows:,} {what}{others and f' ({others})'}")
 
     def show(self, snapshot: Snapshot) -> None:
         """The state of the run. Without a terminal only evaluations are shown, which no other line speaks of."""

@@ -6,6 +6,7 @@ Owns: from settings to sinks, with everything that is a user's mistake reported 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.validation.run import is_loopback
 from controller.run_folder.run_folder import RunFolder
+from controller.telemetry.callbacks import open_callbacks
 from controller.telemetry.sink_kinds import KINDS
 from controller.telemetry.sinks import Sink, Sinks
 
@@ -35,6 +37,8 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
             **settings.wandb.model_dump(mode="json"), "name": folder.name, "id": run_id, "dir": str(folder.root),
             "config": config.model_dump(mode="json"),
         }  # fmt: skip
+        if isinstance(config, RunConfig):
+            start |= {"tags": [*settings.wandb.tags, *config.tags], "notes": config.notes}
         opened.append(WandbSink(start, folder.logs / "wandb.log", remedy=remedies["wandb"]))
     if settings.prometheus is not None:
         from controller.telemetry.prometheus_sink import PrometheusSink
@@ -46,5 +50,10 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
         opened.append(endpoint)
         whom = "" if is_loopback(host) else "; anyone who can reach this address can read them"
         note(f"metrics for Prometheus at {endpoint.url}{whom}")
-    sinks = Sinks(opened)
+    callbacks = []
+    if isinstance(config, RunConfig):
+        callbacks = open_callbacks(config.callbacks, timeout_s=config.callback_timeout_s)
+    sinks = Sinks(opened, callbacks)
+    facts = {"name": folder.name, "folder": str(folder.root), "run_id": run_id}
+    sinks.offer({"kind": "start", "time_s": time.time(), **facts, "config": config.model_dump(mode="json")})
     return sinks

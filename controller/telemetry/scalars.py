@@ -4,6 +4,7 @@ Owns: names and axes. Refuses: which rows a sink takes (the sink), Prometheus's 
 
     train/<metric>              of a step row, over `step`
     eval/accuracy ...           of an evaluation, over `version`
+    train/callback/<name>/...   what a callback returned for a step; eval/callback/<name>/...: for an evaluation
     run/<count>                 of a pulse: groups by fate, over `wall_s` (seconds since the first lease)
     process/<name>/<counter>    of a pulse: counters, cumulative since the process started, and rss_mb
 """
@@ -19,6 +20,8 @@ AXES: Mapping[str, tuple[str, str]] = {
     "step": ("step", "train/"),
     "eval": ("version", "eval/"),
     "pulse": ("wall_s", ""),
+    "callback_step": ("step", "train/"),
+    "callback_eval": ("version", "eval/"),
 }
 """Axis and prefix by kind of row."""
 AXIS_OF_PREFIX: Mapping[str, str] = {"train": "step", "eval": "version", "run": "wall_s", "process": "wall_s"}

@@ -16,11 +16,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from areal_like.errors import UserError, first_line
+from controller.telemetry.callbacks import CallbackSink
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,9 @@ class SinkNews:
 class SinkThread:
     """One sink, its queue and its thread."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, refusal: Callable[[], str] = lambda: "") -> None:
+        """refusal: why it takes no row now; empty: it does."""
+        self._sink, self._refusal = sink, refusal
         self._rows: deque[Mapping[str, Any]] = deque()
         self._changed = threading.Condition()
         self._is_closing = self._is_busy = False
@@ -89,6 +91,9 @@ class SinkThread:
             return
         with self._changed:
             if self._is_closing:
+                return
+            if reason := self._refusal():
+                self._lose(1, f"disabled: {reason}")
                 return
             if len(self._rows) >= QUEUE_ROWS:
                 self._lose(1, f"it is too slow: {QUEUE_ROWS} rows wait for it")
@@ -170,8 +175,10 @@ class SinkThread:
 class Sinks:
     """All sinks of a run."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Sequence[Sink], callbacks: Sequence[CallbackSink] = ()) -> None:
+        self._callbacks = tuple(callbacks)
         self._threads = [SinkThread(sink) for sink in sinks]
+        self._threads += [SinkThread(one, one.refusal) for one in callbacks]
 
     def offer(self, record: Mapping[str, Any]) -> None:
         """A row for all sinks."""
@@ -181,6 +188,14 @@ class Sinks:
     def news(self) -> list[SinkNews]:
         """What changed since the last call."""
         return [news for thread in self._threads if (news := thread.news()) is not None]
+
+    def take_rows(self) -> list[dict[str, Any]]:
+        """Rows with the numbers of callbacks since the last call."""
+        return [row for callback in self._callbacks for row in callback.take_rows()]
+
+    def end(self, summary: Mapping[str, Any]) -> list[str]:
+        """Show the callbacks the summary, when their threads have ended; what went wrong."""
+        return [problem for callback in self._callbacks if (problem := callback.end(summary))]
 
     def close(self, grace_s: float) -> list[SinkNews]:
         """End all threads within `grace_s` together; the last news of each."""

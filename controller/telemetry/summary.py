@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from controller.coordinator.snapshot import BatchRecord, Counts
+from controller.data.eval_layout import EvalLayout
 from controller.ledger.sample_lengths import SampleLengths
 from controller.telemetry.eval_answers import EvalAnswers
+from controller.telemetry.eval_results import metrics_of
 
 OF_LAST_STRETCH = (
     "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
@@ -45,6 +47,12 @@ class Tally:
     """Groups by staleness at consumption."""
     accuracy: dict[int, float] = field(default_factory=dict)
     """Mean of component `correct` (else of the value) by evaluated version."""
+    eval_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """All numbers of an evaluation, by evaluated version; see eval_results.py."""
+    layout: EvalLayout | None = None
+    """Of evaluations; None: one set, one answer per row."""
+    solved_value: float = 1.0
+    """`eval.solved_value`"""
     eval_rows: dict[int, int] = field(default_factory=dict)
     """Rows that got a score, by evaluated version."""
     train_wall_s: float = 0.0
@@ -74,7 +82,8 @@ class Tally:
         """A finished evaluation; returns how many answers got a score. None of them: no accuracy, not a zero."""
         scored = [value for value in values if value is not None]
         if scored:
-            self.accuracy[version] = sum(scored) / len(scored)
+            found = metrics_of(values, self.layout, solved=self.solved_value)
+            self.eval_metrics[version], self.accuracy[version] = found, found["accuracy"]
             self.eval_rows[version] = len(scored)
         return len(scored)
 
@@ -99,6 +108,7 @@ class Tally:
         """The summary's keys; None where a run had nothing to measure (no evaluation, no step)."""
         num_groups = sum(self.staleness.values())
         versions = sorted(self.accuracy)
+        after = self.eval_metrics.get(versions[-1], {}) if versions else {}
         trainer_wait_s, trainer_busy_s = self.total("trainer", "wait_s"), self.total("trainer", "busy_s")
         busy_s, idle_s = self.total("rollout", "busy_s"), self.total("rollout", "idle_s")
         paused_s = self.total("rollout", "paused_s")
@@ -124,6 +134,7 @@ class Tally:
             "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
             **counts,
             **({"lengths": lengths} if (lengths := self.lengths.summary()) else {}),
+            **({"eval_metrics": {"before": self.eval_metrics.get(0), "after": after}} if len(after) > 1 else {}),
             "accuracy_by_version": {str(version): self.accuracy[version] for version in versions},
             **({"answers": answers} if (answers := self.answers.before_and_after()) else {}),
         }

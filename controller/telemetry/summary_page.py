@@ -92,7 +92,8 @@ def _end(summary: Mapping[str, Any]) -> str:
     if steps is None or num_steps is None:
         return f"{words}."
     sessions = f" in {summary['lives']} sessions" if _is_resumed(summary) else ""
-    return f"{words}: {steps:,} of {num_steps:,} steps{sessions}."
+    early = f" ({summary['early_stop']})" if summary.get("early_stop") else ""
+    return f"{words}: {steps:,} of {num_steps:,} steps{sessions}{early}."
 
 
 def _accuracy(summary: Mapping[str, Any]) -> str:
@@ -172,6 +173,8 @@ def _row_words(key: str, value: Any) -> str:
     """A value as shown; accuracies always with three decimals, as while the run went on."""
     if key.startswith("accuracy") and isinstance(value, float):
         return f"{value:.3f}"
+    if key == "eval_metrics":
+        return "; ".join(f"{when}: {_words(found)}" for when, found in value.items() if found)
     if key == "accuracy_by_version":
         return "  ".join(f"{version}: {number(accuracy)}" for version, accuracy in value.items()) or "-"
     return _length_words(value) if key == "lengths" else one_line(_words(value))

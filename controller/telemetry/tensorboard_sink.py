@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
-from controller.telemetry.scalars import scalars
+from controller.telemetry.scalars import AXES, scalars
 from controller.telemetry.sinks import absent
 
 
@@ -25,7 +25,7 @@ class TensorboardSink:
     """Writes <folder>/events.out.tfevents.*; pulses are drawn over whole seconds since the first lease."""
 
     name = "tensorboard"
-    kinds = frozenset({"step", "eval", "pulse"})
+    kinds = frozenset(AXES)
 
     def __init__(self, folder: Path, *, remedy: str) -> None:
         """Raises UserError: the package is not there, or the folder cannot be written."""

@@ -52,6 +52,7 @@ def begin(start: dict[str, Any]) -> Any:
     run = wandb.init(
         project=start["project"], entity=start["entity"], group=start["group"], tags=start["tags"], mode=start["mode"],
         name=start["name"], id=start["id"], resume="allow", dir=start["dir"], config=start["config"], settings=settings,
+        notes=start.get("notes") or None,
     )  # fmt: skip
     for prefix, axis in AXIS_OF_PREFIX.items():
         run.define_metric(axis, hidden=True)

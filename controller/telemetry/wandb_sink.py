@@ -27,7 +27,7 @@ from areal_like.metrics import encode
 from areal_like.process import last_error
 from controller.launch.launcher import tail_of
 from controller.launch.local import child_environment
-from controller.telemetry.scalars import scalars
+from controller.telemetry.scalars import AXES, scalars
 from controller.telemetry.sink_kinds import is_installed
 from controller.telemetry.sinks import absent
 
@@ -40,7 +40,7 @@ class WandbSink:
     """Rows go to `python -m controller.telemetry.wandb_process` as JSON lines; each is answered by its number."""
 
     name = "wandb"
-    kinds = frozenset({"step", "eval", "pulse"})
+    kinds = frozenset(AXES)
 
     def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
         """`start`: what wandb_process.Start says. Raises UserError where the package is not there."""

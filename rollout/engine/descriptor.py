@@ -139,6 +139,8 @@ class EngineDescriptor:
     """It can give its memory to the trainer between steps (`Engine.release_memory`)."""
     can_be_emulated: bool = False
     """Emulated devices can stand in for it."""
+    ends_at_stop_strings: bool = False
+    """Ends an answer with the token that completes a text of `sampling.stop` (`GenerationRequest.stops`)."""
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """GPUs (on a CPU: processes) of one worker."""

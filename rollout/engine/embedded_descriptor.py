@@ -16,6 +16,7 @@ class EmbeddedDescriptor(EngineDescriptor):
     factory = "rollout.engine.embedded:make"
     joins_process_groups = True
     releases_memory = True
+    ends_at_stop_strings = True
     can_be_emulated = True
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:

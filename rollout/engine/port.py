@@ -19,6 +19,7 @@ from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.wire.messages import Sampling
 from rollout.config import Interruption
+from rollout.stop_strings import StopStrings
 
 EndReason = Literal["stop", "length", "segment", "cancelled"]
 
@@ -32,6 +33,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     share_key: requests of equal share_key have equal prompts; their prompt may be prefilled once.
     session_key: requests of equal session_key are turns of one conversation; keys and values of what an earlier turn
     ended with may be used for a prompt that begins with the same tokens. -1: nothing is kept.
+    stops: finds `sampling.stop` in the answer, prefix included; the answer ends with the token that completes one, with
+    the reason "stop". None: there are no stop strings.
     """
 
     request_id: int
@@ -42,6 +45,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     segment_tokens: int = 0
     share_key: int = -1
     session_key: int = -1
+    stops: StopStrings | None = None
 
 
 class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ def ended_already(request: GenerationRequest) -> GenerationOutcome | None:
     """The outcome when the answer handed in is complete, else None."""
     prefix, sampling = request.prefix, request.sampling
     is_stopped = len(prefix) > 0 and int(prefix.tokens_R[-1]) in sampling.stop_token_ids
+    is_stopped |= request.stops is not None and request.stops.is_end(prefix.tokens_R)
     if not is_stopped and len(prefix) < sampling.max_new_tokens:
         return None
     reason: EndReason = "stop" if is_stopped else "length"

@@ -37,6 +37,8 @@ class Answer:
     paused_before_s: float = field(init=False)
     spans: list[tuple[int, int]] = field(default_factory=list)
     """(first position, version): tokens from there on were sampled under that version."""
+    is_stopped: bool = False
+    """Its newest token completed a stop string."""
 
     @property
     def start(self) -> int:
@@ -60,6 +62,8 @@ class Slots:
         self._logprobs = np.empty((num_slots, max_context), np.float32)
         self._uniforms = np.empty((num_slots, max_context), np.float64)
         self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._num_with_strings = 0
+        """Running answers with stop strings."""
         # Per row.
         self._slot_of_row = np.zeros(num_slots, np.int64)
         self._next_token = np.zeros(num_slots, np.int64)
@@ -99,6 +103,7 @@ class Slots:
         request, start = answer.request, answer.start
         answer.row, answer.slot = row, self._free_slots.pop()
         answer.spans = [(start, version)]
+        self._num_with_strings += request.stops is not None
         self.answers[row] = answer
         self.count = max(self.count, row + 1)
         slot = answer.slot
@@ -131,13 +136,25 @@ class Slots:
         self._next_token[:count] = tokens_B
         has_ended = (tokens_B[:, None] == self._stop_ids[:count]).any(1)
         has_ended |= position >= self._last_position[:count]
+        if self._num_with_strings:
+            has_ended |= self._find_stop_strings()
         return np.flatnonzero(has_ended)
+
+    def _find_stop_strings(self) -> np.ndarray:
+        """bool per row: its newest token completed one."""
+        found_B = np.zeros(self.count, bool)
+        for row, answer in enumerate(self.answers[: self.count]):
+            if answer is not None and answer.request.stops is not None:
+                first, end = len(answer.request.prompt_P), int(self._position[row]) + 1
+                start = max(first, end - answer.request.stops.num_tokens)
+                answer.is_stopped = found_B[row] = answer.request.stops.is_end(self._tokens[answer.slot, start:end])
+        return found_B
 
     def end_reason(self, row: int) -> EndReason:
         """Why a row that `record` returned has ended."""
         answer = self.answers[row]
         assert answer is not None
-        if self._next_token[row] in answer.stop_ids:
+        if answer.is_stopped or self._next_token[row] in answer.stop_ids:
             return "stop"
         num_answer = int(self._position[row]) + 1 - len(answer.request.prompt_P)
         is_full = int(self._position[row]) + 1 >= self.max_context
@@ -173,6 +190,7 @@ class Slots:
     def release(self, answer: Answer) -> None:
         """Free the row and the slot of an ended answer; the row is a hole until filled or compacted."""
         self.answers[answer.row] = None
+        self._num_with_strings -= answer.request.stops is not None
         self._free_slots.append(answer.slot)
 
     def compaction(self) -> tuple[list[int], list[int]]:

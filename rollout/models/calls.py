@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
@@ -125,8 +126,9 @@ class HostedModel:
     ) -> Answer:
         """See CalledModel. Raises EngineError when its engine broke: the worker ends then."""
         prompt_P, own = _tokens(prompt), self._host.settings
+        given = msgspec.structs.replace(self._caller.task.sampling, stop=())  # which are the policy's
         sampling = call_sampling(
-            self._caller.task.sampling, self._host.end_ids, stop_token_ids=stop_token_ids,
+            given, self._host.end_ids, stop_token_ids=stop_token_ids,
             max_new_tokens=own.max_new_tokens if max_new_tokens is None else max_new_tokens,
             temperature=own.temperature if temperature is None else temperature,
         )  # fmt: skip

@@ -191,3 +191,37 @@ def test_text_between_turns_has_no_tokens_of_its_own_where_prompts_have_no_chat_
     tokenizer = Digits()
     tokenizer.chat_template = chat_template
     assert encoder(tokenizer, template=template).between_turns("1", "2") is None
+
+
+CHAT = {"system_prompt": "Be brief.", "kwargs": {"enable_thinking": False}}
+
+
+def test_a_system_prompt_of_the_source_comes_first_and_needs_a_chat_template() -> None:
+    made = encoder(Letters())
+    assert text_of(made.encode({"prompt": "hi", "_chat": CHAT})) == "[s]Be brief.;[u]hi;[a]"
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}, {"role": "user", "content": "a"}]
+    text = text_of(made.encode({"messages": said, "_chat": CHAT}))
+    assert text == "[s]Be brief.;[u]hi;[a]so;[u]a;[a]"
+    plain = Letters()
+    plain.chat_template = None
+    with pytest.raises(UserError, match="need a chat template, and the tokenizer has none"):
+        encoder(plain).encode({"prompt": "hi", "_chat": CHAT})
+
+
+def test_arguments_of_the_source_reach_the_template_in_every_turn() -> None:
+    seen = []
+
+    class Thinking(Letters):
+        def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
+            seen.append(options.get("enable_thinking"))
+            return super().apply_chat_template(messages, **options)
+
+    made = encoder(Thinking())
+    made.encode({"prompt": "hi"})
+    made.for_row({"prompt": "hi"}).encode({"prompt": "hi"})
+    assert seen == [None, None]
+    of_row = made.for_row({"prompt": "hi", "_chat": CHAT})
+    of_row.encode({"prompt": "hi", "_chat": CHAT})
+    said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}, {"role": "user", "content": "1"}]
+    assert of_row.continuation(said, 2, [";"])
+    assert seen[2:] == [False, False, False]

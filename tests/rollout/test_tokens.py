@@ -282,3 +282,20 @@ def test_an_observation_without_a_chat_is_the_text():
     assert text_of(make_tokenizer(), make_tokens(make_tokenizer()).observation("ab", EOS)) == "ab"
     plain = make_tokens(make_tokenizer(chat_template=CHAT), template="q: {prompt}")
     assert text_of(make_tokenizer(), plain.observation("ab", EOS)) == "ab"
+
+
+def test_tokens_of_a_row_use_the_chat_arguments_of_its_source_in_every_turn():
+    template = CHAT + "{% if add_generation_prompt and quiet %}[quiet]{% endif %}"
+    tokenizer = make_tokenizer(chat_template=template)
+    tokens = make_tokens(tokenizer)
+    row = {"prompt": "y", "_chat": {"kwargs": {"quiet": True}}}
+    view = tokens.for_row(row)
+    assert tokens.for_row({"prompt": "y"}) is tokens
+    assert tokens.for_row(dict(row)) is view
+    for made in (tokens, view):
+        assert text_of(tokenizer, made.prompt(row)).endswith("[assistant][quiet]")
+    messages = [{"role": "user", "content": "y"}]
+    assert view.chat_text(messages, ()).endswith("[quiet]")
+    assert not tokens.chat_text(messages, ()).endswith("[quiet]")
+    tokens.limit_context(7)
+    assert tokens.for_row(row).max_context == 7

@@ -40,6 +40,25 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
             " or ".join(engine.interruptions),
         )
     yield from _rounding(config)
+    yield from _stop_strings(config)
+
+
+def _stop_strings(config: RunConfig) -> Iterator[Problem]:
+    """What cannot end answers at texts."""
+    engine, stop = configured_engine(config), "sampling.stop"
+    if not config.sampling.stop:
+        return
+    if not engine.ends_at_stop_strings:
+        yield Problem((stop, "rollout.engine.kind"), f"{engine.title} does not look for texts", "stop_token_ids")
+    if config.rollout.engine.sglang.routed_experts:
+        what = "cuts answers after the server reported their experts"
+        yield Problem((stop, "rollout.engine.sglang.routed_experts"), what, "stop_token_ids")
+    if config.rollout.workflow == "tools":
+        what = "a turn of the workflow tools ends where the model ends it"
+        yield Problem((stop, "rollout.workflow"), what, "sampling.stop: []")
+    if config.sampling.forced_lengths is not None:
+        what = "answers end at forced lengths and nowhere else"
+        yield Problem((stop, "sampling.forced_lengths"), what, "sampling.stop: []")
 
 
 def _rounding(config: RunConfig) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from areal_like import limits, templates
+from areal_like import limits
 from areal_like.config import BUILT_IN_TOKENIZERS, ModelSettings
 from areal_like.context_limit import context_limit
 from areal_like.import_path import is_import_path
@@ -19,14 +19,13 @@ from controller.config.engines import engine_kind_problems
 from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
-    BUILT_IN_GENERATORS,
     SCORERS,
-    DataSource,
     RunConfig,
     contradictions,
     soft_zones,
 )
 from controller.config.stall_limit import stall_problems
+from controller.config.validation.data import data_problems
 from controller.config.validation.engine import (
     device_problems,
     emulation_problems,
@@ -34,6 +33,7 @@ from controller.config.validation.engine import (
     hardware_problems,
     rollout_problems,
 )
+from controller.config.validation.evaluations import evaluation_problems
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.lora import lora_problems
 from controller.config.validation.models import called_model_problems
@@ -64,7 +64,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
         return problems
     for check in (
         _model,
-        _data,
+        data_problems,
+        evaluation_problems,
         _mode,
         advantage_problems,
         _groups,
@@ -89,6 +90,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         pool_problems,
         placement_problems,
         _metrics,
+        _callbacks,
     ):
         problems += check(config)
     return problems
@@ -131,82 +133,6 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             f"`{kernel}` runs on CUDA only, and trainer.device is {config.trainer.device}",
             "trainer.attention: auto",
         )
-
-
-def _data(config: RunConfig) -> Iterator[Problem]:
-    sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
-    sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
-    if config.data.eval is not None:
-        sources.append(("data.eval", config.data.eval))
-    if config.warm_start is not None:
-        sources.append(("warm_start.data", config.warm_start.data))
-    for path, source in sources:
-        yield from _source(path, source)
-    if config.data.mix and config.data.epochs is not None:
-        yield Problem(
-            ("data.epochs", "data.mix"),
-            "counts passes over one set, and several are mixed: the one with the largest ratio would end the run",
-            "data.epochs: null, and num_steps as many as are wanted",
-        )
-    if config.eval.every_steps and config.data.eval is None:
-        yield Problem(
-            ("eval.every_steps", "data.eval"),
-            f"asks for an evaluation every {config.eval.every_steps} steps, and there is no data.eval",
-            "give data.eval, or eval.every_steps: 0",
-        )
-    if config.data.curriculum is not None and config.data.epochs == 1:
-        yield Problem(
-            ("data.curriculum", "data.epochs"),
-            "chooses by what a row gave before, and with one epoch no row comes back",
-            "data.epochs of 2 or more, or data.curriculum: null",
-        )
-
-
-def _source(path: str, source: DataSource) -> Iterator[Problem]:
-    given = [kind for kind in ("path", "dataset", "generator") if getattr(source, kind) is not None]
-    keys = (path, f"{path}.path", f"{path}.dataset", f"{path}.generator")
-    if not given:
-        yield Problem(keys, "names no source", f"give one of {path}.path, {path}.dataset, {path}.generator")
-        return
-    if len(given) > 1:
-        yield Problem(keys, f"{' and '.join(given)} exclude each other", "keep one of them")
-        return
-    kind = given[0]
-    if not getattr(source, kind):
-        yield Problem((f"{path}.{kind}",), "is empty")
-    meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
-    for key in meaningless[kind]:
-        if getattr(source, key):
-            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove it")
-    for key in source.columns:
-        if key not in ("prompt", "messages", "answer", "response"):
-            yield Problem(
-                (f"{path}.columns.{key}",),
-                "is not a column that can be mapped (other columns are kept under their own names)",
-                "the left side is prompt, messages, answer or response; the right side is your column",
-            )
-        elif source.columns[key] is None and key != "answer":
-            yield Problem((f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (there is none)")
-    if {"prompt", "messages"} <= source.columns.keys():
-        yield Problem((f"{path}.columns",), "prompt and messages exclude each other", "keep one of them")
-    if (
-        kind == "generator"
-        and source.generator
-        and source.generator not in BUILT_IN_GENERATORS
-        and not is_import_path(source.generator)
-    ):
-        known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
-        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
-    if kind == "generator" and (source.limit or 0) > limits.GENERATED_ROWS:
-        yield Problem(
-            (f"{path}.limit",),
-            f"{source.limit:,} generated rows would all be in memory",
-            f"at most {limits.GENERATED_ROWS:,}",
-        )
-    if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
-        yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
-    if source.template is not None and (fault := templates.fault_of(source.template)):
-        yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
 
 
 def _mode(config: RunConfig) -> Iterator[Problem]:
@@ -357,6 +283,12 @@ def _swap(config: RunConfig) -> Iterator[Problem]:
             "with drain each worker finishes its answers first: one after another, the last would wait for all of them",
             "swap: together, or interruption: recompute or keep_kv",
         )
+
+
+def _callbacks(config: RunConfig) -> Iterator[Problem]:
+    for index, name in enumerate(config.callbacks):
+        if not is_import_path(name):
+            yield Problem((f"callbacks.{index}",), f"`{name}` is no import path", "module:CLASS")
 
 
 def _metrics(config: RunConfig) -> Iterator[Problem]:

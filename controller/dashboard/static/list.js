@@ -29,7 +29,8 @@ function rowOf(run) {
   box.checked = chosen.has(run.name);
   box.addEventListener("change", () => choose(run.name, box.checked));
   const made = make("tr", {},
-    make("th", { scope: "row" }, box, link, run.words ? make("span", { class: "words" }, run.words) : null),
+    make("th", { scope: "row" }, box, link, run.words ? make("span", { class: "words" }, run.words) : null,
+      run.note ? make("span", { class: "words" }, run.note) : null),
     make("td", { "data-label": "state" }, pill(run.kind)),
     ...numbers.map(([label, words]) => make("td", { class: words === "–" ? "num unknown" : "num", "data-label": label }, words)));
   made.lastChild.dataset.time = run.updated_s || "";

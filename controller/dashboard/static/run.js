@@ -65,11 +65,12 @@ function showRun(run) {
   state.kind = run.kind;
   document.dispatchEvent(new Event("run-changed"));
   state.reason = run.reason;
+  state.note = run.note;
   showUpdated();
 }
 
 function showUpdated() {
-  const words = [state.reason, state.updated_s ? `last update ${ago(state.updated_s)}` : ""];
+  const words = [state.reason, state.updated_s ? `last update ${ago(state.updated_s)}` : "", state.note];
   subtitle.textContent = words.filter(Boolean).join("; ");
 }
 setInterval(showUpdated, 5000);

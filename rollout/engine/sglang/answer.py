@@ -148,6 +148,12 @@ class GrowingAnswer:
         num_dropped, self._hidden = self._hidden, 0
         return num_dropped
 
+    def cut(self, length: int) -> int:
+        """Forget the tokens after the first `length`, which are shown, and no event follows; how many they were."""
+        num_dropped = self._count + self._hidden - length
+        self._count, self._hidden = length, 0
+        return num_dropped
+
     def take(self, event: StreamEvent, *, is_incremental: bool) -> int:
         """Append what the event adds; how many tokens that is.
 

@@ -63,6 +63,8 @@ class _Running:
     is_streaming: bool = False
     is_ended_by_us: bool = False
     """Its attempt was ended for a swap, and is to be followed by another."""
+    is_stopped: bool = False
+    """Its last token completed a stop string."""
     is_void: bool = False
     """It has tokens of versions newer than the one swapped in: it ends as `cancelled`."""
     consecutive_failures: int = 0
@@ -175,6 +177,10 @@ class Attempts:
                     expected = None if event.output_ids else expected
                     self._take(running, event, live)
                     finish = event.meta_info.finish_reason
+                    if running.is_stopped:
+                        if finish is None:
+                            self._spawn_abort(live.client, running.ticket)
+                        return None
         except asyncio.CancelledError:
             self._spawn_abort(live.client, running.ticket)
             raise
@@ -232,11 +238,28 @@ class Attempts:
         return body | {"return_routed_experts": True} if self._experts_shape else body
 
     def _take(self, running: _Running, event: StreamEvent, live: RunningServer) -> None:
-        is_first = running.answer.is_attempt_empty
+        is_first, num_shown = running.answer.is_attempt_empty, len(running.answer)
         count = running.answer.take(event, is_incremental=live.is_incremental)
         self.meter.came(count, event.meta_info if is_first and count else None)
+        self._look_for_stop_string(running, num_shown)
         if event.meta_info.routed_experts is not None:
             running.routed_experts = len(running.answer), event.meta_info.routed_experts
+
+    def _look_for_stop_string(self, running: _Running, num_seen: int) -> None:
+        """End the answer with the first token after `num_seen` new ones that completes a stop string. The server has
+        no tokenizer, and looks at the tokens of one attempt only."""
+        request, answer = running.request, running.answer
+        if request.stops is None or len(answer) == num_seen:
+            return
+        before = max(0, num_seen - request.stops.num_tokens)
+        tokens_R = answer.segment.tokens_R[before:]
+        if num_seen < request.stops.num_tokens:
+            tokens_R = np.concatenate((request.prefix.tokens_R, tokens_R))
+            before -= len(request.prefix)
+        length = request.stops.end(tokens_R, num_seen - before)
+        if length is not None:
+            running.is_stopped = True
+            self.num_dropped += answer.cut(before + length)
 
     def _experts_of(self, running: _Running) -> np.ndarray | None:
         """int32 [positions, layers, experts per token]; None where a server died before it reported them. Raises
@@ -271,7 +294,7 @@ class Attempts:
         """The end the answer has reached with the tokens it has, whatever the server says."""
         request, answer = running.request, running.answer
         total = len(request.prefix) + len(answer)
-        if len(answer) and answer.last_token in request.sampling.stop_token_ids:
+        if running.is_stopped or (len(answer) and answer.last_token in request.sampling.stop_token_ids):
             return "stop"
         if total >= request.sampling.max_new_tokens or len(request.prompt_P) + total >= self.context:
             return "length"

@@ -37,6 +37,7 @@ class SGLangDescriptor(EngineDescriptor):
     environment = EngineEnvironment(python=PYTHON, package="sglang", build="make sglang-cpu")
     joins_process_groups = True
     releases_memory = True
+    ends_at_stop_strings = True
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """`tp_size`."""

@@ -23,6 +23,7 @@ from areal_like.errors import LedgerError, OperationError, UserError
 from areal_like.metrics import read_jsonl
 from areal_like.store_owner import OWNER_FILE, claim
 from controller.cli import jobs
+from controller.config.early_stop_settings import EarlyStopSettings
 from controller.config.loading import load_config
 from controller.config.run_config import PrometheusSettings
 from controller.data import job_rows, table
@@ -88,6 +89,21 @@ def test_resume_finds_the_run_from_anywhere_with_relative_paths_as_they_were_mea
     assert Path.cwd() == tmp_path / "home"
     assert again.config.runs_dir == str(tmp_path / "home" / "runs")
     assert again.rows.fingerprints == stretches[0].rows.fingerprints
+
+
+def test_a_run_that_ended_early_goes_on_only_when_asked_and_then_without_the_rule(config, stretches):
+    folder = stopped_run(config.model_copy(update={"early_stop": EarlyStopSettings()}))
+    folder.write_state("finished", reason="early stop: accuracy was not better")
+    with pytest.raises(UserError, match=r"finished \(early stop: .*\) -> areal-like resume --past-early-stop"):
+        jobs.resume(folder.root)
+    assert jobs.resume(folder.root, past_early_stop=True) == 0
+    assert stretches[-1].config.early_stop is None
+    folder.write_state("stopped")
+    assert jobs.resume(folder.root) == 0
+    assert stretches[-1].config.early_stop is None, "also after a further stop"
+    folder.write_state("finished")
+    with pytest.raises(UserError, match="start another with more steps"):
+        jobs.resume(folder.root, past_early_stop=True)
 
 
 def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config, stretches, capsys):

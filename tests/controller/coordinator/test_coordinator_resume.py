@@ -25,6 +25,7 @@ from controller.coordinator.effects import (
 from controller.coordinator.events import (
     BatchRequested,
     CheckpointTaken,
+    EarlyStopReached,
     Published,
     RunStarted,
     StopRequested,
@@ -128,6 +129,16 @@ def test_a_run_that_goes_on_after_its_trainer_died_ends_with_its_last_step_all_t
     assert only(desk.do(StopRequested()), SendNoMoreBatches).last_step == 3
     assert not has(desk.publish(3), EndRun)
     assert only(desk.do(CheckpointTaken(version=3, path="c3")), EndRun).status == "stopped"
+
+
+def test_an_early_stop_uses_what_is_recorded_saves_it_and_is_a_completed_run() -> None:
+    desk = played(steps=2, checkpoint=1)
+    desk.finish(2, first=2)
+    effects = desk.do(EarlyStopReached(reason="early stop: enough"))
+    assert not has(effects, EndRun)
+    assert only(effects, SendNoMoreBatches).last_step == 2
+    end = only(desk.do(CheckpointTaken(version=2, path="c2")), EndRun)
+    assert (end.status, end.reason) == ("completed", "early stop: enough")
 
 
 def test_a_worker_that_joins_during_a_replay_gets_the_version_when_it_is_there_again() -> None:

@@ -426,3 +426,24 @@ def test_generator_that_gives_such_a_number_is_refused(tmp_path: Path, monkeypat
 def test_absent_values_and_truth_values_travel_as_they_are() -> None:
     row = {"none": None, "yes": True, "no": False, "list": [None, 1], "inf": float("inf"), "bytes": b"x"}
     assert _plain(row, "here") == {"none": None, "yes": True, "no": False, "list": [None, 1], "inf": None}
+
+
+class TestChat:
+    def test_a_system_prompt_and_chat_arguments_travel_with_each_row(self, tmp_path: Path) -> None:
+        file = write_lines(tmp_path / "c.jsonl", {"prompt": "1+1?", "answer": "2"})
+        row = rows_of(file, system_prompt="Be brief.", chat_template_kwargs={"enable_thinking": False})[0]
+        assert row["_chat"] == {"system_prompt": "Be brief.", "kwargs": {"enable_thinking": False}}
+        assert (row["prompt"], row["answer"]) == ("1+1?", "2")
+        assert "_chat" not in rows_of(file)[0]
+        assert rows_of(file).fingerprint != rows_of(file, system_prompt="Be brief.").fingerprint
+
+    def test_a_second_system_message_is_refused_with_its_line(self, tmp_path: Path) -> None:
+        said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1?"}]
+        file = write_lines(tmp_path / "c.jsonl", {"messages": said, "answer": "2"})
+        words = refusal(file, system_prompt="Be brief.")
+        assert "c.jsonl:1: `messages` has a system message already" in words
+        assert "data.train.system_prompt" in words
+
+    def test_the_reserved_column_is_refused(self, tmp_path: Path) -> None:
+        file = write_lines(tmp_path / "c.jsonl", {"prompt": "1+1?", "answer": "2", "_chat": 1})
+        assert "the name `_chat` is reserved" in refusal(file)

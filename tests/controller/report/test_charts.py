@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from controller.report import colours
 from controller.report.charts import MAX_POINTS, Chart, clock, column, curve, elapsed_s, number, running_mean
 from controller.report.data import RunData
 from controller.report.flow_charts import MAX_LINES, staleness_classes, staleness_over_time
-from controller.report.run_charts import sections
+from controller.report.run_charts import evaluations, sections
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,15 @@ def test_a_run_with_a_critic_alone_has_its_charts():
     more = {"value_loss": 0.5, "explained_variance": 0.1, "value_clip_fraction": 0.0}
     found = sections(made_run(steps=[{**row, **more} for row in rows]))
     assert {c.key for s in found for c in s.charts} == keys | critics
+
+
+def test_several_sets_and_answers_per_row_have_a_chart_of_their_own():
+    plain = {"kind": "eval", "version": 1, "accuracy": 0.5}
+    more = {**plain, "accuracy/math": 0.4, "pass_at_4": 0.8, "pass_at_4/math": 0.7}
+    for row, names in ((plain, []), (more, ["accuracy/math", "pass_at_4", "pass_at_4/math"])):
+        found = evaluations(dataclasses.replace(made_run(steps=step_rows(3)), evals=[row]))
+        assert [series.name for chart in found for series in chart.series] == names
+        assert all(series.ys for chart in found for series in chart.series)
 
 
 def test_a_run_of_several_turns_alone_has_their_chart():

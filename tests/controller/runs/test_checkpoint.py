@@ -16,6 +16,7 @@ from controller.run_folder.run_folder import RunFolder
 from controller.runs.checkpoint import checkpoint
 from controller.runs.convert import export, import_model
 from controller.runtime.control_requests import Requests
+from controller.runtime.evaluation_watch import keep_checkpoint
 from controller.runtime.trainer_restart import find_checkpoint
 from trainer.checkpoints import checkpoint as files
 from trainer.checkpoints.checkpoint import CheckpointState, Retention
@@ -150,6 +151,22 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
         export(str(one), str(tmp_path / "d"), version=3, dtype=None, lora=None)
     with pytest.raises(UserError, match="--lora: the checkpoint holds a whole model"):
         export(str(one), str(tmp_path / "d"), version=None, dtype=None, lora="adapter")
+
+
+def test_export_of_the_best_takes_the_one_that_is_kept_for_it(tmp_path, capsys):
+    folder = zoo.make_run(tmp_path, "finished")
+    for version in (2, 4):
+        made(folder.root, version)
+    with pytest.raises(UserError, match="this run has no best checkpoint"):
+        export(str(folder.root), str(tmp_path / "a"), version=None, best=True, dtype=None, lora=None)
+    kept = folder.best / "step_000002"
+    keep_checkpoint(folder.root / "checkpoints" / "step_000002", kept, {"version": 2, "path": str(kept)})
+    assert export(str(folder.root), str(tmp_path / "a"), version=None, best=True, dtype=None, lora=None) == 0
+    assert load_file(tmp_path / "a" / "model.safetensors")["w"][0, 0] == 2
+    assert "step_000002 of" in capsys.readouterr().out
+    damage(kept)
+    with pytest.raises(UserError, match="the best checkpoint is damaged"):
+        export(str(folder.root), str(tmp_path / "b"), version=None, best=True, dtype=None, lora=None)
 
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):

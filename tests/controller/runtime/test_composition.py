@@ -142,7 +142,8 @@ class Session:
 
     def __init__(self, root: Path, config: RunConfig) -> None:
         self.config, self.folder, self.stack = config, RunFolder(root), contextlib.ExitStack()
-        self.ledger, self.telemetry, self.end = object(), object(), object()
+        self.ledger, self.end, self.is_evaluation = object(), object(), False
+        self.telemetry = SimpleNamespace(tally=SimpleNamespace(eval_metrics={}))
         self.rows = SimpleNamespace(max_draws=50, num_final=7, num_periodic=3)
         self.notes: list[str] = []
 

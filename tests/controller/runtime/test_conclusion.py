@@ -37,10 +37,11 @@ class Session:
         )
         self.end = SimpleNamespace(is_hurried=False)
         self.sink_counts: dict[str, Any] = {}
+        self.late: list[str] = []
         self.telemetry: Any = SimpleNamespace(
             tally=SimpleNamespace(accuracy={1: 0.5}, steps=1, summary=self.summary),
             status=SimpleNamespace(end=self.note("status")),
-            sinks=SimpleNamespace(counts=lambda: self.sink_counts),
+            sinks=SimpleNamespace(counts=lambda: self.sink_counts, end=lambda summary: self.late),
         )
         for name in ("merge_traces", "write_summary"):
             monkeypatch.setattr(conclusion, name, self.note(name))
@@ -211,3 +212,11 @@ def test_a_run_is_counted_by_fates_sessions_and_restarts(
         **({} if is_evaluation else {"num_steps": 7, "staleness_bound": 3}),
         **({"emulated": words} if words else {}),
     }  # fmt: skip
+
+
+def test_what_went_wrong_at_the_end_of_a_callback_is_shown(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.late = ["callback Mine: on_end raised OSError: disk full"]
+    session.conclude(Outcome("completed", ""))
+    assert "callback Mine: on_end raised OSError: disk full" in capsys.readouterr().out

@@ -33,6 +33,7 @@ from controller.coordinator.effects import (
 )
 from controller.coordinator.events import Tick, WorkerLost
 from controller.coordinator.sample_outcome import SampleOutcome
+from controller.data.eval_layout import EvalLayout, SetSize
 from controller.runtime.effect_dispatcher import EffectDispatcher
 from controller.runtime.inbound import InboundEvent
 from controller.runtime.outcome import Outcome, RunEnd
@@ -57,7 +58,7 @@ class Bench:
         self.end, self.trainer = RunEnd(), TrainerProgress(SimpleNamespace(trained=0))  # type: ignore[arg-type]
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
-            lengths=SimpleNamespace(record=self.note("lengths")), accuracy={4: 0.5},
+            lengths=SimpleNamespace(record=self.note("lengths")), eval_metrics={4: {"accuracy": 0.5}},
             add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
         display = SimpleNamespace(note=self.note("show"), accuracy=self.note("accuracy"))
@@ -65,8 +66,11 @@ class Bench:
             coordinator=self.coordinator,
             ledger=SimpleNamespace(apply=self.apply, purge=self.note("purge")),
             supervisor=SimpleNamespace(end=self.note("end"), watches_role=lambda role: role in self.watched),
-            rows=SimpleNamespace(eval=lambda row: {"prompt": f"{row}+1="}),
+            rows=SimpleNamespace(
+                eval=lambda row: {"prompt": f"{row}+1="}, layout=EvalLayout({"": SetSize(9, 9, 9)})
+            ),
             end=self.end,
+            watch=SimpleNamespace(evaluated=self.note("evaluated")),
             tracer=SimpleNamespace(
                 span=lambda name, **facts: contextlib.nullcontext(), instant=self.note("instant")
             ),
@@ -223,11 +227,12 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
             "measure", "eval", ("version", 4), ("accuracy", 0.5), ("num_scored", 2), ("num_rows", 3),
             ("eval", "periodic"), ("answers", []),
         ),
-        ("accuracy", 4, 0.5, 2),
+        ("accuracy", 4, {"accuracy": 0.5}, 2),
+            ("evaluated", 4, {"accuracy": 0.5}),
     ]  # fmt: skip
     missing = ("show", "1 of 3 evaluated answers got no score", "warning")
     assert evaluated(2) == [("forget",), missing, *measured]
-    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy"]
+    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy", "evaluated"]
     assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ class Bench:
         """Processes that are not under supervision."""
         self.trainer = TrainerProgress(SimpleNamespace(trained=2))  # type: ignore[arg-type]
         components = SimpleNamespace(
+            watch=self.part("watch", "saved"),
             supervisor=SimpleNamespace(
                 watches=lambda name: name not in self.gone, **vars(self.part("supervisor", "reported", "release"))
             ),
@@ -119,7 +121,11 @@ def test_the_newest_checkpoint_counts_whatever_is_reported_later() -> None:
     bench = Bench()
     saved = [m.CheckpointSaved(version=version, path=f"c{version}") for version in (4, 3)]
     assert bench.hear("trainer", saved[0]).event == CheckpointTaken(version=4, path="c4")
-    assert bench.calls == [("admin.checkpoint_saved", 4, "c4"), ("monitor.checkpoint_saved", saved[0])]
+    assert bench.calls == [
+        ("admin.checkpoint_saved", 4, "c4"),
+        ("monitor.checkpoint_saved", saved[0]),
+        ("watch.saved", 4, Path("c4")),
+    ]
     bench.hear("trainer", saved[1])
     assert bench.trainer.saved_version == 4
 

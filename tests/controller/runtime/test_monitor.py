@@ -42,7 +42,7 @@ class Bench:
             status=SimpleNamespace(
                 is_due=lambda: self.is_status_due, write=lambda phase, **row: self.status.append({"phase": phase} | row)
             ),
-            sinks=SimpleNamespace(news=lambda: self.news, offer=self.offered.append),
+            sinks=SimpleNamespace(news=lambda: self.news, offer=self.offered.append, take_rows=lambda: []),
         )
         components = SimpleNamespace(
             telemetry=telemetry,

@@ -14,6 +14,7 @@ from areal_like.wire import messages as m
 from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendRelease, SendVersion
 from controller.coordinator.events import WorkerLost
 from controller.coordinator.snapshot import BatchGroup, Counts
+from controller.data.eval_layout import EvalLayout, SetSize
 from controller.runtime.outbound import Outgoing, TaskSettings, stream_seed
 
 TRAIN, EVAL = m.Sampling(max_new_tokens=100), m.Sampling(temperature=0.0, max_new_tokens=50)
@@ -51,6 +52,8 @@ class PlayedLedger:
 class PlayedRows:
     def train(self, group_id: int) -> Mapping[str, Any]:
         return {"prompt": f"train {group_id}"}
+
+    layout = EvalLayout({"": SetSize(1000, 1000, 1000)})
 
     def eval(self, index: int) -> Mapping[str, Any]:
         return {"prompt": f"eval {index}"}

@@ -31,6 +31,7 @@ from areal_like.wire import messages as m
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.events import RunStarted
 from controller.coordinator.settings import CoordinatorSettings
+from controller.data.eval_layout import EvalLayout, SetSize
 from controller.ledger.audit import audit
 from controller.ledger.ledger import Ledger
 from controller.runtime.components import RunComponents
@@ -171,6 +172,8 @@ class PlainRows:
 
     def train(self, group_id: int) -> dict[str, Any]:
         return {"prompt": f"draw {group_id}"}
+
+    layout = EvalLayout({"": SetSize(1000, 1000, 1000)})
 
     def eval(self, index: int) -> dict[str, Any]:
         return {"prompt": f"eval {index}"}

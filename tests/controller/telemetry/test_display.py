@@ -123,7 +123,7 @@ def test_plain_output_has_no_control_characters_and_no_line_is_broken_at_the_wid
     with display:
         display.note("a warning " * 10, "warning")
         display.step(row())
-        display.accuracy(7, 0.875, 1000)
+        display.accuracy(7, {"accuracy": 0.875}, 1000)
     assert len(shown.getvalue().splitlines()) == 3
     assert not re.search(r"[^\n -~]", shown.getvalue())
     assert "evaluation of version 7: 0.875 on 1,000 held-out prompts" in shown.getvalue()
@@ -155,7 +155,7 @@ def test_terminal_shows_steps_version_accuracy_time_left_and_who_waits_for_whom(
             display.step(row(step))
         display.show(SNAPSHOT)
         display.console = Screen(file=shown, width=250, force_terminal=True)
-        display.accuracy(7, 0.875, 200)
+        display.accuracy(7, {"accuracy": 0.875, "pass_at_2": 0.9}, 200)
         text = "\n".join(drawn(display))
     for part in (
         "39/80", "version 7   12 s", "trainer waits for batch 8", "rollout-0: generate", "drawn 40", "v7 0.875",
@@ -163,7 +163,7 @@ def test_terminal_shows_steps_version_accuracy_time_left_and_who_waits_for_whom(
     ):  # fmt: skip
         assert part in text
     assert "1/80" not in text.split(), "only the newest steps stay"
-    assert "evaluation of version 7: 0.875 on 200 held-out prompts" in shown.getvalue()
+    assert "evaluation of version 7: 0.875 on 200 answers (pass_at_2 0.900)" in shown.getvalue()
 
 
 def test_after_a_resume_the_time_says_what_it_counts_from() -> None:

@@ -18,6 +18,7 @@ from rollout.config import EngineSettings
 from rollout.engine import core
 from rollout.engine.decoder import plan_passes
 from rollout.engine.embedded import EmbeddedEngine
+from rollout.stop_strings import StopStrings
 
 
 def test_answer_ends_with_its_stop_token(kit: Any) -> None:
@@ -34,6 +35,32 @@ def test_answer_ends_with_its_stop_token(kit: Any) -> None:
                 assert outcome.segment.tokens_R.tolist() == free[: first + 1]
             at_limit = await engine.generate(kit.ask(0, max_new_tokens=first + 1, stop_token_ids=(stop,)))
             assert at_limit.end_reason == "stop"
+
+    kit.run(body())
+
+
+def test_answer_ends_with_the_token_that_completes_a_stop_string(kit: Any) -> None:
+    bench = kit.bench()
+
+    def words(tokens_R: np.ndarray) -> str:
+        return "".join(f"<{one}>" for one in tokens_R)
+
+    async def body() -> None:
+        async with bench.engine(num_slots=3) as engine:
+            free = [(await engine.generate(kit.ask(i, max_new_tokens=30))).segment for i in range(4)]
+            strings = [f"{one.tokens_R[9]}><{one.tokens_R[10]}>" for one in free]
+            looks = [StopStrings([string], words) for string in strings]
+            asked = [kit.ask(i, max_new_tokens=30, stops=looks[i]) for i in range(3)] + [kit.ask(3, max_new_tokens=30)]
+            outcomes = await kit.generate_all(engine, asked)
+            for outcome, segment, look in zip(outcomes[:3], free, looks, strict=False):
+                length = look.end(segment.tokens_R, 0)
+                assert (outcome.end_reason, outcome.segment.tokens_R.tolist()) == (
+                    "stop", segment.tokens_R[:length].tolist(),
+                )  # fmt: skip
+            assert len(outcomes[3].segment) == 30
+            head = free[0].head(10)  # the string begins in what an earlier worker sampled
+            rest = await engine.generate(kit.ask(0, max_new_tokens=30, prefix=head, stops=looks[0]))
+            assert (rest.end_reason, len(rest.segment)) == ("stop", looks[0].end(free[0].tokens_R, 0) - 10)
 
     kit.run(body())
 

@@ -24,6 +24,7 @@ from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import GenerationRequest
 from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
+from rollout.stop_strings import StopStrings
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_S = 120.0
@@ -128,6 +129,8 @@ class FakeWorld:
     @staticmethod
     def ask(request_id: int = 1, max_new_tokens: int = 20, prefix: Segment | None = None, **more: Any) -> Any:
         sampling = {key: more.pop(key) for key in ("stop_token_ids", "ignore_eos") if key in more}
+        if "stop" in more:
+            more["stops"] = StopStrings(more.pop("stop"), lambda tokens_R: "".join(chr(60 + one) for one in tokens_R))
         return GenerationRequest(
             request_id=request_id, prompt_P=np.array([5, 6, 7], np.int32), prefix=prefix or Segment.empty(),
             sampling=Sampling(max_new_tokens=max_new_tokens, **sampling), seed=1, **more,

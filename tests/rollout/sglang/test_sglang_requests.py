@@ -48,6 +48,24 @@ def test_ends_are_distinguished(fake_world):
     fake_world.run(body())
 
 
+@pytest.mark.parametrize("stream_tokens", [1, 4])
+def test_an_answer_ends_at_a_stop_string_wherever_events_and_attempts_end(fake_world, stream_tokens):
+    async def body():
+        async with fake_world.engine(stream_tokens=stream_tokens) as engine:
+            stop = await engine.generate(fake_world.ask(stop=["GHI", "zz"]))
+            assert (stop.end_reason, stop.segment.tokens_R.tolist()) == ("stop", [8, 9, 10, 11, 12, 13])
+            fake_world.check(stop.segment)
+            again = await engine.generate(fake_world.ask(prefix=stop.segment, stop=["GHI"]))
+            assert (again.end_reason, len(again.segment)) == ("stop", 0)
+            rest = await engine.generate(fake_world.ask(prefix=stop.segment.head(4), stop=["GHI"]))
+            assert (rest.end_reason, rest.segment.tokens_R.tolist()) == ("stop", [12, 13])
+            free = await engine.generate(fake_world.ask(stop=["zz"]))
+            assert (free.end_reason, len(free.segment)) == ("length", 20)
+            assert engine.progress() == {}
+
+    fake_world.run(body())
+
+
 def test_an_answer_of_forced_length_does_not_end_at_the_models_own_end(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_EOS", "12")

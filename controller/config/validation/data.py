@@ -1,0 +1,118 @@
+"""Which settings of the rows cannot work, or would do nothing. Pure, as run.py is.
+
+Owns: those cross-checks. Refuses: reading rows (controller/data).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_like import limits, templates
+from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
+from areal_like.import_path import is_import_path
+from areal_like.prompts import RESERVED_KWARGS
+from controller.config.problems import Problem
+from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunConfig
+
+
+def data_problems(config: RunConfig) -> Iterator[Problem]:
+    """Sources that name none, and settings of theirs that have no effect or exclude each other."""
+    sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
+    sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
+    for name, source in config.data.eval_sources.items():
+        sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
+    if config.data.eval is not None and config.data.eval_sets:
+        yield Problem(("data.eval_sets", "data.eval"), "exclude each other", "keep one of them")
+    if config.eval.num_samples > 1 and config.eval.temperature == 0:
+        what = "several answers of a greedy policy are the same"
+        yield Problem(("eval.num_samples", "eval.temperature"), what, "eval.temperature above 0, such as 1.0")
+    if config.warm_start is not None:
+        sources.append(("warm_start.data", config.warm_start.data))
+    for path, source in sources:
+        yield from _source(path, source)
+        yield from _chat(path, source, config)
+    if config.data.mix and config.data.epochs is not None:
+        yield Problem(
+            ("data.epochs", "data.mix"),
+            "counts passes over one set, and several are mixed: the one with the largest ratio would end the run",
+            "data.epochs: null, and num_steps as many as are wanted",
+        )
+    if config.eval.every_steps and not config.data.eval_sources:
+        yield Problem(
+            ("eval.every_steps", "data.eval"),
+            f"asks for an evaluation every {config.eval.every_steps} steps, and there is no data.eval",
+            "give data.eval, or eval.every_steps: 0",
+        )
+    if config.data.curriculum is not None and config.data.epochs == 1:
+        yield Problem(
+            ("data.curriculum", "data.epochs"),
+            "chooses by what a row gave before, and with one epoch no row comes back",
+            "data.epochs of 2 or more, or data.curriculum: null",
+        )
+
+
+def _source(path: str, source: DataSource) -> Iterator[Problem]:
+    given = [kind for kind in ("path", "dataset", "generator") if getattr(source, kind) is not None]
+    keys = (path, f"{path}.path", f"{path}.dataset", f"{path}.generator")
+    if not given:
+        yield Problem(keys, "names no source", f"give one of {path}.path, {path}.dataset, {path}.generator")
+        return
+    if len(given) > 1:
+        yield Problem(keys, f"{' and '.join(given)} exclude each other", "keep one of them")
+        return
+    kind = given[0]
+    if not getattr(source, kind):
+        yield Problem((f"{path}.{kind}",), "is empty")
+    meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
+    for key in meaningless[kind]:
+        if getattr(source, key):
+            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove it")
+    for key in source.columns:
+        if key not in ("prompt", "messages", "answer", "response"):
+            yield Problem(
+                (f"{path}.columns.{key}",),
+                "is not a column that can be mapped (other columns are kept under their own names)",
+                "the left side is prompt, messages, answer or response; the right side is your column",
+            )
+        elif source.columns[key] is None and key != "answer":
+            yield Problem((f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (there is none)")
+    if {"prompt", "messages"} <= source.columns.keys():
+        yield Problem((f"{path}.columns",), "prompt and messages exclude each other", "keep one of them")
+    if (
+        kind == "generator"
+        and source.generator
+        and source.generator not in BUILT_IN_GENERATORS
+        and not is_import_path(source.generator)
+    ):
+        known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
+        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
+    if kind == "generator" and (source.limit or 0) > limits.GENERATED_ROWS:
+        yield Problem(
+            (f"{path}.limit",),
+            f"{source.limit:,} generated rows would all be in memory",
+            f"at most {limits.GENERATED_ROWS:,}",
+        )
+    if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
+        yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
+    if source.template is not None and (fault := templates.fault_of(source.template)):
+        yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
+
+
+def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]:
+    """What a source says of the chat template, and nothing would follow."""
+    keys = [key for key in ("system_prompt", "chat_template_kwargs") if getattr(source, key)]
+    template, workflow = config.rollout.prompt_template, config.rollout.workflow
+    for key in keys:
+        name = f"{path}.{key}"
+        if template is not None:
+            what = "needs the chat template, which rollout.prompt_template replaces"
+            yield Problem((name, "rollout.prompt_template"), what, "rollout.prompt_template: null")
+        if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
+            what = f"needs a chat template, and {config.model.tokenizer} has none"
+            yield Problem((name, "model.tokenizer"), what, "remove it, or choose another tokenizer")
+        if key == "system_prompt" and workflow in ("agent", "verifiers") and path != "warm_start.data":
+            what = f"has no effect with rollout.workflow: {workflow}, whose programs write the messages"
+            yield Problem((name, "rollout.workflow"), what, "remove it")
+    for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
+        what = "is an argument that this program gives the chat template itself"
+        yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove it")

@@ -1,0 +1,34 @@
+"""Which settings that follow from evaluations cannot work. Pure, as run.py is.
+
+Owns: those cross-checks. Refuses: the metrics' values (telemetry/eval_results.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.config.eval_metrics import metric_names
+from controller.config.problems import Problem, nearest
+from controller.config.run_config import RunConfig
+
+
+def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
+    """A best checkpoint or an early stop without the evaluations, checkpoints or metric that it needs."""
+    checkpoint = config.trainer.checkpoint
+    for key, rule in (("trainer.checkpoint.best", checkpoint.best), ("early_stop", config.early_stop)):
+        if rule is None:
+            continue
+        if not config.data.eval_sources or not config.eval.every_steps:
+            what = "follows from evaluations while the run trains, and there are none"
+            yield Problem((key, "eval.every_steps"), what, "data.eval, and eval.every_steps above 0")
+            continue
+        names = metric_names(config)
+        if rule.metric not in names:
+            near = nearest(rule.metric, names, count=3) or list(names)[:5]
+            yield Problem((f"{key}.metric",), f"no evaluation has `{rule.metric}`", ", ".join(near))
+    if checkpoint.best is not None and checkpoint.every_s is None:
+        every = checkpoint.every_steps
+        if not every or config.eval.every_steps % every:
+            what = "needs a checkpoint of each evaluated version"
+            remedy = "trainer.checkpoint.every_steps that divides eval.every_steps"
+            yield Problem(("trainer.checkpoint.best", "trainer.checkpoint.every_steps"), what, remedy)

@@ -1,0 +1,70 @@
+"""RUN/notes.json: what people say of a run, and its tags.
+
+Owns: that file. Refuses: the configuration, whose `notes` and `tags` it begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.errors import UserError
+from areal_like.plain_text import one_line
+
+NOTES_FILE = "notes.json"
+MAX_NOTES_CHARS, MAX_TAGS, MAX_TAG_CHARS = 10_000, 32, 64
+"""Of what is kept; a longer text is refused."""
+
+
+@dataclass(frozen=True)
+class RunNotes:
+    """Notes and tags of one run; both may be empty."""
+
+    notes: str = ""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Both in one line."""
+        tags = " ".join(f"[{tag}]" for tag in self.tags)
+        return one_line(" ".join(f"{tags} {self.notes}".split()))
+
+
+def read_notes(root: Path) -> RunNotes:
+    """What a run's folder says; nothing where there is no such file, or it is damaged."""
+    try:
+        with (root / NOTES_FILE).open("rb") as file:
+            found = json.loads(file.read(8 * MAX_NOTES_CHARS))
+        notes, tags = found.get("notes", ""), found.get("tags", [])
+    except (OSError, ValueError, AttributeError):
+        return RunNotes()
+    if not isinstance(notes, str) or not isinstance(tags, list):
+        return RunNotes()
+    short = [tag[:MAX_TAG_CHARS] for tag in tags if isinstance(tag, str)]
+    return RunNotes(notes[:MAX_NOTES_CHARS], tuple(short[:MAX_TAGS]))
+
+
+def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
+    """Replace the file, whole or not at all. Raises UserError: too long, or the folder cannot be written."""
+    made = RunNotes(notes, tuple(dict.fromkeys(tags)))
+    path = root / NOTES_FILE
+    if len(notes) > MAX_NOTES_CHARS:
+        raise UserError(
+            f"the text has {len(notes):,} characters, at most {MAX_NOTES_CHARS:,} are kept", where=str(path)
+        )
+    wrong = [tag for tag in made.tags if not tag.strip() or len(tag) > MAX_TAG_CHARS]
+    if wrong or len(made.tags) > MAX_TAGS:
+        what = f"`{wrong[0]}` is no tag" if wrong else f"{len(made.tags)} tags"
+        remedy = f"at most {MAX_TAGS} tags of 1 to {MAX_TAG_CHARS} characters"
+        raise UserError(what, where=str(path), remedy=remedy)
+    fresh = path.with_suffix(".tmp")
+    try:
+        fresh.write_text(json.dumps({"notes": made.notes, "tags": list(made.tags)}, ensure_ascii=False, indent=1))
+        fresh.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot be written ({error.strerror})", where=str(path), remedy="ask the run's owner"
+        ) from error
+    return made

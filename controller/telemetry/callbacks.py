@@ -1,0 +1,142 @@
+"""Callbacks of the user's: objects that see the rows of a run, and may add numbers.
+
+Owns: making them, calling them, disabling one that fails or takes too long, the numbers that they return. Refuses:
+threads and queues (sinks.py: a callback is a sink there, so that a slow one delays nobody and its lost rows are
+counted).
+
+Numbers that a callback returns go into a row of metrics.jsonl of their own, with the same step or version: the row that
+it saw is written already, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal_like.errors import UserError, first_line
+from areal_like.import_path import import_factory
+
+KEY = "callbacks"
+METHODS = {"start": "on_start", "step": "on_step", "eval": "on_eval", "end": "on_end"}
+"""Method by kind of row; each is optional."""
+ROWS: Mapping[str, tuple[str, str]] = {"step": ("callback_step", "step"), "eval": ("callback_eval", "version")}
+"""Kind of the row with a callback's numbers, and what places it, by the kind of row that it saw."""
+MAX_ROWS, MAX_NUMBERS = 1024, 256
+"""Rows that wait for the controller, and numbers of one call: the rest is dropped."""
+
+
+class Disabled(Exception):
+    """The callback is not called any more."""
+
+
+class CallbackSink:
+    """One callback. `write` and `close` are called by the thread of the sink, everything else by the controller."""
+
+    kinds = frozenset({"start", "step", "eval"})
+
+    def __init__(
+        self, label: str, target: Any, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self._label, self._target = f"callback {label}", label, target
+        self._timeout_s, self._clock = timeout_s, clock
+        self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
+        self._began_s: float | None = None
+        self._reason = ""
+
+    def refusal(self) -> str:
+        """Why it is not called any more; empty while it is. Looks at the time that the running call takes."""
+        began_s = self._began_s
+        if not self._reason and began_s is not None and self._clock() - began_s > self._timeout_s:
+            self._reason = f"a call took more than {self._timeout_s:g} s (callback_timeout_s)"
+        return self._reason
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Call the method for this row. Raises Disabled, once and for every row after it."""
+        if reason := self.refusal():
+            raise Disabled(reason)
+        found = self._call(METHODS[record["kind"]], dict(record))
+        if reason := self.refusal():
+            raise Disabled(reason)
+        if record["kind"] in ROWS and (numbers := self._numbers(found)):
+            kind, place = ROWS[record["kind"]]
+            self._rows.append({"kind": kind, "time_s": record["time_s"], place: record[place], **numbers})
+
+    def close(self) -> None:
+        """Nothing is open; the end is `end`."""
+
+    def end(self, summary: Mapping[str, Any]) -> str:
+        """Call on_end, for the timeout at most; what went wrong, in a sentence, or nothing."""
+        if self.refusal() or self._began_s is not None:
+            return ""
+        problems: list[str] = []
+
+        def call() -> None:
+            try:
+                self._call("on_end", dict(summary))
+            except Disabled as error:
+                problems.append(f"{self.name}: {error}")
+
+        thread = threading.Thread(target=call, name=self.name, daemon=True)
+        thread.start()
+        thread.join(self._timeout_s)
+        if thread.is_alive():
+            return f"{self.name}: on_end took more than {self._timeout_s:g} s (callback_timeout_s)"
+        return problems[0] if problems else ""
+
+    def take_rows(self) -> list[dict[str, Any]]:
+        """Rows with its numbers since the last call."""
+        rows = []
+        while self._rows:
+            rows.append(self._rows.popleft())
+        return rows
+
+    def _call(self, method: str, argument: dict[str, Any]) -> Any:
+        call = getattr(self._target, method, None)
+        if call is None:
+            return None
+        self._began_s = self._clock()
+        try:
+            return call(argument)
+        except Exception as error:  # the user's own code may raise anything
+            self._reason = f"{method} raised {type(error).__name__}: {first_line(error)}"
+            raise Disabled(self._reason) from error
+        finally:
+            self.refusal()
+            self._began_s = None
+
+    def _numbers(self, found: Any) -> dict[str, float]:
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            self._reason = f"it returned {type(found).__name__}, which is neither None nor a dict of numbers"
+            raise Disabled(self._reason)
+        numbers = {}
+        for name, value in list(found.items())[:MAX_NUMBERS]:
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                self._reason = f"its metric `{name}` is {type(value).__name__}, not a number"
+                raise Disabled(self._reason) from None
+            if math.isfinite(number):
+                numbers[f"callback/{self._label}/{name}"] = number
+        return numbers
+
+
+def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSink]:
+    """Import and make the callbacks. Raises UserError."""
+    made = []
+    for index, name in enumerate(names):
+        where = f"{KEY}.{index}"
+        factory = import_factory(name, where)
+        try:
+            target = factory()
+        except Exception as error:  # as above
+            raise UserError(f"{name} cannot be made without arguments ({first_line(error)})", where=where) from error
+        if not any(callable(getattr(target, method, None)) for method in METHODS.values()):
+            raise UserError(f"{name} has none of {', '.join(METHODS.values())}", where=where, remedy="define one")
+        made.append(CallbackSink(name.partition(":")[2], target, timeout_s=timeout_s))
+    return made

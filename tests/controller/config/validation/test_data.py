@@ -1,0 +1,71 @@
+"""Settings of the rows, and of what ends answers, that cannot work together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from controller.config.run_config import RunConfig
+from controller.config.validation.run import cross_check
+
+CHAT = {"tokenizer": "chat:tool_sum"}
+
+
+def found(config: RunConfig) -> list[str]:
+    return [str(problem) for problem in cross_check(config)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data__train": {"generator": "tool_sum", "system_prompt": "x"}}, "data.train.system_prompt.*has none"),
+        (
+            {"data__train": {"generator": "tool_sum", "chat_template_kwargs": {"tools": 1}}},
+            "chat_template_kwargs.tools.*gives the chat template itself",
+        ),
+        (
+            {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__prompt_template": "{prompt}"},
+            "system_prompt.*rollout.prompt_template replaces",
+        ),
+        (
+            {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
+            "system_prompt.*whose programs write the messages",
+        ),
+        ({"early_stop": {}}, "early_stop: follows from evaluations"),
+        (
+            {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
+            "early_stop.metric: no evaluation has `acuracy`.*accuracy",
+        ),
+        (
+            {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
+            "checkpoint.best: needs a checkpoint of each evaluated version",
+        ),
+        ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy are the same"),
+        ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*exclude each other"),
+        ({"sampling__stop": ["x"], "rollout__workflow": "tools"}, "sampling.stop.*ends where the model ends it"),
+        ({"sampling__stop": ["x"], "sampling__forced_lengths": "5"}, "sampling.stop.*forced lengths"),
+        (
+            {"sampling__stop": ["x"], "rollout__engine__sglang": {"routed_experts": True}},
+            "sampling.stop.*after the server reported their experts",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    import re
+
+    problems = found(make(**changes))
+    assert any(re.search(words, problem) for problem in problems), problems
+
+
+def test_stop_strings_and_their_bounds() -> None:
+    assert found(make(sampling__stop=["</answer>"])) == []
+    for wrong in ([""], ["x" * 257], ["x"] * 65, "x"):
+        with pytest.raises(ValueError, match="stop"):
+            make(sampling__stop=wrong)
+
+
+def test_emulated_devices_do_not_look_for_texts() -> None:
+    config = make(sampling__stop=["x"])
+    assert (config.train_sampling.stop, config.eval_sampling.stop) == (("x",), ("x",))
