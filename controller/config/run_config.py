@@ -103,6 +103,26 @@ class WandbSettings(Settings):
     """Tags of the run."""
 
 
+class MlflowSettings(Settings):
+    """MLflow, alongside metrics.jsonl (extra `[mlflow]`)."""
+
+    experiment: str = Field("areal-like", min_length=1)
+    """Experiment the run belongs to."""
+    uri: str | None = Field(None, min_length=1)
+    """Store: `file:FOLDER`, `sqlite:///FILE`, or a server; null: <run>/mlflow.db, with artifacts in <run>/mlflow."""
+
+
+class TrackioSettings(Settings):
+    """Trackio, alongside metrics.jsonl (extra `[trackio]`)."""
+
+    project: str = Field("areal-like", min_length=1)
+    """Project the run belongs to."""
+    dir: str | None = Field(None, min_length=1)
+    """Folder of its database; null: <run>/trackio, or the environment variable TRACKIO_DIR."""
+    space: str | None = Field(None, min_length=1)
+    """Space on Hugging Face to send to, such as `user/name`; null: nothing is sent."""
+
+
 class PrometheusSettings(Settings):
     """An endpoint that Prometheus scrapes while the run lasts (extra `[prometheus]`)."""
 
@@ -121,6 +141,10 @@ class SinkSettings(Settings):
     each run gets a folder of its own name."""
     wandb: WandbSettings | None = None
     """Weights & Biases; `{}`: the defaults; null: none."""
+    mlflow: MlflowSettings | None = None
+    """MLflow; `{}`: the defaults; null: none."""
+    trackio: TrackioSettings | None = None
+    """Trackio; `{}`: the defaults; null: none."""
     prometheus: PrometheusSettings | None = None
     """Prometheus endpoint; `{}`: the defaults; null: none."""
     report: bool = True

@@ -31,7 +31,7 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
         place = folder.root / "tensorboard" if named is True else Path(str(named)).expanduser() / folder.name
         opened.append(TensorboardSink(place, remedy=remedies["tensorboard"]))
     if settings.wandb is not None:
-        from controller.telemetry.wandb_sink import WandbSink
+        from controller.telemetry.tracker_sink import WandbSink
 
         start = {
             **settings.wandb.model_dump(mode="json"), "name": folder.name, "id": run_id, "dir": str(folder.root),
@@ -40,6 +40,22 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
         if isinstance(config, RunConfig):
             start |= {"tags": [*settings.wandb.tags, *config.tags], "notes": config.notes}
         opened.append(WandbSink(start, folder.logs / "wandb.log", remedy=remedies["wandb"]))
+    common = {"name": folder.name, "id": run_id, "config": config.model_dump(mode="json")}
+    if settings.mlflow is not None:
+        from controller.telemetry.tracker_sink import MlflowSink
+
+        local = (folder.root / "mlflow").as_uri() if settings.mlflow.uri is None else ""
+        said = {"tags": config.tags, "notes": config.notes} if isinstance(config, RunConfig) else {}
+        store = settings.mlflow.uri or f"sqlite:///{folder.root / 'mlflow.db'}"
+        start = {**common, "tags": [], "notes": "", **said, "uri": store, "artifacts": local}
+        start["experiment"] = settings.mlflow.experiment
+        opened.append(MlflowSink(start, folder.logs / "mlflow.log", remedy=remedies["mlflow"]))
+    if settings.trackio is not None:
+        from controller.telemetry.tracker_sink import TrackioSink
+
+        place = Path(settings.trackio.dir or folder.root / "trackio").expanduser().resolve()
+        start = {**common, **settings.trackio.model_dump(), "dir": str(place)}
+        opened.append(TrackioSink(start, folder.logs / "trackio.log", remedy=remedies["trackio"]))
     if settings.prometheus is not None:
         from controller.telemetry.prometheus_sink import PrometheusSink
 

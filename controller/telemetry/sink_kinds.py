@@ -34,6 +34,8 @@ class SinkKind:
 KINDS = (
     SinkKind("tensorboard", "tensorboard"),
     SinkKind("wandb", "wandb"),
+    SinkKind("mlflow", "mlflow"),
+    SinkKind("trackio", "trackio"),
     SinkKind("prometheus", "prometheus_client"),
 )
 

@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from controller.telemetry.answers_table import answers_table, as_markdown
 from controller.telemetry.scalars import AXES, scalars
 from controller.telemetry.sinks import absent
+
+STRING = 7
+"""DT_STRING of TensorFlow's types.proto."""
 
 
 class TensorboardSink:
@@ -46,6 +50,8 @@ class TensorboardSink:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One row as one event. Raises OSError."""
+        if (table := answers_table(record)) is not None:
+            self._put_table(table)
         found = scalars(record)
         if found is None or not found.values:
             return
@@ -55,6 +61,16 @@ class TensorboardSink:
     def close(self) -> None:
         """Close the file."""
         self._records.close()
+
+    def _put_table(self, table: Mapping[str, Any]) -> None:
+        """As text, for TensorBoard's text plugin, which draws Markdown."""
+        value = self._summary.Value(tag=f"{table['name']}/text_summary")
+        value.metadata.plugin_data.plugin_name = "text"
+        value.tensor.dtype = STRING
+        value.tensor.tensor_shape.dim.add(size=1)
+        value.tensor.string_val.append(as_markdown(table).encode())
+        summary = self._summary(value=[value])
+        self._put(self._event(wall_time=table["time_s"], step=table["version"], summary=summary))
 
     def _put(self, event: Any) -> None:
         self._records.write(event.SerializeToString())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import subprocess
@@ -17,7 +18,7 @@ from controller.telemetry.prometheus_sink import PrometheusSink, metric_of
 from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.scalars import scalars
 from controller.telemetry.sink_kinds import is_installed
-from controller.telemetry.wandb_sink import WandbSink
+from controller.telemetry.tracker_sink import WandbSink
 
 STEP = {
     "reward_mean": 0.5, "loss": float("nan"), "kind": "step", "time_s": 1_700_000_000.0, "step": 3, "wall_s": 9.0,
@@ -91,7 +92,7 @@ def test_no_sink_brings_torch_or_tensorflow_into_the_controller():
         "import sys, pathlib, tempfile\n"
         "from controller.telemetry.tensorboard_sink import TensorboardSink\n"
         "from controller.telemetry.prometheus_sink import PrometheusSink\n"
-        "from controller.telemetry.wandb_sink import WandbSink\n"
+        "from controller.telemetry.tracker_sink import WandbSink\n"
         "TensorboardSink(pathlib.Path(tempfile.mkdtemp()), remedy='').close()\n"
         "PrometheusSink('127.0.0.1', 0, run='r', losses=dict, remedy='').close()\n"
         "WandbSink({}, pathlib.Path('x'), remedy='')\n"
@@ -183,7 +184,36 @@ def test_endpoint_listens_on_loopback_alone(endpoint):
         probe.bind(("127.0.0.2", int(endpoint.url.rsplit(":", 1)[1].split("/")[0])))  # nobody has it there
 
 
+ANSWERED = {**EVAL, "answers": [{"row": 0, "prompt": "1|1", "answer": "2", "value": 1.0}]}
+
+
+def test_tensorboard_shows_the_answers_of_an_evaluation_as_text(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from controller.telemetry.tensorboard_sink import TensorboardSink
+
+    sink = TensorboardSink(tmp_path / "tb", remedy="")
+    sink.write(ANSWERED)
+    sink.close()
+    found = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert list(found.PluginTagToContent("text")) == ["eval/answers/text_summary"]
+    (event,) = found.Tensors("eval/answers/text_summary")
+    assert event.step == 3
+    assert event.tensor_proto.string_val[0].decode().splitlines()[2] == "| 3 | 0 | 1\\|1 | 2 | 1 |"
+
+
 # ---------------------------------------------------------------- wandb
+
+
+@pytest.mark.e2e
+def test_wandb_keeps_the_answers_of_an_evaluation_as_a_table(tmp_path):
+    pytest.importorskip("wandb")
+    sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
+    sink.write(ANSWERED)
+    sink.close()
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/eval/answers_*.json")
+    assert json.loads(path.read_text())["data"] == [[3, 0, "1|1", "2", 1.0]]
 
 
 def log_records(data: bytes):
@@ -266,7 +296,7 @@ def test_wandb_that_cannot_begin_is_an_error_of_the_row_and_of_the_next(tmp_path
 
 @pytest.mark.processes
 def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
-    from controller.telemetry import wandb_sink
+    from controller.telemetry import tracker_sink
 
     body = (
         "import subprocess, time\n"
@@ -278,8 +308,8 @@ def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", fake_wandb(tmp_path, body))
-    monkeypatch.setattr(wandb_sink, "ANSWER_S", 0.3)
-    monkeypatch.setattr(wandb_sink, "FINISH_S", 0.1)
+    monkeypatch.setattr(tracker_sink, "ANSWER_S", 0.3)
+    monkeypatch.setattr(tracker_sink, "FINISH_S", 0.1)
     sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
     started_s = time.monotonic()
     with pytest.raises(OperationError, match="no answer"):

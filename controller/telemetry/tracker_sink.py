@@ -1,9 +1,10 @@
-"""Weights & Biases, in a process of its own that is spoken to over a pipe (wandb_process.py).
+"""Experiment trackers (Weights & Biases, MLflow, Trackio), each in a process of its own, spoken to over a pipe.
 
-Owns: that process, one row and its acknowledgement at a time. Refuses: wandb itself, waiting beyond ANSWER_S.
+Owns: that process, one row and its acknowledgement at a time. Refuses: the packages themselves (*_process.py), waiting
+beyond ANSWER_S.
 
-Why a process: wandb starts threads and a service, and waits for uploads when the interpreter exits. A process that
-hangs is killed, and the run's controller never imports it. It ends by itself when the pipe closes, also when the
+Why a process: such packages start threads and services, and wait for uploads when the interpreter exits. A process that
+hangs is killed, and the run's controller never imports one. It ends by itself when the pipe closes, also when the
 controller was killed.
 """
 
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from areal_like.errors import OperationError
@@ -27,24 +29,29 @@ from areal_like.metrics import encode
 from areal_like.process import last_error
 from controller.launch.launcher import tail_of
 from controller.launch.local import child_environment
+from controller.telemetry.answers_table import answers_table
 from controller.telemetry.scalars import AXES, scalars
 from controller.telemetry.sink_kinds import is_installed
 from controller.telemetry.sinks import absent
 
 ANSWER_S = 60.0
-"""For one row, and for starting: the service of wandb comes up, and in `online` mode a server is asked."""
+"""For one row, and for starting: a service comes up, or a server is asked."""
 FINISH_S = 60.0
 
 
-class WandbSink:
-    """Rows go to `python -m controller.telemetry.wandb_process` as JSON lines; each is answered by its number."""
+class TrackerSink:
+    """Rows go to `python -m MODULE` as JSON lines; each is answered by its number. Subclasses name the package."""
 
-    name = "wandb"
+    name: str
+    """Of the sink, and of the package."""
+    module: str
+    """Run as a process; it calls tracker_process.serve."""
+    environment: Mapping[str, str] = MappingProxyType({})
     kinds = frozenset(AXES)
 
     def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
-        """`start`: what wandb_process.Start says. Raises UserError where the package is not there."""
-        if not is_installed("wandb"):
+        """`start`: what the module's `begin` takes. Raises UserError where the package is not there."""
+        if not is_installed(self.name):
             raise absent(self.name, remedy)
         self._start, self._log_path = dict(start), log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,9 +67,11 @@ class WandbSink:
             self._process = self._spawn()
             self._send({"start": self._start})
         self._send({"row": {found.axis: found.at, "_timestamp": found.time_s, **found.values}})
+        if (table := answers_table(record)) is not None:
+            self._send({"table": table})
 
     def close(self) -> None:
-        """Let it finish, which in `online` mode means uploading; past FINISH_S it is killed."""
+        """Let it finish, which may mean uploading; past FINISH_S it is killed."""
         process = self._process
         if process is None:
             return
@@ -79,11 +88,11 @@ class WandbSink:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                guarded([sys.executable, "-P", "-m", "controller.telemetry.wandb_process"]),
+                guarded([sys.executable, "-P", "-m", self.module]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={"WANDB_ERROR_REPORTING": "false", **child_environment(1, user_path=Path.cwd())},
+                env={**self.environment, **child_environment(1, user_path=Path.cwd())},
                 start_new_session=True,  # Ctrl-C is for the controller
             )
 
@@ -107,7 +116,7 @@ class WandbSink:
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._answers:
             if not select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise OperationError(f"wandb gave no answer for {ANSWER_S:g} s")
+                raise OperationError(f"{self.name} gave no answer for {ANSWER_S:g} s")
             chunk = os.read(pipe, 65536)
             if not chunk:
                 raise OperationError(self._why_gone())
@@ -120,3 +129,22 @@ class WandbSink:
     def _why_gone(self) -> str:
         tail = tail_of(self._log_path)
         return f"its process ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no word'}"
+
+
+class WandbSink(TrackerSink):
+    """Weights & Biases."""
+
+    name, module = "wandb", "controller.telemetry.wandb_process"
+    environment = MappingProxyType({"WANDB_ERROR_REPORTING": "false"})
+
+
+class MlflowSink(TrackerSink):
+    """MLflow."""
+
+    name, module = "mlflow", "controller.telemetry.mlflow_process"
+
+
+class TrackioSink(TrackerSink):
+    """Trackio."""
+
+    name, module = "trackio", "controller.telemetry.trackio_process"

@@ -1,0 +1,81 @@
+"""Hands rows from the standard input to an experiment tracker: what the modules `*_process` run.
+
+Owns: lines in and answers out, leaving in time. Refuses: the packages (the modules), names of curves (scalars.py),
+restarting itself.
+
+In: one JSON object a line, first {"start": {...}}, then {"row": {...}} or {"table": {...}}. Out: {"done": n} for the
+n-th line, or {"error": "..."}. Ends when its input does; never later than FINISH_S after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, Protocol
+
+from areal_like.errors import first_line
+
+FINISH_S = 60.0
+
+
+class Tracker(Protocol):
+    """One run of a tracker."""
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Numbers, among them one of `step`, `version` and `wall_s`, and `_timestamp`, the wall clock."""
+        ...
+
+    def table(self, table: Mapping[str, Any]) -> None:
+        """See answers_table.py."""
+        ...
+
+    def finish(self) -> None:
+        """Nothing follows."""
+        ...
+
+
+def serve(lines: IO[str], answers: IO[str], begin: Callable[[dict[str, Any]], Tracker]) -> None:
+    """Take lines until there are no more."""
+    run: Tracker | None = None
+    for number, line in enumerate(lines, start=1):
+        message = json.loads(line)
+        try:
+            if "start" in message:
+                run = begin(message["start"])
+            elif run is not None and "table" in message:
+                run.table(message["table"])
+            elif run is not None:
+                run.log(message["row"])
+        except Exception as error:  # somebody else's library; the sink counts the row as lost
+            answer: dict[str, Any] = {"error": f"{type(error).__name__}: {first_line(error)}"}
+            is_over = run is None  # it never began
+        else:
+            answer, is_over = {"done": number}, False
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if is_over:
+            return
+    threading.Thread(target=_leave_late, name="exit-deadline", daemon=True).start()
+    if run is not None:
+        run.finish()
+
+
+def place_of(row: Mapping[str, Any]) -> int:
+    """The whole number that places a row: its step, version or second."""
+    return int(next(row[axis] for axis in ("step", "version", "wall_s") if axis in row))
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of a configuration by dotted key."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _leave_late() -> None:
+    threading.Event().wait(FINISH_S)
+    os._exit(1)

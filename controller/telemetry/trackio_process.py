@@ -1,0 +1,52 @@
+"""`python -m controller.telemetry.trackio_process`: hands rows to Trackio.
+
+Owns: the one run of Trackio. Refuses: lines and answers (tracker_process.py).
+
+Written against Trackio's documented interface, and tested with a module that records calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from controller.telemetry.tracker_process import place_of, serve
+
+
+class TrackioRun:
+    """See Tracker."""
+
+    def __init__(self, package: Any) -> None:
+        self._package = package
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """See Tracker. Trackio has one axis; the row's own are among the numbers."""
+        numbers = {name: value for name, value in row.items() if name != "_timestamp"}
+        self._package.log(numbers, step=place_of(row))
+
+    def table(self, table: Mapping[str, Any]) -> None:
+        """See Tracker."""
+        import pandas  # which Trackio needs
+
+        frame = pandas.DataFrame(table["data"], columns=table["columns"])
+        self._package.log({table["name"]: self._package.Table(dataframe=frame)}, step=table["version"])
+
+    def finish(self) -> None:
+        """See Tracker."""
+        self._package.finish()
+
+
+def begin(start: dict[str, Any]) -> TrackioRun:
+    """The run of Trackio."""
+    os.environ.setdefault("TRACKIO_DIR", start["dir"])  # read when it is imported
+    import trackio
+
+    space = {"space_id": start["space"]} if start["space"] else {}
+    trackio.init(project=start["project"], name=start["name"], config=start["config"], resume="allow", **space)
+    return TrackioRun(trackio)
+
+
+if __name__ == "__main__":
+    serve(sys.stdin, sys.stdout, begin)
