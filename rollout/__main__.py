@@ -1,7 +1,8 @@
 """`python -m rollout --spec FILE`: one rollout worker process.
 
-Owns: putting the parts together from a ProcessSpec. Refuses: everything they do. torch and transformers are imported
-only inside `main`, after `run_process` has limited the threads.
+It assembles the worker from a ProcessSpec. torch and transformers are imported inside `main`, after `run_process` has
+limited the threads. torch and transformers are imported only inside `main`, after `run_process` has limited the
+threads.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from rollout.workflow import check_models, load_workflow
 
 
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
-    """Run one worker until asked to stop."""
+    """Run one worker until `stop` is set."""
     settings = settings_of(spec)
     workflow = load_workflow(settings.workflow, settings.workflow_options)
     check_models(workflow, [model.name for model in settings.models])
@@ -88,7 +89,8 @@ def settings_of(spec: ProcessSpec) -> RolloutSettings:
 def make_engine(
     spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
 ) -> Engine:
-    """The engine the settings name; what it fixes inside goes into `incidents`. Raises UserError."""
+    """Create the engine that the settings name; failures from which it recovers are added to `incidents`. Raises
+    UserError."""
     digits = spec.name.rpartition("-")[2]
     descriptor = registry.find_engine(settings.engine.kind, is_emulated=spec.emulation is not None)
     context = EngineContext(
@@ -112,7 +114,7 @@ def make_engine(
 
 
 class Connections:
-    """Makes this process's sockets: one to the controller, one to each reward service."""
+    """Creates this process's sockets: one to the controller, one to each reward service."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
@@ -146,7 +148,7 @@ class Connections:
         )
 
     def receiver(self) -> Receiver:
-        """The way to new versions."""
+        """The receiver of new versions."""
         spec = self._spec
         return receiver_of(
             spec,

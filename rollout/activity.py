@@ -1,20 +1,19 @@
-"""What the worker as a whole does at each moment: for the heartbeat's counters and the timeline's main lane.
+"""The state of the worker as a whole at each moment, for the heartbeat's counters and the timeline's main lane.
 
-Owns: `WorkerActivity`: one state out of the phases of all samples, and the seconds spent in those in which nothing
-generates. Refuses: the phases (each sample says its own), what the engine measures (busy_s, idle_s, paused_s are
-its).
+`WorkerActivity` derives one state from the phases of all samples, and counts the seconds in which nothing generates.
+The engine itself measures busy_s, idle_s and paused_s.
 
     generate      some answer is being generated (or waits for a slot alongside those that are)
-    wait:score    none is, and at least one sample waits for its verdict or its environment: the reward service is
-                  what holds this worker up
+    wait:score    none is, and at least one sample waits for its verdict or its environment: the reward service limits
+                  the worker
     wait:version  none of these, and samples wait for a policy version
     load          none of these, and a version is being loaded; before the worker is ready: model and engine
-    workflow      none of these, and a workflow runs code of its own
+    workflow      none of these, and a workflow runs its own code
     wait:work     there is nothing to do at all: no lease
-    swap          generation stands still while weights are exchanged (inside any of the others)
+    swap          generation is paused while weights are swapped (within any of the others)
 
 wait_score_s, wait_version_s, load_s, workflow_s and wait_work_s are exclusive: their sum is the time in which nothing
-generated since the worker was ready. The engine's idle_s is measured apart: the time in which no slot was active.
+generated since the worker was ready. The engine measures idle_s separately: the time in which no slot was active.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 
 Phase = Literal["start", "version", "generate", "score", "environment", "end"]
-"""Of one sample. `start`: its workflow's own code. `environment`: a call of its environment."""
+"""Phase of one sample. `start`: its workflow's own code. `environment`: a call of its environment."""
 State = Literal["load", "generate", "wait:score", "wait:version", "workflow", "wait:work"]
 
 COUNTERS: dict[State, str] = {
@@ -52,36 +51,36 @@ class WorkerActivity:
         self._lane = StateLane(tracer, "load", kept=("swap", "load"))
 
     def moved(self, before: Phase, after: Phase) -> None:
-        """A sample goes from one phase to another; `end` is none."""
+        """Record that a sample changes its phase; after `end` it has none."""
         self._num[before] -= 1
         self._num[after] += 1
         self._look()
 
     def ready(self) -> None:
-        """The worker is up: from now on it waits for work."""
+        """Record that the worker is ready: from now on it waits for work."""
         self._is_ready = True
-        self._since_s = self._clock.monotonic_s()  # what it took is no wait of the run's
+        self._since_s = self._clock.monotonic_s()  # the time of the start does not count as waiting
         self._look()
 
     def loading(self, is_loading: bool) -> None:
-        """A version is being loaded, or is not any more."""
+        """Record whether a version is being loaded."""
         self.is_loading = is_loading
         self._look()
 
     def swapped(self, pause_s: float) -> None:
-        """Weights have just been exchanged; generation stood still for `pause_s`."""
+        """Record that weights have just been swapped, with generation paused for `pause_s`."""
         end_s = self._tracer.now_s()
         self._lane.between("swap", end_s - pause_s, end_s)
 
     def counters(self) -> dict[str, float]:
-        """Seconds so far, the running state included."""
+        """Seconds so far, including the current state."""
         spent_s = dict(self._spent_s)
         if self._is_ready and self.state in COUNTERS:
             spent_s[COUNTERS[self.state]] += self._clock.monotonic_s() - self._since_s
         return spent_s
 
     def close(self) -> None:
-        """The worker ends."""
+        """Record that the worker ends."""
         self._lane.close()
 
     def _look(self) -> None:

@@ -1,6 +1,5 @@
-"""What a call of `generate` means, whichever model answers: its sampling settings, and what has ended an answer.
-
-Owns: those rules, the state of a running call of the policy. Refuses: engines, leases, waiting.
+"""Settings and results of a call of `generate`, for all models: sampling settings, and the reason why an answer
+ended.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ STOPS: tuple[EndedBy, ...] = (*STOP_IDS, "stop_string")
 
 @dataclass(eq=False)
 class PolicyCall:
-    """One running call of the policy; there are several where a workflow calls it in parallel.
+    """One running call of the policy; there are several if a workflow calls it in parallel.
 
-    new_tokens: of ended requests; it has several where it was parked. generation: the running request.
+    new_tokens: tokens of ended requests (a call has several if it was parked). generation: the running request.
     """
 
     new_tokens: Segment = field(default_factory=Segment.empty)
@@ -42,8 +41,8 @@ def call_sampling(
     stop_token_ids: Sequence[int] | np.ndarray | None = None,
     temperature: float | None = None,
 ) -> Sampling:
-    """The task's sampling, with what one call asks for and the model's end-of-sequence ids among the stop ids; there
-    are none where they do not count (`ignore_eos`)."""
+    """The task's sampling settings with the arguments of one call, and with the model's end-of-sequence ids among the
+    stop ids; no stop ids with `ignore_eos`."""
     chosen = given.stop_token_ids if stop_token_ids is None else tuple(int(token) for token in stop_token_ids)
     stop = tuple(dict.fromkeys((*chosen, *end_ids)))
     bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -64,8 +63,8 @@ def end_of(
     max_context: int,
     stops: StopStrings | None = None,
 ) -> EndedBy | None:
-    """What has ended an answer; one handed to us may be complete: its worker was lost between generating and scoring.
-    None: nothing has. stops: of `sampling.stop`."""
+    """The reason why an answer has ended, or None. An answer that came with the lease may be complete, if its worker
+    was lost between generating and scoring. `stops`: finds `sampling.stop`."""
     if not len(answer):
         return None
     last = int(answer.tokens_R[-1])
@@ -87,7 +86,7 @@ def answer_of(
     model: str = "",
     experts: np.ndarray | None = None,
 ) -> Answer:
-    """The answer that ended so."""
+    """Create the answer with this end."""
     return Answer(
         segment=segment,
         finish_reason="stop" if ended_by in STOPS else "length",

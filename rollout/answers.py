@@ -1,7 +1,6 @@
-"""An answer's tokens as people and tools see it: what the policy wrote, in the parts that its chat format has.
+"""Splits an answer's tokens into the parts of its chat format: reasoning, content and tool calls.
 
-Owns: where tokens and texts meet for that, and which format it is. Refuses: the formats (rollout/chat), writing an
-answer again.
+The formats are in rollout/chat.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer
 
 NUM_OPENING_TOKENS = 32
-"""So many tokens before an answer show whether its reasoning has been opened for it."""
+"""Number of tokens before an answer that show whether the prompt opens its reasoning."""
 
 
 def read_answer(
     tokens: PromptTokens, chat: ChatFormat, before_T: np.ndarray, answer: Answer, schemas: Schemas
 ) -> ParsedAnswer:
-    """Take an answer apart. Never raises.
+    """Parse an answer. Never raises.
 
-    before_T: the tokens that it follows. schemas: of the tools' arguments, as of `ChatFormat.parse`.
+    before_T: the tokens before it. schemas: of the tools' arguments, as in `ChatFormat.parse`.
     """
     opening = tokens.decode(before_T[-NUM_OPENING_TOKENS:], with_special_tokens=True)
     tokens_R = answer.segment.tokens_R
@@ -34,9 +33,9 @@ def read_answer(
 def read_begun(
     tokens: PromptTokens, chat: ChatFormat, before_T: np.ndarray, tokens_R: np.ndarray, *, reads_calls: bool
 ) -> tuple[str, str]:
-    """Reasoning and content of an answer that goes on, without what its next tokens may change. Never raises.
+    """Reasoning and content of an unfinished answer, without text that its next tokens may change. Never raises.
 
-    reads_calls: what looks like the beginning of a call is left out.
+    reads_calls: text that looks like the beginning of a tool call is left out.
     """
     opening = tokens.decode(before_T[-NUM_OPENING_TOKENS:], with_special_tokens=True)
     text = tokens.decode(tokens_R, with_special_tokens=True)
@@ -44,11 +43,10 @@ def read_begun(
 
 
 def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[ChatFormat, str]:
-    """How the model writes answers, and why it cannot call tools; empty where it can.
+    """The format of the model's answers, and why it cannot call tools (empty if it can).
 
     Args:
-        tokens: of the model.
-        name: of a format; None: as the chat template shows it.
+        tokens: tokenizer of the model. name: name of a format; None: detected from the chat template.
         where: the setting that names the format.
 
     Raises:

@@ -1,7 +1,8 @@
-"""`python -m rollout.check_engine IN OUT`: whether the user's engine can be imported.
+"""`python -m rollout.check_engine IN OUT`: checks that the user's engine can be imported.
 
-Owns: importing what a rollout worker imports, in a short-lived process, so that a mistake is found before a run starts
-(areal_like/user_check.py says what IN and OUT hold). Refuses: making it: that may take memory and start servers.
+It imports the modules that a rollout worker imports, in a short-lived process, so that a mistake is found before a run
+starts. IN and OUT are described in areal_like/user_check.py. The engine is not created, because that may allocate
+memory and start servers.
 """
 
 from __future__ import annotations

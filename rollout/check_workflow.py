@@ -1,8 +1,8 @@
-"""`python -m rollout.check_workflow IN OUT`: whether the user's workflow can be imported and made.
+"""`python -m rollout.check_workflow IN OUT`: checks that the user's workflow can be imported and created.
 
-Owns: doing what a rollout worker does first, in a short-lived process, so that a mistake is found before a run starts
-(areal_like/user_check.py says what IN and OUT hold; options here are the workflow's `options` and the names of the
-declared `models`). Refuses: running it.
+It does what a rollout worker does first, in a short-lived process, so that a mistake is found before a run starts. IN
+and OUT are described in areal_like/user_check.py; options are the workflow's `options` and the names of the declared
+`models`. The workflow is not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollout.workflow import check_models, load_workflow
 
 
 def check(name: str, given: dict[str, Any]) -> None:
-    """Raises UserError."""
+    """Import and create a workflow. Raises UserError."""
     check_models(load_workflow(name, given["options"]), given["models"])
 
 

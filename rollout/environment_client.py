@@ -1,11 +1,11 @@
-"""Episodes in environments of the reward services: every call ends with an answer or with the episode's verdict.
+"""Episodes in environments of the reward services: every call ends with a reply or with the episode's verdict.
 
-Owns: calls in flight, which service has an episode, moving it, the total deadline of a call, the verdict of an episode.
-Refuses: connections (reward_client.py, which passes on replies and says when a service restarted or fell silent), the
-turns of an episode (episode.py), retries after a fault of the environment's (the service does those).
+It tracks calls in flight, assigns episodes to services and moves them, and enforces the total deadline of a call.
+Connections are in reward_client.py, which passes on replies and reports when a service restarted or stopped responding.
+The turns of an episode are in episode.py. Retries after a fault of an environment are made by the service.
 
-An episode is made again from its history wherever it is unknown, so that nothing is lost with a service: what is
-resent, or asked elsewhere, gives the same answer.
+A service that does not know an episode replays it from its history, so nothing is lost with a service: a request that
+is resent, or sent to another service, has the same reply.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ FAILED_IN = "environment"
 """`Verdict.failed_in` of an episode whose environment failed, for `reward.on_failure`."""
 
 MAX_LEFT = 10_000
-"""Episodes that are over and that a service does not know of yet; older ones are left to its own clean-up."""
+"""Number of finished episodes of which a service has not been notified yet; it removes older ones by itself."""
 
 
 class ServiceLink(Protocol):
-    """One service, as `reward_client` knows it."""
+    """One service; implemented by `reward_client`."""
 
     @property
-    def takes_questions(self) -> bool: ...
+    def accepts_requests(self) -> bool: ...
 
     async def send(self, message: Message) -> None:
-        """Raises OperationError where it cannot be sent now."""
+        """Raises OperationError if it cannot be sent now."""
         ...
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps of an episode: with row and seed it makes the environment again."""
+    """The part of an episode in a checkpoint; with row and seed it suffices to replay the environment."""
 
     actions: list[Action]
     digests: list[str]
@@ -64,9 +64,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentEpisode:
-    """One sample's episode. `async with` it; `reset` first, then `step`, unless it goes on from a record.
+    """One sample's episode. Use it in `async with`; call `reset` first, then `step`, unless it continues from a record.
 
-    failure: the verdict where the environment failed; no further call is made then.
+    failure: the verdict if the environment failed; no further call is made then.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class EnvironmentEpisode:
         self._client, self._row, self._seed, self._watch = client, task.row, seed, watch
         self.id = client.new_id()
         self.link: ServiceLink | None = None
-        """The service that has it."""
+        """The service that runs it."""
         known = msgspec.convert(record, EpisodeRecord) if record is not None else None
         self._actions = list(known.actions) if known else []
         self._digests = list(known.digests) if known else []
         self.rewards = list(known.rewards) if known else []
-        """One per action."""
+        """Digests of the replies, one for reset and one per action."""
         self.components = dict(known.components) if known else {}
-        """Those of the last step."""
+        """Components of the last step."""
         self.is_done = known.is_done if known else False
         self.turn_ends = list(known.turn_ends) if known else []
-        """Sampled tokens up to the end of each action's turn; noted by the workflow, for rewards by turn."""
+        """Number of sampled tokens up to the end of each action's turn; set by the workflow, for rewards by turn."""
         self.failure: Verdict | None = None
         self.over_context = False
-        """An observation did not fit; noted by the workflow."""
+        """An observation did not fit; set by the workflow."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,12 +98,12 @@ class EnvironmentEpisode:
 
     @property
     def num_turns(self) -> int:
-        """Actions that were answered."""
+        """Number of actions with a reply."""
         return len(self.rewards)
 
     @property
     def record(self) -> Any:
-        """A JSON-like value: `tools.environment(record)` goes on from here."""
+        """A JSON-like value with which `tools.environment(record)` continues from here."""
         return msgspec.to_builtins(
             EpisodeRecord(
                 actions=self._actions, digests=self._digests, rewards=self.rewards, components=self.components,
@@ -112,18 +112,18 @@ class EnvironmentEpisode:
         )  # fmt: skip
 
     async def reset(self) -> Step | None:
-        """Begin; None where the environment failed (`failure`)."""
+        """Begin the episode; None if the environment failed (`failure`)."""
         return await self._call(0, "")
 
     async def step(self, action: Action) -> Step | None:
-        """Take one action; None where the environment failed (`failure`)."""
+        """Take one action; None if the environment failed (`failure`)."""
         return await self._call(len(self._actions) + 1, action)
 
     def verdict(self, components: Mapping[str, float] | None = None) -> Verdict:
         """The sum of the rewards so far, or the failure.
 
         Args:
-            components: named numbers of the workflow's, which those of the environment stand before.
+            components: named numbers of the workflow; those of the environment take precedence.
         """
         if self.failure is not None:
             return self.failure
@@ -134,7 +134,7 @@ class EnvironmentEpisode:
         return Verdict(kind="scored", value=value, components=parts, scorer=FAILED_IN)
 
     def history(self, turn: int) -> EpisodeHistory:
-        """All before `turn`."""
+        """History of the episode before `turn`."""
         actions = tuple(self._actions[: max(turn - 1, 0)])
         return EpisodeHistory(row=self._row, seed=self._seed, actions=actions, digests=tuple(self._digests[:turn]))
 
@@ -164,7 +164,7 @@ class EnvironmentEpisode:
         return reply.step
 
     def fail(self, kind: Literal["timed_out", "crashed", "invalid"], reason: str, attempts: int = 1) -> Verdict:
-        """Give the episode this verdict."""
+        """Set this verdict of the episode."""
         parts = {"turns": float(self.num_turns)}
         self.failure = Verdict(
             kind=kind, reason=reason, components=parts, scorer=FAILED_IN, failed_in=FAILED_IN, attempts=attempts
@@ -174,7 +174,7 @@ class EnvironmentEpisode:
 
 
 def _as_sent(action: Action) -> Action:
-    """No wire carries lone surrogates."""
+    """Replace lone surrogates, which cannot be encoded."""
     if isinstance(action, str):
         return _whole(action)
     return tuple(ToolCall(_whole(one.name), _whole(one.arguments), _whole(one.fault)) for one in action[:MAX_CALLS])
@@ -187,8 +187,8 @@ def _whole(text: str) -> str:
 class EnvironmentClient:
     """Calls of all episodes of a worker. `links` are the reward client's.
 
-    total_deadline_s: from asking to the answer, replays and a restart of the service included. resend_s: ask again
-    where no answer came for this long.
+    total_deadline_s: from the request to the reply, including replays and a restart of the service. resend_s: resend a
+    request without a reply after this time.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class EnvironmentClient:
         self._waiting: dict[tuple[str, int], asyncio.Future[EnvironmentReply | None]] = {}
         self._at: dict[tuple[str, int], ServiceLink] = {}
         self._left: dict[ServiceLink, list[str]] = {}
-        """Episodes that a service does not know of yet."""
+        """Finished episodes of which a service has not been notified yet."""
         self._changed = asyncio.Event()
         self.counters: dict[str, float] = {}
 
@@ -219,26 +219,27 @@ class EnvironmentClient:
         self.counters[name] = self.counters.get(name, 0.0) + 1.0
 
     def new_id(self) -> str:
-        """Of one attempt at an episode; never used again."""
+        """Id of one attempt at an episode, used only once."""
         return f"{self._name}:{next(self._ids)}"
 
     def episode(
         self, task: SampleTask, record: Any = None, watch: Callable[[bool], None] = lambda is_calling: None
     ) -> EnvironmentEpisode:
-        """The environment of one sample. `record`: where an earlier lease left off; `watch` is called around calls."""
+        """The environment of one sample. `record`: state at the end of an earlier lease; `watch` is called before and
+        after calls."""
         return EnvironmentEpisode(self, task, self._seed_of(task), record, watch)
 
     def leave(self, episode: EnvironmentEpisode) -> None:
-        """The episode is over here; its service learns of it with the next tick."""
+        """End the episode; its service is notified at the next tick."""
         if episode.link is not None:
             left = self._left.setdefault(episode.link, [])
             left.append(episode.id)
-            del left[:-MAX_LEFT]  # of a service that never comes back
+            del left[:-MAX_LEFT]  # for a service that never returns
             self._num_at[episode.link] -= 1
             episode.link = None
 
     async def call(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:
-        """One call; an answer, or a failure in words."""
+        """Make one call; returns a reply, or a failure with its reason."""
         started_s = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._total_deadline_s):
@@ -249,7 +250,7 @@ class EnvironmentClient:
             return EnvironmentReply(episode_id=episode.id, turn=turn, status="crashed", reason=reason)
 
     async def _ask(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:
-        """Ask until it is answered; bounded by `call`."""
+        """Send the request until there is a reply; bounded by `call`."""
         needs_history = False
         while True:
             link = self._link_for(episode)
@@ -273,7 +274,7 @@ class EnvironmentClient:
                 return reply
 
     async def _exchange(self, link: ServiceLink, request: EnvironmentRequest) -> EnvironmentReply | None:
-        """None: ask again, here or elsewhere."""
+        """Send one request; None: resend it, to this or another service."""
         key = (request.episode_id, request.turn)
         future: asyncio.Future[EnvironmentReply | None] = asyncio.get_running_loop().create_future()
         self._waiting[key], self._at[key] = future, link
@@ -283,7 +284,7 @@ class EnvironmentClient:
                 return await future
         except TimeoutError:
             return None
-        except WireError as error:  # it can never be sent: an action, or a history, beyond what a message holds
+        except WireError as error:  # it can never be sent: an action or a history is too large for a message
             return EnvironmentReply(
                 episode_id=request.episode_id, turn=request.turn, status="invalid", reason=str(error)[:MAX_REASON_CHARS]
             )
@@ -294,23 +295,23 @@ class EnvironmentClient:
             del self._waiting[key], self._at[key]
 
     def _link_for(self, episode: EnvironmentEpisode) -> ServiceLink | None:
-        """Where it is, while that answers; else the service with the fewest."""
-        if episode.link is not None and episode.link.takes_questions:
+        """The service that runs it, while that responds; else the service with the fewest episodes."""
+        if episode.link is not None and episode.link.accepts_requests:
             return episode.link
-        takers = [link for link in self.links if link.takes_questions]
+        takers = [link for link in self.links if link.accepts_requests]
         return min(takers, key=lambda link: self._num_at[link], default=None)
 
     def _move(self, episode: EnvironmentEpisode, link: ServiceLink) -> None:
         if episode.link is not None:
             self.count("environment_moved")
             self.leave(episode)
-        if episode.id in (left := self._left.get(link, [])):  # it comes back before the service was notified
+        if episode.id in (left := self._left.get(link, [])):  # it returns before the service was notified
             left.remove(episode.id)
         episode.link = link
         self._num_at[link] += 1
 
     async def _pause(self) -> None:
-        """Until a service changes, or a tick passes."""
+        """Wait until a service changes, or a tick passes."""
         self._changed.clear()
         try:
             async with asyncio.timeout(self._tick_s):
@@ -321,7 +322,7 @@ class EnvironmentClient:
     # ------------------------------------------------------------ for the reward client
 
     def resolve(self, reply: EnvironmentReply) -> None:
-        """An answer came; one that nobody waits for is dropped."""
+        """Deliver a reply; unexpected ones are dropped."""
         future = self._waiting.get((reply.episode_id, reply.turn))
         if future is None or future.done():
             self.count("environment_stray")
@@ -329,14 +330,14 @@ class EnvironmentClient:
             future.set_result(reply)
 
     def wake(self, link: ServiceLink) -> None:
-        """A service restarted or fell silent: what waits for it asks again."""
+        """Resend the waiting requests of a service that restarted or stopped responding."""
         self._changed.set()
         for key, at in self._at.items():
             if at is link and not self._waiting[key].done():
                 self._waiting[key].set_result(None)
 
     async def flush(self, link: ServiceLink) -> None:
-        """Have a service forget episodes that are over."""
+        """Notify a service of finished episodes."""
         if ids := self._left.pop(link, None):
             try:
                 await link.send(EnvironmentClosed(episode_ids=tuple(ids)))
@@ -344,7 +345,8 @@ class EnvironmentClient:
                 self._left[link] = ids + self._left.get(link, [])
 
     def _seed_of(self, task: SampleTask) -> int:
-        """The same for a group, so that its samples begin alike; of an evaluation, for a row."""
+        """Seed of an episode: the same for a group, so that its samples begin in the same state; in an evaluation, the
+        same for a row."""
         if task.purpose == "eval":
             name = msgspec.json.encode(task.row, order="deterministic")
         else:

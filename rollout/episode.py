@@ -1,12 +1,11 @@
 """The workflow `environment`: a policy and an environment take turns (areal_like/environment.py).
 
-Owns: the loop, what ends an episode, checkpoints after each turn. Refuses: running the environment
-(environment_client.py), rewards: the verdict is the sum of the environment's, and no text is judged, in which a policy
-could write the environment's words.
+The environment is called through environment_client.py. The verdict is the sum of the environment's rewards; no text is
+scored, because a policy could imitate the environment's text.
 
-An episode ends where the environment says so (`environment`), and as `length` after `max_turns`, at the end of the
-context, in a turn cut at its limit of tokens, and where an observation does not fit the context any more. Rewards so
-far count then. What failed is a verdict of another kind (`timed_out`, `crashed`, `invalid`).
+An episode ends when the environment reports its end (`environment`), and with `length` after `max_turns`, at the end of
+the context, in a turn truncated at its token limit, or when an observation does not fit the context. Rewards so far
+count then. A failure is a verdict of another kind (`timed_out`, `crashed`, `invalid`).
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ class EnvironmentWorkflow:
     is_resumable = False
 
     def __init__(self, *, max_turns: int = 16, turn_tokens: int | None = None, stop: str = "") -> None:
-        """
-        Args:
-            max_turns: actions of one episode at most.
-            turn_tokens: tokens of one turn at most; None: `sampling.max_new_tokens`.
+        """Args:
+            max_turns: largest number of actions of one episode. turn_tokens: largest number of tokens of one turn;
+                None: `sampling.max_new_tokens`.
             stop: the last token of this text ends a turn as well as the model's end of sequence, for a model that was
-                shown such a mark. What the environment says then follows as it is, without the chat template.
+                trained with such a marker. The environment's text then follows unchanged, without the chat template.
 
         Raises:
             UserError: a bound below 1, or more turns than an episode may have.
@@ -60,7 +58,7 @@ class EnvironmentWorkflow:
             reason: FinishReason = "environment"
             if episode.failure is None:
                 reason = await self._play(tools, transcript, episode, num_prompt)
-            if not transcript.num_sampled:  # a sample needs a token; its verdict decides what becomes of it
+            if not transcript.num_sampled:  # a sample needs a token; its verdict decides how it is used
                 transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
             verdict = _verdict(episode, reason)
         text = tools.tokens.decode(transcript.tokens_T[num_prompt:])
@@ -71,7 +69,7 @@ class EnvironmentWorkflow:
     async def _play(
         self, tools: SampleTools, transcript: Transcript, episode: EnvironmentEpisode, num_prompt: int
     ) -> FinishReason:
-        """Turns until something ends the episode; what that was."""
+        """Run turns until the episode ends; returns the finish reason."""
         stop = tools.tokens.encode(self._stop)[-1:] if self._stop else None
         while episode.num_turns < self._max_turns:
             answer = await tools.generate(transcript, max_new_tokens=self._turn_tokens, stop_token_ids=stop)
@@ -88,21 +86,23 @@ class EnvironmentWorkflow:
                 break
             try:
                 given = _words(tools, answer, step.observation)
-            except UserError as error:  # a sample's verdict: the other samples of its group go on
+            except UserError as error:  # a verdict of this sample: the other samples of its group continue
                 episode.fail("invalid", f"its observation in turn {episode.num_turns}: {error.what}")
                 return "environment"
             if len(transcript) + len(given) >= tools.tokens.max_context:
                 episode.over_context = True
                 break
             transcript.given(given)
-            with contextlib.suppress(StateTooLarge):  # a long episode goes on, and is durable up to where it fitted
+            with contextlib.suppress(
+                StateTooLarge
+            ):  # a long episode continues; it can be resumed from the last checkpoint that fitted
                 tools.checkpoint(transcript, {"episode": episode.record, "num_prompt": num_prompt})
         return "length"
 
 
 async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: EnvironmentEpisode) -> np.ndarray:
-    """The prompt [P], with what the environment says at first behind the row's own; the row's where that fails."""
-    prompt_P = tools.tokens.prompt(row)  # the row's own fault is not the environment's
+    """The prompt [P]: the row's, followed by the environment's first text; only the row's if that fails."""
+    prompt_P = tools.tokens.prompt(row)  # a fault of the row is not the environment's
     first = await episode.reset()
     if first is None or not first.observation:
         return prompt_P
@@ -114,7 +114,7 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
 
 
 def with_observation(row: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The row with a text behind its prompt, or behind the last message where that is the user's.
+    """The row with a text appended to its prompt, or to the last message if that is the user's.
 
     Example:
         >>> with_observation({"prompt": "Play."}, " You see a door.")["prompt"]
@@ -130,7 +130,9 @@ def with_observation(row: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _words(tools: SampleTools, answer: Answer, observation: str) -> np.ndarray:
-    """Tokens of an observation: the next message of a chat where the turn ended as a message does, else the text."""
+    """Tokens of an observation: the next message of a chat if the turn ended with the end of a message, else the
+    text.
+    """
     if answer.ended_by == "end_of_sequence" and answer.stop_token is not None:
         return tools.tokens.observation(observation, answer.stop_token)
     return tools.tokens.encode(observation)

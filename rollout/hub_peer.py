@@ -1,7 +1,4 @@
-"""What this package asks of a connection to a hub, so that tests may put another in its place.
-
-Owns: `HubPeer`. Refuses: making connections (__main__.py).
-"""
+"""The interface of a connection to a hub, so that tests can replace it. Connections are created in __main__.py."""
 
 from __future__ import annotations
 

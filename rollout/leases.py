@@ -1,10 +1,10 @@
-"""What this worker holds: leases it works on, and finished samples the controller has not acknowledged yet.
+"""The leases of a worker: those it works on, and finished samples that the controller has not acknowledged.
 
-Owns: `LeaseBook`, its bound and its bookkeeping of reports. Refuses: I/O, clocks (time is passed in), generating.
+It bounds their number and tracks which tokens were reported. It does no I/O; time is passed in.
 
-A lease is in one of two places: `running` (until its sample is finished, handed back or cancelled) or `unacked` (until
-SampleAck). The controller leases at most `capacity` samples to a worker, so both together stay within it, unless
-it once took us for lost and leased again: then they stay within twice that, and what exceeds it is handed back.
+A lease is in one of two places: `running` (until its sample is finished, returned or cancelled) or `unacked` (until
+SampleAck). The controller leases at most `capacity` samples to a worker, so both together stay within it, unless the
+controller declared the worker lost and leased again: then they stay within twice that, and further leases are returned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeaseBook:
         self._num_lanes = 0
 
     def admission(self, lease_id: int) -> Admission:
-        """What a lease that just came is to us: `running` and `finished` are repetitions, `full` is to be refused."""
+        """Classify a new lease: `running` and `finished` are repetitions, `full` must be refused."""
         if lease_id in self.running:
             return "running"
         if lease_id in self.unacked:
@@ -42,14 +42,14 @@ class LeaseBook:
     # ------------------------------------------------------------ lanes of the trace
 
     def take_lane(self) -> int:
-        """The lowest free lane: few lanes, each a row in the trace."""
+        """Take the lowest free lane of the trace, so that there are few lanes."""
         if self._free_lanes:
             return heapq.heappop(self._free_lanes)
         self._num_lanes += 1
         return self._num_lanes - 1
 
     def give_lane(self, lane: int) -> None:
-        """A sample ended."""
+        """Free the lane of an ended sample."""
         heapq.heappush(self._free_lanes, lane)
 
     # ------------------------------------------------------------ reports
@@ -57,7 +57,7 @@ class LeaseBook:
     def progress(self, live: Mapping[int, Segment]) -> tuple[SampleProgress, ...]:
         """New tokens of every running lease since its last report. `live` is `engine.progress()`.
 
-        Nothing is marked as reported: call `mark` with the result once it was sent.
+        They are not marked as reported: call `mark` with the result once it was sent.
         """
         items = []
         for lease_id, run in self.running.items():
@@ -69,7 +69,7 @@ class LeaseBook:
         return tuple(items)
 
     def mark(self, items: Iterable[SampleProgress]) -> None:
-        """These reports were sent."""
+        """Mark these reports as sent."""
         for item in items:
             run = self.running.get(item.lease_id)
             if run is not None:
@@ -78,7 +78,7 @@ class LeaseBook:
     def returned(
         self, run: SampleRun, live: Mapping[int, Segment], reason: ReturnReason, detail: str = ""
     ) -> SampleReturned:
-        """The message that hands a lease back, with the tokens not reported yet."""
+        """The message that returns a lease, with its unreported tokens."""
         rest = run.all_new(live).tail(run.reported)
         return SampleReturned(
             lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason, detail=detail,
@@ -86,19 +86,19 @@ class LeaseBook:
         )  # fmt: skip
 
     def movable(self, lease_ids: Iterable[int]) -> list[SampleRun]:
-        """Those of the leases that may be handed back without losing tokens: not while only their verdict is due."""
+        """Leases that may be returned without losing tokens; not those that only wait for their verdict."""
         runs = (self.running.get(lease_id) for lease_id in lease_ids)
         return [run for run in runs if run is not None and run.is_movable]
 
     # ------------------------------------------------------------ finished samples
 
     def finish(self, message: SampleFinished) -> None:
-        """A sample is finished: from running to unacked."""
+        """Move a finished sample from running to unacked."""
         self.running.pop(message.lease_id, None)
         self.unacked[message.lease_id] = message
 
     def ack(self, lease_ids: Iterable[int]) -> int:
-        """These are in the ledger; forget them. Returns how many we still held."""
+        """Remove acknowledged samples. Returns the number of those that were still held."""
         num_held = 0
         for lease_id in lease_ids:
             self._sent_s.pop(lease_id, None)
@@ -114,7 +114,7 @@ class LeaseBook:
         ]
 
     def send_again(self) -> None:
-        """All finished samples are due again: what was sent may not have arrived."""
+        """Make all finished samples due again, because sent ones may not have arrived."""
         self._sent_s.clear()
 
     def was_sent(self, lease_id: int) -> bool:
@@ -122,6 +122,6 @@ class LeaseBook:
         return lease_id in self._sent_s
 
     def sent(self, lease_id: int, now_s: float) -> None:
-        """A finished sample was sent."""
+        """Record that a finished sample was sent."""
         if lease_id in self.unacked:
             self._sent_s[lease_id] = now_s

@@ -1,7 +1,6 @@
-"""Settings of one model that a workflow calls. Torch-free.
+"""Settings of one model that a workflow calls. Does not import torch.
 
-Owns: `CalledModelSettings`, what follows from them (has it weights of its own, is it trained). Refuses: combinations
-with the rest of a run (controller/config/validation/models.py).
+Combinations with the rest of a run are checked in controller/config/validation/models.py.
 """
 
 from __future__ import annotations
@@ -20,44 +19,47 @@ class CalledModelSettings(Settings):
     """A model that the workflow calls as `tools.models["NAME"]` (docs/models.md)."""
 
     name: str
-    """Name by which the workflow calls it, and under which its tokens are shown: small letters, digits and `_`."""
+    """Name for the workflow and for its tokens in reports: lower-case letters, digits and `_`."""
     source: Literal["policy", "start"] | None = None
     """`policy`: the model that is trained, in a role of this name; `start`: the run's starting model, frozen. None: the
     model in `path`."""
     path: str | None = None
-    """Folder of a frozen model with the policy's tokenizer, in the form of Hugging Face."""
+    """Hugging Face folder of a frozen model with the policy's tokenizer."""
     refresh_every: int | None = Field(None, gt=0, le=limits.STEPS)
-    """With `source: policy`: instead of the policy itself a frozen copy of it with weights of its own. It is the first
+    """With `source: policy`: use a frozen copy with separate weights instead of the policy itself. It is the first
     version that a worker loads, and is replaced whenever the policy's version reaches a multiple of this number."""
     trained: bool | None = None
-    """Its tokens are trained on. None: true for a role of the policy. Nothing but the policy can be trained; a role of
-    it may be declared as not trained."""
+    """Whether its tokens are trained on. None: true for a role of the policy. Only the policy can be trained; a role
+    may be declared as not trained."""
     temperature: float | None = Field(None, ge=0)
-    """Where a call names none; 0 is greedy. None: that of the sample, as is right for whatever is trained."""
+    """Default temperature of a call; 0 is greedy. None: the sample's, which trained roles need."""
     max_new_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
-    """Longest answer where a call names none; None: that of the sample."""
+    """Default limit of an answer in tokens; None: the sample's."""
     num_slots: int | None = Field(None, gt=0, le=limits.PROCESSES)
-    """Answers at once, for a model with weights of its own; None: rollout.engine.num_slots."""
+    """Number of answers at once, for a model with separate weights; None: rollout.engine.num_slots."""
     max_context: int | None = Field(None, gt=1, le=limits.TOKENS)
-    """Longest prompt plus answer, likewise; None: rollout.engine.max_context."""
+    """Longest prompt plus answer, for a model with separate weights; None: rollout.engine.max_context."""
     device: str | None = None
-    """`cpu`, `cuda` or `cuda:N`, likewise; None: the device of the rollout worker, which it shares then."""
+    """`cpu`, `cuda` or `cuda:N`, for a model with separate weights; None: the device of the rollout worker, which it
+    then shares."""
     dtype: DType | None = None
-    """Compute dtype, likewise; None: the policy's engine's."""
+    """Compute dtype, for a model with separate weights; None: that of the policy's engine."""
 
     @property
     def has_weights(self) -> bool:
-        """It has an engine with weights of its own in each rollout worker; otherwise it is a role of the policy."""
+        """Whether it has an engine with separate weights in each rollout worker; otherwise it is a role of the
+        policy.
+        """
         return self.source != "policy" or self.refresh_every is not None
 
     @property
     def is_trained(self) -> bool:
-        """Its tokens are trained on."""
+        """Whether its tokens are trained on."""
         return not self.has_weights if self.trained is None else self.trained
 
     @property
     def words(self) -> str:
-        """What it is, for people."""
+        """A description for users."""
         if not self.has_weights:
             return f"role of the policy, {'trained' if self.is_trained else 'not trained'}"
         if self.refresh_every is not None:

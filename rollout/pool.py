@@ -1,7 +1,7 @@
-"""The samples this worker makes: from a lease to a finished sample, or to the message that hands it back.
+"""The samples of a worker: from a lease to a finished sample, or to the message that returns the lease.
 
-Owns: one task per lease, the fault boundary around the workflow, handing back, parking, counting all of it.
-Refuses: sockets (messages go through `post`), acknowledgement (the book's), waiting for versions (`sample`).
+It runs one task per lease, catches failures of the workflow, returns and parks samples, and counts them. Messages are
+sent through `post`; waiting for versions is in sample.py.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ COUNTED = (
     "agent_malformed_calls", "tool_calls", "tool_malformed", "tool_unknown", "tool_wrong_arguments", "tool_raised",
     "tool_timed_out", "tool_truncated", "observation_over_context",
 )  # fmt: skip
-"""Components of verdicts that are counters of the worker as well: what agents, tools and policies did wrong, of any
-sample, with a reward or without."""
+"""Components of verdicts that are also counters of the worker: errors of agents, tools and policies, in any sample,
+with or without a reward."""
 
 
 class SamplePool:
-    """Makes the samples of all leases in `book`, one task each, in the given task group.
+    """Runs the samples of all leases in `book`, one task each, in the given task group.
 
     `post(message)` queues a message; `on_finished()` says that the book has a new finished sample. An EngineError
-    leaves the sample's task and so ends the group. `report_lock` is held while a report is composed and sent.
+    propagates from the sample's task and ends the group. `report_lock` is held while a report is composed and sent.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class SamplePool:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.report_lock = asyncio.Lock()
         self.is_closed = False
-        """True once the worker leaves: new leases are handed back."""
+        """True once the worker shuts down: new leases are returned."""
 
     def take(self, task: SampleTask) -> None:
-        """A lease came. A repeated one is harmless; one too many goes back."""
+        """Accept a lease. A repeated one is ignored; one above the capacity is returned."""
         admission = "full" if self.is_closed else self._book.admission(task.lease_id)
         if admission in ("running", "finished"):
             self._count("duplicate_leases")
@@ -75,7 +75,7 @@ class SamplePool:
             produced.add_done_callback(lambda _: self._ended(run, lane))
 
     def cancel(self, lease_ids: tuple[int, ...]) -> None:
-        """No answer is owed for these any more, finished or not."""
+        """Cancel these leases, finished or not; no reply is expected."""
         for lease_id in lease_ids:
             run = self._book.running.pop(lease_id, None)
             if run is not None:
@@ -84,7 +84,7 @@ class SamplePool:
         self._book.ack(lease_ids)
 
     def abandon_unfinished(self) -> None:
-        """These leases are not ours any more, except those that only wait for their verdict."""
+        """Drop all unfinished leases, except those that only wait for their verdict."""
         for lease_id, run in list(self._book.running.items()):
             if run.phase != "score":
                 self._count("abandoned")
@@ -92,13 +92,13 @@ class SamplePool:
                 self._tasks[lease_id].cancel()
 
     def park_all(self) -> None:
-        """Stop all generations, keeping their tokens; each goes on once its version may be sampled with."""
+        """Stop all generations, keeping their tokens; each continues once its version may be sampled with."""
         live = self._bench.engine.progress()
         for run in self._book.running.values():
             run.park(live)
 
     async def hand_back_all(self, *, scoring_too: bool) -> None:
-        """The worker leaves: its leases go back with their tokens so far, and their tasks end."""
+        """Return all leases with their tokens so far, and end their tasks, because the worker shuts down."""
         for run in list(self._book.running.values()):
             if scoring_too or run.phase != "score":
                 task = self._tasks[run.task.lease_id]
@@ -106,13 +106,13 @@ class SamplePool:
                 task.cancel()
 
     async def recall(self, lease_ids: tuple[int, ...]) -> None:
-        """These go on elsewhere: hand them back with their tokens so far. What is nearly done, or would lose its
-        tokens, is kept: it ends here like any other."""
+        """Return these leases with their tokens so far, to continue on another worker. Samples that are nearly done, or
+        would lose their tokens, are kept and end here."""
         runs = self._book.movable(lease_ids)
         self._count("recalls_kept", sum(lease_id in self._book.running for lease_id in lease_ids) - len(runs))
         for run in runs:
             task = self._tasks[run.task.lease_id]
-            if run.is_movable:  # still, after others were handed back
+            if run.is_movable:  # checked again after others were returned
                 await self._hand_back(run, "migrated")
                 task.cancel()
 
@@ -122,7 +122,7 @@ class SamplePool:
             await asyncio.wait(self._tasks.values(), timeout=timeout_s)
 
     def cancel_all(self) -> None:
-        """End what is left."""
+        """Cancel the remaining tasks."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -134,7 +134,7 @@ class SamplePool:
         self._book.give_lane(lane)
 
     async def _produce(self, run: SampleRun) -> None:
-        """The fault boundary of one sample: the workflow's failures become data, the engine's end the process."""
+        """Run one sample and catch its failures: the workflow's become verdicts, the engine's end the process."""
         lease_id = run.task.lease_id
         try:
             sample = _checked(await self._workflow.run(run.task, run))
@@ -156,7 +156,7 @@ class SamplePool:
             await self._hand_back(run, run.cut_reason, run.cut_detail)
 
     def _crashed(self, run: SampleRun, error: Exception) -> None:
-        """The workflow raised: a `crashed` verdict where an answer exists, else the lease is rejected."""
+        """Handle an exception of the workflow: a `crashed` verdict if an answer exists, else the lease is rejected."""
         if run.engine_error is not None or run.cut_reason is not None:
             return
         self._count("workflow_crashes")
@@ -171,7 +171,7 @@ class SamplePool:
 
     def _finish(self, run: SampleRun, sample: Sample) -> None:
         task = run.task
-        if self._book.running.get(task.lease_id) is not run:  # cancelled or handed back in this very moment
+        if self._book.running.get(task.lease_id) is not run:  # cancelled or returned meanwhile
             return
         run.draw_arrow()
         self._count("samples")
@@ -207,7 +207,7 @@ class SamplePool:
 
 
 def _checked(sample: object) -> Sample:
-    """What a workflow returned, if it is a sample. Raises TypeError: a mistake in the user's workflow."""
+    """Check that a workflow returned a sample. Raises TypeError: a mistake in the user's workflow."""
     if not isinstance(sample, Sample):
         raise TypeError(f"a workflow must return a Sample, not {type(sample).__name__}")
     if not isinstance(sample.trajectory, Trajectory) or not isinstance(sample.verdict, Verdict):

@@ -1,7 +1,7 @@
-"""`python -m rollout.probe_answers IN OUT`: answers of the starting model, for `areal-like probe`.
+"""`python -m rollout.probe_answers IN OUT`: samples answers of the starting model, for `areal-like probe`.
 
-Owns: prompts and samples from the run's own tokenizer rule and engine, and the facts about them that need a tokenizer.
-Refuses: rewards, log-probs of the trainer, judging what it saw (controller/probe/findings.py).
+Prompts and samples come from the run's own tokenizer rules and engine; the process also collects facts that need a
+tokenizer. The findings are in controller/probe/findings.py.
 
 IN is a `ProbeSpec`, OUT a `ProbeAnswers` (areal_like/probe_files.py). P: tokens of a prompt.
 """
@@ -31,13 +31,14 @@ from rollout.engine.registry import find_engine, make_engine
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids, stop_strings
 
 MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>|<｜[^｜<>]{1,40}｜>")
-"""What chat templates mark turns with. A tokenizer of the same family has one token for each."""
+"""Markers of turns in chat templates. A tokenizer of the same family has one token for each."""
 
 
 async def answers_to(order: ProbeSpec, engine: Engine | None = None, scratch: Path | None = None) -> ProbeAnswers:
-    """Sample `num_samples` answers to each row, with `engine` or the one that the settings name. Raises UserError.
+    """Sample `num_samples` answers to each row, with `engine` or with the engine that the settings name. Raises
+    UserError.
 
-    scratch: folder for the engine's logs; None: the system's for temporary files.
+    scratch: folder for the engine's logs; None: the system's temporary folder.
     """
     settings = RolloutSettings.model_validate(order.settings)
     model_dir = Path(order.model_dir)
@@ -82,7 +83,7 @@ def _first(group: BaseExceptionGroup[UserError]) -> UserError:
 def _prompts(
     order: ProbeSpec, tokens: PromptTokens, tokenizer: Any, known: ProbeAnswers
 ) -> tuple[dict[int, np.ndarray], ProbeAnswers]:
-    """Prompts [P] by row, of the rows that the model can take, and what is known of all of them."""
+    """Prompts [P] by row, for the rows that the model can use, and the facts about all rows."""
     prompts: dict[int, np.ndarray] = {}
     rejected: dict[int, str] = {}
     texts: list[str] = []
@@ -108,7 +109,7 @@ def _prompts(
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Ids of all tokens that are no text: also those without a role, which `all_special_ids` leaves out."""
+    """Ids of all special tokens, including those without a role, which `all_special_ids` leaves out."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
@@ -147,7 +148,7 @@ async def _answer(
 
 
 def _with_answers(known: ProbeAnswers, tokenizer: Any, answers: list[ProbeAnswer]) -> ProbeAnswers:
-    """With special tokens that ended nothing, and tokens beyond the tokenizer's."""
+    """Add answers, with special tokens that did not end them, and tokens outside the tokenizer."""
     special = special_ids(tokenizer)
     passed: Counter[str] = Counter()
     for answer in answers:
@@ -174,7 +175,9 @@ def _context(order: ProbeSpec, settings: RolloutSettings, folder: Path) -> Engin
 
 
 def main(source: Path, target: Path) -> None:
-    """The process. What it leaves when it is killed lies next to the answers, whose folder is swept."""
+    """Run the process. Files that it leaves when it is killed are next to the answers, in a folder that is cleaned
+    up.
+    """
     run_spec(source, target, ProbeSpec, lambda order: asyncio.run(answers_to(order, scratch=target.parent)))
 
 

@@ -1,18 +1,18 @@
-"""Asks the reward services for verdicts: every question ends with exactly one, whatever happens over there.
+"""Client of the reward services: every request ends with exactly one verdict, whatever happens to the services.
 
-Owns: the sockets to the services, questions in flight, choosing a service, moving questions, the total deadline.
-Refuses: retrying a verdict (the service does that), judging answers, deciding what a non-score means (the coordinator's
-policy).
+It holds the sockets to the services, chooses a service for each request, moves requests, and enforces the total
+deadline. The service retries verdicts. The coordinator's policy decides what a failed verdict means.
 
-Loops, one per address (`_Link.run`): waits for a reply, a Welcome or a tick; woken by the socket. Stop: cancelled.
-`score` waits for its own future, bounded by `total_deadline_s`; it is owed by the loop of the link it was put on, or,
-while no service takes it, by the loop of the first one that does.
+One loop per address (`_Link.run`) waits for a reply, a Welcome or a tick, woken by the socket, until cancelled. `score`
+waits for its own future, bounded by `total_deadline_s`; the future is resolved by the loop of the link that has the
+request, or, while no service accepts it, by the loop of the first one that does.
 
-A service takes questions while it sends heartbeats, does not drain and is not full (it says so: `ScoreRefused`). Among
-those the least loaded is asked: questions of ours, and what it last said it had open for others, per scoring process.
+A service accepts requests while it sends heartbeats, does not drain and is not full (then it sends `ScoreRefused`).
+Among these the least loaded is chosen, by our requests plus the requests of others that it last reported, per scoring
+process.
 
-What guarantees the one verdict: the future of a question is resolved once and its deadline always runs. What only saves
-time: the choice of a service, resending to one that restarted, moving questions off one that is silent.
+One verdict is guaranteed because the future of a request is resolved once and its deadline always runs. The choice of a
+service, resending to one that restarted, and moving requests from one that does not respond only save time.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ from rollout.hub_peer import HubPeer
 log = logging.getLogger(__name__)
 
 ACCEPT: frozenset[type] = frozenset({Welcome, Refused, ScoreReply, ScoreRefused, EnvironmentReply, Shutdown, Goodbye})
-"""What the service may say to us (heartbeats are the channel's own)."""
+"""Messages of the service (the channel handles heartbeats)."""
 
 OWN_SCORER = ""
-"""Scorer name that stands for what the service was configured with."""
+"""Scorer name that stands for the service's configured scorers."""
 OTHERS_S = 5.0
-"""What a service said of its other clients is believed for so long."""
+"""Time for which a service's report of its other clients is used."""
 FEED = 2
-"""Waiting questions sent for each verdict of a service that was full: more than one, or its queue would run dry."""
+"""Number of waiting requests sent for each verdict of a service that was full: more than one, or its queue would become
+empty."""
 PROBE = 16
-"""The same once a tick, whether or not a verdict came: its room may have been taken by others."""
+"""Number of waiting requests sent at each tick, even without a verdict, because other clients may use the free
+capacity."""
 
 
-class _Question:
+class _PendingRequest:
     """One request in flight."""
 
     __slots__ = ("future", "link", "request", "sent_s")
@@ -73,22 +75,22 @@ class _Link:
 
     def __init__(self, name: str, peer: HubPeer, client: RewardClient) -> None:
         self.name, self.peer, self._client = name, peer, client
-        self.questions: dict[str, _Question] = {}
-        """Asked here, and not answered yet."""
+        self.pending: dict[str, _PendingRequest] = {}
+        """Requests without a reply."""
         self.is_up = False
         self.is_draining = self.is_full = False
         self._looked_s = 0.0
         self._num_workers, self._num_others, self._others_s = 1, 0, 0.0
 
     @property
-    def takes_questions(self) -> bool:
-        """It is worth asking."""
+    def accepts_requests(self) -> bool:
+        """Whether the service accepts requests."""
         return self.is_up and not self.is_draining and not self.is_full
 
     def load(self, now_s: float) -> float:
-        """Questions per scoring process over there."""
+        """Number of requests per scoring process of the service."""
         num_others = self._num_others if now_s - self._others_s < OTHERS_S else 0
-        return (len(self.questions) + num_others) / self._num_workers
+        return (len(self.pending) + num_others) / self._num_workers
 
     async def run(self) -> None:
         """Connect, then resolve replies and resend indefinitely."""
@@ -124,36 +126,38 @@ class _Link:
         return True
 
     async def _welcomed(self) -> None:
-        """It restarted, or had forgotten us: it knows nothing of what we asked."""
-        log.warning("the reward service at %s restarted; %d requests are sent again", self.name, len(self.questions))
+        """Resend all requests: the service restarted or has no record of this client."""
+        log.warning("the reward service at %s restarted; %d requests are sent again", self.name, len(self.pending))
         self._client.count("reward_restarts")
         self.is_draining = self.is_full = False
         self._client.environments.wake(self)
-        await self._send_all(lambda question: True)
+        await self._send_all(lambda _: True)
         await self._client.feed()
 
     async def _refused(self, message: ScoreRefused) -> None:
-        """Full or draining: another one may take the question, or it waits."""
+        """Handle a refusal (full or draining): send the request to another service, or let it wait."""
         self.is_draining = self.is_draining or message.reason == "draining"
         self.is_full = self.is_full or message.reason == "full"
         self._client.count(f"score_refused_{message.reason}")
-        question = self.questions.pop(message.request_id, None)
-        if question is not None:
-            await self._client.dispatch(question)
+        pending = self.pending.pop(message.request_id, None)
+        if pending is not None:
+            await self._client.dispatch(pending)
 
     def _note_load(self, reply: ScoreReply) -> None:
         self.is_full = False
         self._num_workers = max(reply.num_workers, 1)
-        self._num_others = max(reply.num_open - len(self.questions) + 1, 0)  # the one it answers is ours still
+        self._num_others = max(
+            reply.num_open - len(self.pending) + 1, 0
+        )  # the replied request is still counted as ours
         self._others_s = self._client.clock.monotonic_s()
 
     async def _look_after(self) -> None:
-        """Every tick: move questions when the address fell silent, ask again what was never answered."""
+        """At every tick: move requests if the service does not respond, and resend those without a reply."""
         now_s, resend_s = self._client.clock.monotonic_s(), self._client.resend_s
         if now_s - self._looked_s < self._client.tick_s:
             return
         self._looked_s, self.is_full = now_s, False
-        is_up = self.peer.hub_silence_s <= self._client.patience_s(self)
+        is_up = self.peer.hub_silence_s <= self._client.silence_limit_s(self)
         if self.is_up and not is_up:
             log.warning("the reward service at %s is silent", self.name)
         if self.is_up != is_up:
@@ -161,49 +165,50 @@ class _Link:
             self._client.environments.wake(self)
         if is_up:
             await self._client.environments.flush(self)
-            await self._send_all(lambda question: now_s - question.sent_s > resend_s)
+            await self._send_all(lambda pending: now_s - pending.sent_s > resend_s)
             await self._client.feed(PROBE)
         else:
             await self._client.take_over(self)
 
-    async def _send_all(self, is_due: Callable[[_Question], bool]) -> None:
-        for question in [one for one in self.questions.values() if is_due(one)]:
+    async def _send_all(self, is_due: Callable[[_PendingRequest], bool]) -> None:
+        for pending in [one for one in self.pending.values() if is_due(one)]:
             self._client.count("score_resent")
-            await self._send(question)
+            await self._send(pending)
 
-    async def ask(self, question: _Question) -> None:
-        """Put the question here and send it."""
-        question.link = self
-        self.questions[question.request.request_id] = question
-        await self._send(question)
+    async def ask(self, pending: _PendingRequest) -> None:
+        """Assign the request to this service and send it."""
+        pending.link = self
+        self.pending[pending.request.request_id] = pending
+        await self._send(pending)
 
     async def send(self, message: Message) -> None:
-        """As `ServiceLink.send`. What cannot be encoded cannot be sent: the caller has checked it."""
+        """See `ServiceLink.send`. The caller has checked that the message can be encoded."""
         await self.peer.send(message, timeout_s=self._client.tick_s)
 
-    async def _send(self, question: _Question) -> None:
-        """Send; when that fails the question goes again later, unless it can never be sent."""
-        question.sent_s = self._client.clock.monotonic_s()
+    async def _send(self, pending: _PendingRequest) -> None:
+        """Send the request; if that fails, it is resent later, unless it can never be sent."""
+        pending.sent_s = self._client.clock.monotonic_s()
         try:
-            await self.peer.send(question.request, timeout_s=self._client.tick_s)
+            await self.peer.send(pending.request, timeout_s=self._client.tick_s)
         except (WireError, TypeError, ValueError, NotImplementedError) as error:  # not encodable
-            if not question.future.done():
+            if not pending.future.done():
                 reason = f"the answer cannot be sent to the reward service: {error}"
-                question.future.set_result(Verdict(kind="invalid", reason=reason))
+                pending.future.set_result(Verdict(kind="invalid", reason=reason))
         except OperationError as error:
-            question.sent_s = -math.inf
-            log.debug("question %s waits: %s", question.request.request_id, error)
+            pending.sent_s = -math.inf
+            log.debug("request %s waits: %s", pending.request.request_id, error)
 
 
 class RewardClient:
     """Verdicts from one or several reward services. `run` must be running while `score` is used.
 
-    deadline_s: bound on scoring one answer, sent along. total_deadline_s: from asking to the verdict, a restart of the
-    service included. resend_s: ask again when no reply came for this long (it may have been lost; the service knows
-    questions by their ids and scores each once). silence_s: a service that sends nothing for this long is given up.
-    move_after_s: the same while another one takes questions, since scoring twice is cheaper than waiting.
-    max_in_flight: questions out at once; more wait (back-pressure). scorer: what the services are asked for. arrow_of:
-    name of a sample on the timeline, empty where it is not drawn. seed: of the run, for environments.
+    deadline_s: bound on scoring one answer, part of the request. total_deadline_s: from the request to the verdict,
+    including a restart of the service. resend_s: resend a request without a reply after this time (it may have been
+    lost; the service identifies requests by id and scores each once). silence_s: a service that sends nothing for this
+    long counts as lost. move_after_s: the same while another service accepts requests, since scoring twice is cheaper
+    than waiting. max_in_flight: number of requests sent at once; further ones wait (back-pressure). scorer: name of the
+    requested scorer. arrow_of: name of a sample on the timeline, empty if it is not drawn. seed: the run's seed, for
+    environments.
     """
 
     def __init__(
@@ -228,9 +233,9 @@ class RewardClient:
         self._name, self._scorer, self._arrow_of = name, scorer, arrow_of
         self._deadline_s, self._total_deadline_s = deadline_s, total_deadline_s
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._questions: dict[str, _Question] = {}
-        self._waiting: dict[str, _Question] = {}
-        """Those that no service takes just now, oldest first."""
+        self._pending: dict[str, _PendingRequest] = {}
+        self._waiting: dict[str, _PendingRequest] = {}
+        """Requests that no service accepts at the moment, oldest first."""
         self._move_after_s = min(move_after_s, silence_s)
         self.silence_s, self.tick_s, self.resend_s = silence_s, tick_s, resend_s
         self.clock: Clock = clock or SystemClock()
@@ -238,31 +243,33 @@ class RewardClient:
         self.environments = EnvironmentClient(
             name=name, seed=seed, total_deadline_s=total_deadline_s, tick_s=tick_s, clock=self.clock
         )
-        """Episodes in the same services."""
+        """Client for episodes in the same services."""
         self.environments.links.extend(self._links)
 
     @property
     def num_outstanding(self) -> int:
-        """Questions without a verdict yet."""
-        return len(self._questions)
+        """Number of requests without a verdict."""
+        return len(self._pending)
 
     def count(self, name: str) -> None:
         """Add one to a counter."""
         self.counters[name] = self.counters.get(name, 0.0) + 1.0
 
     async def run(self) -> None:
-        """Serve all addresses. Stop: cancelled by the worker. Raises ChannelError when a service refuses us."""
+        """Serve all addresses until cancelled by the worker. Raises ChannelError if a service refuses the
+        connection.
+        """
         async with asyncio.TaskGroup() as tasks:
             for link in self._links:
                 tasks.create_task(link.run(), name=link.name)
 
     async def close(self) -> None:
-        """Say goodbye to every address."""
+        """Close the connections to all services."""
         for link in self._links:
             await link.peer.close("worker ends")
 
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict:
-        """The verdict on one answer: the service's, or `invalid` / `crashed` saying why there is none."""
+        """The verdict on one answer: the service's, or `invalid` / `crashed` with the reason why there is none."""
         if not self._links:
             return Verdict(kind="invalid", reason="no reward service: reward.scorers is empty")
         if len(response) > MAX_RESPONSE_CHARS:
@@ -280,43 +287,43 @@ class RewardClient:
         return verdict
 
     def resolve(self, reply: ScoreReply) -> None:
-        """A verdict came; of several for one question the first counts."""
-        question = self._questions.get(reply.request_id)
-        if question is None or question.future.done():
+        """Deliver a verdict; of several for one request the first counts."""
+        pending = self._pending.get(reply.request_id)
+        if pending is None or pending.future.done():
             self.count("stray_verdicts")
         else:
-            question.future.set_result(reply.verdict)
+            pending.future.set_result(reply.verdict)
 
-    def patience_s(self, link: _Link) -> float:
-        """How long this address may be silent."""
-        has_other = any(other.takes_questions for other in self._links if other is not link)
+    def silence_limit_s(self, link: _Link) -> float:
+        """Time for which this service may send nothing."""
+        has_other = any(other.accepts_requests for other in self._links if other is not link)
         return self._move_after_s if has_other else self.silence_s
 
-    async def dispatch(self, question: _Question) -> None:
-        """Ask the least loaded service that takes questions; without one it waits."""
-        if question.future.done():
+    async def dispatch(self, pending: _PendingRequest) -> None:
+        """Send the request to the least loaded service that accepts requests; without one it waits."""
+        if pending.future.done():
             return
-        takers = [link for link in self._links if link.takes_questions]
+        takers = [link for link in self._links if link.accepts_requests]
         if takers:
             now_s = self.clock.monotonic_s()
-            await min(takers, key=lambda link: link.load(now_s)).ask(question)
+            await min(takers, key=lambda link: link.load(now_s)).ask(pending)
         else:
-            question.link = None
-            self._waiting[question.request.request_id] = question
+            pending.link = None
+            self._waiting[pending.request.request_id] = pending
 
     async def feed(self, num_most: int | None = None) -> None:
-        """Dispatch questions that wait, as long as a service takes them."""
+        """Dispatch waiting requests, as long as a service accepts them."""
         num_left = len(self._waiting) if num_most is None else num_most
-        while self._waiting and num_left > 0 and any(link.takes_questions for link in self._links):
+        while self._waiting and num_left > 0 and any(link.accepts_requests for link in self._links):
             num_left -= 1
             await self.dispatch(self._waiting.pop(next(iter(self._waiting))))
 
     async def take_over(self, gone: _Link) -> None:
-        """Move the questions of a silent address to those that answer, if any."""
-        while gone.questions and any(link.takes_questions for link in self._links):
-            _, question = gone.questions.popitem()
+        """Move the requests of a service that does not respond to others, if any."""
+        while gone.pending and any(link.accepts_requests for link in self._links):
+            _, pending = gone.pending.popitem()
             self.count("score_moved")
-            await self.dispatch(question)
+            await self.dispatch(pending)
 
     # ------------------------------------------------------------ inside
 
@@ -334,16 +341,16 @@ class RewardClient:
 
     async def _ask(self, request: ScoreRequest) -> Verdict:
         async with self._slots:
-            question = _Question(request, asyncio.get_running_loop().create_future())
-            self._questions[request.request_id] = question
+            pending = _PendingRequest(request, asyncio.get_running_loop().create_future())
+            self._pending[request.request_id] = pending
             try:
-                await self.dispatch(question)
-                return await question.future
+                await self.dispatch(pending)
+                return await pending.future
             finally:
-                del self._questions[request.request_id]
+                del self._pending[request.request_id]
                 self._waiting.pop(request.request_id, None)
-                if question.link is not None:
-                    question.link.questions.pop(request.request_id, None)
+                if pending.link is not None:
+                    pending.link.pending.pop(request.request_id, None)
 
     def _no_answer(self, started_s: float) -> Verdict:
         waited_s = self.clock.monotonic_s() - started_s

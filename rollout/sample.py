@@ -1,10 +1,10 @@
-"""One lease's life in this worker: wait for the version, generate, score; and how it ends.
+"""The run of one lease in a worker: wait for the version, generate, score, and report how it ended.
 
-Owns: `SampleRun` (the tools a workflow works with, and all that is known of its lease), its timings.
-Refuses: sockets and the lease book (the worker's), how a sample is made (the workflow's).
+`SampleRun` provides the tools of the workflow and the state of the lease. Sockets and the lease book are in worker.py;
+how a sample is made is decided by the workflow.
 
-Positions: `base` tokens of the answer came with the lease; new tokens follow; `reported` of the new ones are known to
-the controller. A report therefore starts at answer position base + reported.
+Positions: `base` tokens of the answer came with the lease; new tokens follow; the first `reported` new ones have been
+reported to the controller. A report therefore starts at answer position base + reported.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from rollout.turns import Turns
 from rollout.workflow import Resumed, Sample, SampleCut
 
 SHORTEST_S = 2e-6
-"""Of a slice that an arrow may leave; the timeline counts in microseconds."""
+"""Shortest slice that an arrow can start from; the timeline has a resolution of microseconds."""
 SESSION_SHIFT = 48
-"""Bits of a lease's number in the key of a conversation."""
+"""Number of bits of a lease's number in the key of a conversation."""
 _TURN_SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd 64-bit constant (golden ratio): turns of one sample draw from streams of their own."""
+"""Odd 64-bit constant (golden ratio): turns of one sample draw from separate random streams."""
 
 
 def printable(text: str) -> str:
-    """`text` without lone surrogates, which no wire carries. Raises TypeError for anything but text."""
+    """`text` without lone surrogates, which cannot be encoded. Raises TypeError for anything other than text."""
     if not isinstance(text, str):
         raise TypeError(f"a response must be text, not {type(text).__name__}")
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -62,44 +62,44 @@ class SampleRun:
         self.turns = Turns(task, is_resumable=is_resumable)
         self.base = len(task.prefix) if is_resumable else self.turns.num_before
         self.reported = 0
-        """New tokens the controller already has."""
+        """Number of new tokens that were reported to the controller."""
         self.new_tokens = Segment.empty()
-        """New tokens of ended generations; those of a running one are asked from the engine (`all_new`)."""
+        """New tokens of ended generations; those of running ones are read from the engine (`all_new`)."""
         self.answer: Answer | None = None
         """The last complete answer."""
         self.prompt_P: np.ndarray | None = None
         self.cut_reason: ReturnReason | None = None
-        """Why the lease is handed back, once it is."""
+        """Why the lease is returned, once it is."""
         self.cut_detail = ""
-        """Why it can never run, where cut_reason is "rejected"."""
+        """Why it can never run, if cut_reason is "rejected"."""
         self.engine_error: EngineError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
         self._stops = stop_strings(bench.tokens, task.sampling)
         self._num_turns = self.turns.num_turns
         self._last_version = self.turns.last_version
-        """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
+        """Highest version of all turns so far: versions never decrease along a trajectory (`stamped-versions`)."""
         self._calls: list[PolicyCall] = []
-        """Running ones; of a resumable workflow at most one."""
+        """Running calls; a resumable workflow has at most one."""
         self._sampled: dict[int, Segment] = {}
-        """Where models are declared: answers of the policy in trained roles, by their numbers."""
+        """If models are declared: answers of the policy in trained roles, by number."""
         self.models = CalledModels(self, bench.models, bench.request_ids, bench.version_deadline_s)
         self._asked_s = 0.0
-        """When its environment was last asked."""
+        """Time of the last call of its environment."""
         self._arrow = arrow_of(task, bench.tracer)
         self._is_arriving = bool(task.moved_from and self._arrow and len(task.prefix))
-        """Its first slice of generation is where the arrow from its last worker ends."""
+        """The arrow from its previous worker ends at its first slice of generation."""
         self._arrow_s: float | None = None
-        """A moment inside the slice that the sample's arrow leaves: its last generation, else its scoring."""
+        """A time within the slice where the sample's arrow starts: its last generation, else its scoring."""
 
     def cut(self, reason: ReturnReason, detail: str = "") -> None:
-        """Have the lease handed back for this reason; the first reason counts."""
+        """Have the lease returned for this reason; the first reason counts."""
         if self.cut_reason is None:
             self.cut_reason, self.cut_detail = reason, detail
 
     @property
     def phase(self) -> Phase:
-        """What this sample does now; `end` once it is over."""
+        """The current phase of the sample; `end` once it has ended."""
         return self._phase
 
     @phase.setter
@@ -111,14 +111,14 @@ class SampleRun:
 
     @property
     def is_movable(self) -> bool:
-        """Another worker could go on with it, nothing lost: its tokens travel, or it has none yet."""
+        """Whether another worker can continue it without loss: its tokens can be moved, or it has none yet."""
         return self.phase != "score" and (self.is_resumable or not self.request_id)
 
     # ------------------------------------------------------------ for the workflow
 
     @property
     def tokens(self) -> PromptTokens:
-        """The tokenizer side."""
+        """Tokenisation of prompts and answers."""
         return self._bench.tokens.for_row(self.task.row)
 
     async def generate(
@@ -129,7 +129,7 @@ class SampleRun:
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
-        """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
+        """See `SampleTools.generate`. Raises EngineError if the engine failed; the worker then exits."""
         if self._bench.models.has_roles:
             raise UserError("the policy is called by its roles here", where=MODELS_KEY, remedy='tools.models["ROLE"]')
         asked = {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "temperature": temperature}
@@ -138,7 +138,7 @@ class SampleRun:
     async def generate_as(
         self, role: CalledModelSettings | None, prompt: np.ndarray | Transcript, **asked: Any
     ) -> Answer:
-        """An answer of the policy, in a role where it has roles. `asked` as of `generate`."""
+        """Generate an answer of the policy, in a role if it has roles. `asked`: as in `generate`."""
         prompt_P = prompt.tokens_T if isinstance(prompt, Transcript) else prompt
         turn, self._num_turns = self._num_turns, self._num_turns + 1
         if turn and self.is_resumable:
@@ -162,7 +162,7 @@ class SampleRun:
     async def _answer(
         self, call: PolicyCall, prompt_P: np.ndarray, sampling: Sampling, turn: int, role: CalledModelSettings | None
     ) -> tuple[Segment, EndedBy, np.ndarray | None]:
-        """All its tokens, what ended it, and its experts."""
+        """Generate an answer; returns all its tokens, the reason for the end, and its experts."""
         prefix = self.task.prefix if self.is_resumable else Segment.empty()
         if self._last_version >= 0 and len(prompt_P) >= self._bench.engine.capabilities.max_context:
             return Segment.empty(), "context", None
@@ -174,7 +174,7 @@ class SampleRun:
                 break
             await self._wait_version(max(self.task.min_version, answer.last_version, self._last_version))
             outcome = await self._generate_once(call, prompt_P, answer, sampling, turn, role)
-            if outcome is None:  # parked: its tokens are in new_tokens, the version has to come again
+            if outcome is None:  # parked: its tokens are in new_tokens, and it waits for its version
                 continue
             self._take(call, outcome)
             if outcome.end_reason == "segment" or outcome.end_reason == "cancelled":
@@ -182,7 +182,9 @@ class SampleRun:
                 raise SampleCut(outcome.end_reason)
             answer, experts = prefix.joined(call.new_tokens), outcome.routed_experts
             ended_by = self._end_of(answer, sampling, len(prompt_P))
-            if ended_by is None or (outcome.end_reason == "stop") != (ended_by in STOPS):  # the engine's word counts
+            if ended_by is None or (outcome.end_reason == "stop") != (
+                ended_by in STOPS
+            ):  # the engine's reason takes precedence
                 ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
             break
         return answer, ended_by, experts
@@ -206,7 +208,7 @@ class SampleRun:
         self.turns.take(transcript, state, self._num_turns)
 
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
-        """See `SampleTools.score`. Text that is not valid Unicode travels with replacement characters."""
+        """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
         num_tokens = len(answer.segment) if isinstance(answer, Answer) else answer.num_sampled
         self.phase = "score"
@@ -247,27 +249,27 @@ class SampleRun:
     # ------------------------------------------------------------ for the worker
 
     def check_trained(self, sample: Sample) -> None:
-        """Raises UserError where models are declared and another's tokens are trained."""
+        """Raise UserError if models are declared and tokens of another model are trained."""
         if self._bench.models.declared:
             check_trained((sample.trajectory, *sample.others), self._sampled, self.turns.num_turns)
 
     def all_new(self, running: Mapping[int, Segment]) -> Segment:
-        """All new tokens so far that can be continued; `running` is `engine.progress()`. Up to the last checkpoint when
+        """All new tokens so far that can be continued; `running` is `engine.progress()`. Up to the last checkpoint if
         the workflow is not resumable."""
         if not self.is_resumable:
             return self.turns.new_tokens
         generation = next((call.generation for call in self._calls if not call.is_parked), None)
         if generation is None:
             return self.new_tokens
-        if generation.done():  # ended, but its owner had no turn yet
+        if generation.done():  # ended, but its task has not run yet
             has_outcome = not generation.cancelled() and generation.exception() is None
             return self.new_tokens.joined(generation.result().segment) if has_outcome else self.new_tokens
         return self.new_tokens.joined(running.get(self.request_id, Segment.empty()))
 
     def park(self, running: Mapping[int, Segment]) -> None:
-        """Stop generating but keep the tokens in `running`; `generate` goes on once the version may be sampled with.
+        """Stop generating but keep the tokens in `running`; `generate` continues once the version may be sampled with.
 
-        Never waits: nothing may be reported between the look at `running` and this.
+        This never awaits: nothing may be reported between reading `running` and this call.
         """
         for call in self._calls:
             if call.generation is None or call.generation.done() or call.is_parked:
@@ -278,7 +280,7 @@ class SampleRun:
             call.generation.cancel()
 
     def end(self) -> None:
-        """The sample is over, however it ended. Calls that its workflow did not wait for are cut."""
+        """Mark the sample as ended. Calls that its workflow did not wait for are cancelled."""
         self.phase = "end"
         self._is_over = True
         for generation in filter(None, (call.generation for call in self._calls)):
@@ -320,7 +322,7 @@ class SampleRun:
         turn: int,
         role: CalledModelSettings | None,
     ) -> GenerationOutcome | None:
-        """One engine request; None when it was parked. Its segment_tokens counts all new tokens of this lease."""
+        """Make one engine request; None if it was parked. Its segment_tokens counts all new tokens of this lease."""
         task = self.task
         left = task.segment_tokens - len(call.new_tokens) if task.segment_tokens and self.is_resumable else 0
         if task.segment_tokens and self.is_resumable and left <= 0:
@@ -352,7 +354,7 @@ class SampleRun:
             if isinstance(error, EngineError):
                 self.engine_error = error
             raise
-        except Exception as error:  # whatever else an engine raises, it is broken: the process restarts
+        except Exception as error:  # after any other exception the engine is unusable: the process restarts
             self.engine_error = EngineError(f"{type(error).__name__}: {error}")
             raise self.engine_error from error
         finally:
@@ -372,22 +374,23 @@ class SampleRun:
             self.timings[name] += getattr(outcome, name)
 
     def _session_key(self, role: CalledModelSettings | None) -> int:
-        """Each role has a conversation of its own."""
+        """Key of a role's conversation; each role has a separate one."""
         place = list(self._bench.models.declared).index(role.name) + 1 if role is not None else 0
         return self.task.lease_id + (place << SESSION_SHIFT)
 
     def _share_key(self) -> int:
-        """One key per prompt: group ids of training and evaluation count separately and may be equal. A workflow that
-        is not resumable may make another prompt for each sample of a group, so it shares nothing."""
+        """Key of the prompt, distinct for training and evaluation, whose group ids may be equal. A workflow that is not
+        resumable may use another prompt for each sample of a group, so its prompts are not shared."""
         return 2 * self.task.group_id + (self.task.purpose == "eval") if self.is_resumable else -1
 
     def draw_arrow(self) -> None:
-        """The sample is finished: its arrow begins here, and leads to its score and to the step that uses it."""
+        """Start the arrow of a finished sample, which leads to its score and to the step that uses it."""
         if self._arrow and self._arrow_s is not None:
             self._bench.tracer.arrow_start(self._arrow, self._arrow_s, self.lane)
 
     def draw_departure(self, num_new: int) -> None:
-        """It is handed back with so many new tokens: an arrow leaves the slice that ends now, to its next worker."""
+        """Start an arrow from the current slice to the next worker, for a sample that is returned with `num_new` new
+        tokens."""
         if self._arrow and self.phase in ("generate", "version") and self.base + num_new:
             name = self._move_name(self.base + num_new)
             self._bench.tracer.arrow_start(name, self._bench.tracer.now_s(), self.lane)
@@ -396,7 +399,7 @@ class SampleRun:
         return move_name(self.task.group_id, self.task.sample_index, num_tokens)
 
     def _trace(self, name: str, start_s: float, **args: object) -> float:
-        """A slice from `start_s` to now in the sample's lane; a moment inside it."""
+        """Record a slice from `start_s` to now in the sample's lane, and return a time within it."""
         end_s = max(self._bench.tracer.now_s(), start_s + SHORTEST_S)
         if self._arrow:
             where = {"group": self.task.group_id, "sample": self.task.sample_index}

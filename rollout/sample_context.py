@@ -1,7 +1,4 @@
-"""What all samples of a rollout worker share.
-
-Owns: `SampleContext`, where verdicts come from, a sample's name on the timeline. Refuses: one sample (sample.py).
-"""
+"""State that all samples of a rollout worker share."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from rollout.weights.versions import VersionGate
 
 
 def arrow_of(task: SampleTask, tracer: Tracer) -> str:
-    """Names the sample on the timeline; empty where its group is not drawn."""
+    """Name of the sample on the timeline; empty if its group is not drawn."""
     is_eval = task.purpose == "eval"
     return arrow_name(task.group_id, task.sample_index, is_eval=is_eval) if tracer.draws(task.group_id) else ""
 
 
 class Rewards(Protocol):
-    """Where verdicts come from (`reward_client.RewardClient`)."""
+    """Source of verdicts (`reward_client.RewardClient`)."""
 
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict: ...
 
@@ -36,7 +33,7 @@ class Rewards(Protocol):
 
 
 class SampleContext:
-    """What all samples of a worker share."""
+    """State that all samples of a worker share."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class SampleContext:
         self.doing = WorkerActivity(clock, tracer)
         self.request_ids = itertools.count(1)
         self.version_waits = 0
-        """How many samples had to wait for their version."""
+        """Number of samples that had to wait for their version."""
         self.version_wait_s = 0.0
         self.score_wait_s = 0.0
-        """Summed over samples, so both may grow faster than the clock."""
+        """Sums over samples, so both may grow faster than the clock."""

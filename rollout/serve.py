@@ -1,10 +1,9 @@
-"""`python -m rollout.serve ORDER`: a policy on an address, for `areal-like serve`.
+"""`python -m rollout.serve SPEC`: serves a policy at an address, for `areal-like serve`.
 
-Owns: the life of that process (its address, the engine, its end). Refuses: requests (agent/endpoint.py), HTTP
-(agent/listener.py), preparing the model (the controller, before this).
+Requests are handled in agent/endpoint.py, HTTP in agent/listener.py. The controller prepares the model before.
 
-ORDER is a `ServeSpec` (areal_like/serve_files.py), in the folder that it names, which is removed at the end. The first
-signal (Ctrl-C, SIGTERM) lets the answers under way end, for at most GRACE_S; a second one cuts them.
+SPEC is a `ServeSpec` (areal_like/serve_files.py), in the folder that it names, which is removed at the end. The first
+signal (Ctrl-C, SIGTERM) lets running answers finish, for at most GRACE_S; a second one cancels them.
 """
 
 from __future__ import annotations
@@ -47,16 +46,14 @@ async def serve(order: ServeSpec, say: Say, stop: asyncio.Event, cut: asyncio.Ev
     """Answer until `stop`.
 
     Args:
-        order: what is served, and where.
-        say: gets the address and the key, once requests are answered.
-        stop: no further request is answered.
-        cut: answers under way end as well.
+        order: the policy to serve, and the address. say: called with the address and the key, once requests are
+            answered. stop: set to refuse further requests. cut: set to cancel running answers as well.
 
     Raises:
-        UserError: the address cannot be had, or the model cannot be served.
-        EngineError: the engine has failed. Clients get status 500 before.
+        UserError: the address is not available, or the model cannot be served.
+        EngineError: the engine has failed. Clients have received status 500.
     """
-    listener = _listener(order.host, order.port)  # before the model, which takes longer
+    listener = _listener(order.host, order.port)  # before the model is loaded, which takes longer
     try:
         model_dir = Path(order.model_dir)
         tokens = _tokens(order, model_dir)
@@ -113,11 +110,11 @@ def _listener(host: str, port: int) -> socket.socket:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, number)
     except (OSError, UnicodeError) as error:
-        raise UserError(f"{host} is no address of this machine ({error})", where="--host") from error
+        raise UserError(f"{host} is not an address of this machine ({error})", where="--host") from error
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(address)
-        made.listen(BACKLOG)  # who asks early waits until the model is loaded
+        made.listen(BACKLOG)  # early requests wait until the model is loaded
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
@@ -163,7 +160,7 @@ async def _until_signalled(order: ServeSpec) -> None:
     serving = loop.create_task(serve(order, say, stop, cut))
     for number in ENDING:
         loop.add_signal_handler(number, on_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # the command that became this process blocked them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # they were blocked by the command that became this process
     try:
         await serving
     except asyncio.CancelledError:
@@ -172,9 +169,9 @@ async def _until_signalled(order: ServeSpec) -> None:
 
 
 def main(path: Path) -> int:
-    """The process; its exit status."""
+    """Run the process and return its exit status."""
     order = msgspec.json.decode(path.read_bytes(), type=ServeSpec)
-    path.unlink()  # it holds the key
+    path.unlink()  # it contains the key
     try:
         asyncio.run(_until_signalled(order))
     except EngineError as error:  # its thread has written the traceback

@@ -1,8 +1,7 @@
-"""Text to prompt tokens and answer tokens to text: the only place of a rollout worker that knows a tokenizer.
+"""Converts text to prompt tokens, and answer tokens to text: the only module of a rollout worker that uses a tokenizer.
 
-Owns: loading the tokenizer, the room a prompt leaves, end-of-sequence ids, decoding. How a row becomes a prompt is the
-shared rule (areal_like/prompts.py). Refuses: to tokenise an answer (tokens in, tokens out): `encode` is for text that
-the policy did not sample.
+The conversion of rows to prompts is shared (areal_like/prompts.py). Answers are never tokenised (tokens in, tokens
+out): `encode` is for text that the policy did not sample.
 
 Shape legend: P tokens of the prompt, R tokens of the answer.
 """
@@ -25,7 +24,7 @@ from areal_like.wire.messages import Sampling
 from rollout.stop_strings import StopStrings
 
 SHORT_TEXT, MAX_SHORT_TEXTS = 64, 4096
-"""Characters of a text whose tokens are kept, and how many are."""
+"""Largest text whose tokens are cached (in characters), and number of cached texts."""
 
 
 class PromptTooLong(UserError):
@@ -33,10 +32,10 @@ class PromptTooLong(UserError):
 
 
 class PromptTokens:
-    """Makes prompts out of data rows, and text out of answers.
+    """Converts data rows to prompts, and answers to text.
 
-    `tokenizer`, `template` and `add_bos` as of `PromptEncoder`. `max_context` bounds prompt plus answer. Raises
-    UserError when settings contradict each other.
+    `tokenizer`, `template` and `add_bos` as in `PromptEncoder`. `max_context` bounds prompt plus answer. Raises
+    UserError if settings contradict each other.
     """
 
     def __init__(
@@ -53,16 +52,18 @@ class PromptTokens:
         self._views: dict[str, PromptTokens] = {}
         """For rows with arguments of the chat template, by those."""
         self._newest: tuple[str, list[int]] | None = None
-        """What was encoded last: a group's samples come one after the other, with the same row each."""
+        """The last encoded row: the samples of a group have the same row and follow each other."""
         self._encoded: dict[str, np.ndarray] = {}
-        """Short texts: marks and tool outputs come again and again, and a tokenizer's call costs more than they do."""
+        """Cache of short texts: markers and tool outputs are encoded repeatedly, and a tokenizer's call is
+        expensive.
+        """
         self._num_ids: int | None = None
         self.max_context = max_context
         self.stop_ids = stop_ids
         """End-of-sequence ids of the model: sampled last, they end an answer."""
 
     def limit_context(self, max_context: int) -> None:
-        """The engine's context turned out to be this (a model may have fewer positions than the settings allow)."""
+        """Limit the context to the engine's (a model may have fewer positions than the settings allow)."""
         self.max_context = min(self.max_context, max_context)
         self._views.clear()
 
@@ -80,19 +81,19 @@ class PromptTokens:
 
     @property
     def chat_template(self) -> Any:
-        """The tokenizer's; None where it has none."""
+        """The tokenizer's chat template; None if it has none."""
         return getattr(self._tokenizer, "chat_template", None)
 
     @property
     def num_ids(self) -> int:
-        """Token ids of the tokenizer are below this."""
+        """Upper bound (exclusive) of the tokenizer's ids."""
         if self._num_ids is None:
             self._num_ids = max(self._tokenizer.get_vocab().values()) + 1
         return self._num_ids
 
     def prompt(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
-        """Prompt tokens of a data row [P], int32. `tools`: what the chat template declares to the policy. Raises
-        UserError for a row that cannot become a prompt; PromptTooLong, which is one."""
+        """Prompt tokens of a data row [P], int32. `tools`: declared to the policy by the chat template. Raises
+        UserError for a row that cannot become a prompt; PromptTooLong is a subclass."""
         prompt_P = self._encode(row, tools)
         if len(prompt_P) >= self.max_context:
             raise PromptTooLong(
@@ -111,8 +112,8 @@ class PromptTokens:
         return self._newest[1]
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of a text as it is, int32: no template, no BOS. For what a workflow puts between two generations, such
-        as a tool's output. Raises UserError naming characters that the tokenizer has no token for."""
+        """Tokens of an unchanged text, int32: no template, no BOS. For text between two generations, such as a tool's
+        output. Raises UserError with the characters that have no token."""
         known = self._encoded.get(text)
         if known is None:
             known = np.asarray(encode_text(self._tokenizer, text, what="the text"), np.int32)
@@ -121,8 +122,8 @@ class PromptTokens:
         return known.copy()
 
     def observation(self, text: str, stop_token: int) -> np.ndarray:
-        """Tokens of what is said after a turn of the policy's that `stop_token` ended, int32: as the user's next
-        message where prompts go through the chat template, else the text as it is. Raises UserError as `encode`."""
+        """Tokens of an observation after a turn of the policy that `stop_token` ended, int32: as the user's next
+        message if prompts use the chat template, else the unchanged text. Raises UserError as in `encode`."""
         stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
         words = self._encoder.between_turns(text, stop)
         return self.encode(text) if words is None else np.asarray(words, np.int32)
@@ -135,13 +136,13 @@ class PromptTokens:
         stop_marks: Sequence[str] = (),
     ) -> np.ndarray:
         """Tokens between a turn with tool calls that `stop_token` ended and the next one, int32: messages of role
-        `tool`. `stop_marks`: others that the template may end such turns with. `called` and errors as of
+        `tool`. `stop_marks`: other texts with which the template may end such turns. `called` and errors as in
         `PromptEncoder.after_calls`."""
         stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
         return np.asarray(self._encoder.after_calls(called, results, (stop, *stop_marks)), np.int32)
 
     def plain(self, value: Any) -> Any:
-        """A JSON-like value with every text in it as of `PromptEncoder.plain`. Raises UserError where it is nested too
+        """A JSON-like value with `PromptEncoder.plain` applied to every text. Raises UserError if it is nested too
         deep."""
         try:
             return _each_text(value, self._encoder.plain)
@@ -156,11 +157,11 @@ class PromptTokens:
         tools: Sequence[Mapping[str, Any]],
     ) -> str:
         """Text between the last of the first `covered` messages, an answer, and the next one. Arguments and errors as
-        of `PromptEncoder.continuation`."""
+        in `PromptEncoder.continuation`."""
         return self._encoder.continuation(messages, covered, stops, tools)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the chat template makes of messages, up to where the next answer begins. Raises UserError as
+        """Apply the chat template to messages, up to the start of the next answer. Raises UserError as in
         `PromptEncoder.chat_text`."""
         return self._encoder.chat_text(messages, tools=tools)
 
@@ -191,10 +192,10 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def load_tokenizer(model_dir: Path, tokenizer: str) -> Any:
-    """The run's tokenizer: `ModelSettings.tokenizer` says where it lies. Raises UserError when it cannot be read."""
-    is_in_model_dir = tokenizer in ("from_model", *BUILT_IN_TOKENIZERS)  # preparing the model saved it there
+    """Load the run's tokenizer, as named by `ModelSettings.tokenizer`. Raises UserError if it cannot be read."""
+    is_in_model_dir = tokenizer in ("from_model", *BUILT_IN_TOKENIZERS)  # saved there when the model was prepared
     place = str(model_dir) if is_in_model_dir else tokenizer
-    from transformers import AutoTokenizer  # heavy, and only needed in the real process
+    from transformers import AutoTokenizer  # slow to import, and only needed in the real process
 
     try:
         return AutoTokenizer.from_pretrained(place)

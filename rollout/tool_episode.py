@@ -1,14 +1,14 @@
-"""The workflow `tools`: a policy answers in a chat, calls tools, sees their results, and goes on until it calls none.
+"""The workflow `tools`: a policy answers in a chat, calls tools, sees their results, and continues until it calls none.
 
-Owns: the loop, what ends an episode, checkpoints after each turn. Refuses: reading calls (rollout/chat), running tools
-(the environment in the reward service), judging (the scorers).
+Calls are parsed in rollout/chat, tools run in the environment of the reward service, and answers are judged by the
+scorers.
 
-The last answer ends the episode: `stop`. Cut are (`length`) an answer at its limit of tokens, calls after `max_turns`,
-and results that do not fit the context. **Scorers see the content of the last answer alone**: results of tools and
-earlier turns are not judged, since a policy could write there what a scorer looks for.
+The last answer ends the episode with `stop`. The episode ends with `length` at an answer's token limit, at calls after
+`max_turns`, and at results that do not fit the context. **Scorers see only the content of the last answer**: results of
+tools and earlier turns are not scored, since a policy could write there what a scorer searches for.
 
-Tokens: a turn keeps the ids it was sampled with. What stands between two turns is what the chat template writes between
-a message with calls and the next answer; it is given, not trained on.
+A turn keeps its sampled token ids. Between two turns are the tokens that the chat template writes between a message
+with calls and the next answer; they are given, not trained on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FORMAT_KEY = f"{OPTIONS_KEY}.format"
 
 @dataclass(kw_only=True, slots=True)
 class _Turns:
-    """One episode under way."""
+    """State of a running episode."""
 
     transcript: Transcript
     num_prompt: int
@@ -51,7 +51,7 @@ class _Turns:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, next to the transcript."""
+        """The state that a checkpoint contains in addition to the transcript."""
         return {"num_prompt": self.num_prompt, "declared": self.declared}
 
 
@@ -61,10 +61,9 @@ class ToolWorkflow:
     is_resumable = False
 
     def __init__(self, *, max_turns: int = 8, turn_tokens: int | None = None, format: str | None = None) -> None:
-        """
-        Args:
+        """Args:
             max_turns: turns of one episode whose calls are run.
-            turn_tokens: tokens of one answer at most; None: `sampling.max_new_tokens`.
+            turn_tokens: largest number of tokens of one answer; None: `sampling.max_new_tokens`.
             format: how the model writes calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's chat
                 template shows it.
 
@@ -91,7 +90,7 @@ class ToolWorkflow:
             if episode.failure is None:
                 reason = await self._play(tools, chat, turns, episode)
             transcript = turns.transcript
-            if not transcript.num_sampled:  # a sample needs a token; its verdict decides what becomes of it
+            if not transcript.num_sampled:  # a sample needs a token; its verdict decides how it is used
                 transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
             trajectory = transcript.close(reason)
             verdict = await _verdict(tools, turns, episode, trajectory)
@@ -101,7 +100,7 @@ class ToolWorkflow:
     async def _play(
         self, tools: SampleTools, chat: ChatFormat, turns: _Turns, episode: EnvironmentEpisode
     ) -> FinishReason:
-        """Turns until something ends the episode; what that was."""
+        """Run turns until the episode ends; returns the finish reason."""
         schemas, transcript = schemas_by_name(turns.declared), turns.transcript
         while True:
             before_T = transcript.tokens_T
@@ -120,19 +119,21 @@ class ToolWorkflow:
             assert answer.stop_token is not None
             try:
                 given = _given(tools, chat, turns.last.calls, step, answer.stop_token)
-            except UserError as error:  # a sample's verdict: the other samples of its group go on
+            except UserError as error:  # a verdict of this sample: the other samples of its group continue
                 episode.fail("invalid", f"the results of turn {episode.num_turns}: {error.what}")
                 return "environment"
             if len(transcript) + len(given) >= tools.tokens.max_context:
                 episode.over_context = True
                 return "length"
             transcript.given(given)
-            with contextlib.suppress(StateTooLarge):  # a long episode goes on, and is durable up to where it fitted
+            with contextlib.suppress(
+                StateTooLarge
+            ):  # a long episode continues; it can be resumed from the last checkpoint that fitted
                 tools.checkpoint(transcript, {"episode": episode.record, **turns.state})
 
 
 async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: EnvironmentEpisode) -> _Turns:
-    """The prompt with the tools that the environment declares; without them where that fails."""
+    """The prompt with the tools that the environment declares; without them if that fails."""
     first = await episode.reset()
     declared: list[dict[str, Any]] = list(first.tools) if first is not None else []
     if first is not None and not declared:
@@ -150,7 +151,7 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
 
 
 def _given(tools: SampleTools, chat: ChatFormat, calls: Sequence[ToolCall], step: Step, stop_token: int) -> np.ndarray:
-    """Tokens of the results, up to where the next answer begins. Raises UserError where they cannot be written."""
+    """Tokens of the results, up to the start of the next answer. Raises UserError if they cannot be encoded."""
     if len(step.results) > len(calls):
         raise UserError(f"{len(step.results)} results for {len(calls)} calls")
     results = [
@@ -164,8 +165,8 @@ def _given(tools: SampleTools, chat: ChatFormat, calls: Sequence[ToolCall], step
 
 
 async def _verdict(tools: SampleTools, turns: _Turns, episode: EnvironmentEpisode, trajectory: Trajectory) -> Verdict:
-    """The scorers' verdict of the last answer's content, with what the episode counted; a failure of the environment's
-    as it is."""
+    """The scorers' verdict on the last answer's content, with the episode's counts; or the environment's failure,
+    unchanged."""
     parts = {"turns": float(episode.num_turns), "answered": float(trajectory.finish_reason == "stop")}
     if episode.over_context:
         parts["observation_over_context"] = 1.0

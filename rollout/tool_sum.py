@@ -1,6 +1,5 @@
-"""The workflow `tool_sum`: running sums with a calculator (areal_like/tasks/tool_sum.py). An example of several turns.
-
-Owns: the turns and the verdict of an episode. Refuses: the task's texts.
+"""The workflow `tool_sum`: running sums with a calculator (areal_like/tasks/tool_sum.py). An example of several
+turns.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from rollout.workflow import Sample, SampleTools
 
 
 class ToolSum:
-    """Generates up to a call, gives the tool's output, and goes on until the model ends by itself."""
+    """Generates up to a call, adds the tool's output, and continues until the model ends its answer."""
 
     is_resumable = False
 
     def __init__(self, *, max_turns: int = 24, episode_tokens: int = 120) -> None:
-        """
-        Args:
-            max_turns: an episode is over after so many calls of the tool.
-            episode_tokens: longest episode, sampled and given tokens together, its prompt not counted.
+        """Args:
+            max_turns: largest number of tool calls of an episode.
+            episode_tokens: longest episode: sampled and given tokens together, without the prompt.
 
         Raises:
             UserError: a bound below 1.
@@ -44,8 +42,8 @@ class ToolSum:
             if answer.ended_by != "stop_token":
                 break
             transcript.given(tool_output(said[-1]))
-            tools.checkpoint(transcript, said)  # a lost worker or a drain costs the turn under way, not the episode
-        # What the model said last decides, not the whole text, in which the tool's output could be imitated.
+            tools.checkpoint(transcript, said)  # if the worker is lost or drains, only the current turn is lost
+        # Only the model's last answer counts, because the whole text could imitate the tool's output.
         correct = float(has_ended and is_correct(task.row, said[-1]))
         num_calls, in_head = len(said) - 1, sum(text.count(":") for text in said)
         parts = {"correct": correct, "calls": num_calls, "tool_share": num_calls / max(num_calls + in_head, 1)}

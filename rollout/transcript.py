@@ -1,7 +1,7 @@
-"""The record of one episode: what the policy sampled, what others gave, in the order in which the model saw it.
+"""The record of one episode: sampled and given tokens, in the order in which the model saw them.
 
-Owns: `Answer` (what one generation gave), `Transcript` (answers and given tokens, and the trajectory they make).
-Refuses: generating, scoring, tokenizers (it is lent `encode`); checks of the arrays (areal_like/trajectory.py).
+It defines `Answer` (the result of one generation) and `Transcript` (answers and given tokens, and the trajectory that
+they form). Arrays are checked in areal_like/trajectory.py.
 
 Shape legend: P tokens of the prompt, T tokens of the whole transcript, R tokens of one answer.
 """
@@ -20,29 +20,28 @@ from areal_like.trajectory import NO_VERSION, FinishReason, Segment, Trajectory,
 from areal_like.turn_checkpoint import TurnCheckpoint
 
 EndedBy = Literal["end_of_sequence", "stop_token", "stop_string", "length", "context"]
-"""What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, a text of
-`sampling.stop`, the limit of tokens, or the end of the context."""
+"""Reason why a generation ended: an end-of-sequence id of the model, a stop token of the run or of the call, a text of
+`sampling.stop`, the token limit, or the end of the context."""
 
 POLICY = "policy"
-"""Names the policy where a token's source is shown; no model of `rollout.models` has this name."""
+"""Name of the policy as the source of a token; no model of `rollout.models` has this name."""
 
 Encode = Callable[[str], np.ndarray]
-"""Text to token ids, as `PromptTokens.encode`."""
+"""Function that converts text to token ids, such as `PromptTokens.encode`."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete answer: all its tokens, those of earlier leases included, and why it ended.
+    """One complete answer: all its tokens, including those of earlier leases, and why it ended.
 
-    segment: the sampled tokens, with the stop token where one ended it. Empty where the context was full already.
-    number: of the calls of `tools.generate` in its sample, from 0; -1 where it is not known. It tells the answers of
-    several trajectories apart.
-    ended_by: what ended it. stop_token: the id that did, for `end_of_sequence` and `stop_token`; None otherwise.
-    is_trainable: False where it was sampled at another temperature than the run's, so that its log-probs are not those
-    that the trainer computes, or by a model or role that is not trained; `Transcript.sampled` refuses it.
+    segment: the sampled tokens, including a stop token that ended it. Empty if the context was already full. number:
+    index of its call of `tools.generate` in the sample, from 0; -1 if unknown. It identifies answers across several
+    trajectories.
+    ended_by: why it ended. stop_token: the id that ended it, for `end_of_sequence` and `stop_token`; None otherwise.
+    is_trainable: False if it was sampled at another temperature than the run's, so that its log-probs differ from the
+    trainer's, or by a model or role that is not trained; `Transcript.sampled` rejects it.
     model: name in `rollout.models` of the model that sampled it; empty: the policy, by `tools.generate`.
     routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
-    None otherwise, for an answer that came complete from another worker, and where a server died before it reported
-    them.
+    None otherwise, for an answer that was completed by another worker, and if a server died before it reported them.
     """
 
     segment: Segment
@@ -56,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript:
-    """Builds the trajectory of an episode of several turns. Tokens keep the ids they were sampled or given with.
+    """Builds the trajectory of an episode of several turns. Tokens keep the ids with which they were sampled or given.
 
     Example:
         >>> transcript = Transcript(np.array([5, 6], np.int32))
@@ -69,10 +68,9 @@ class Transcript:
     """
 
     def __init__(self, prompt: np.ndarray | Sequence[int] | str, *, encode: Encode | None = None) -> None:
-        """
-        Args:
+        """Args:
             prompt: the tokens, or with `encode` the text, that the policy sees first.
-            encode: turns text into tokens, usually `tools.tokens.encode`.
+            encode: converts text to tokens, usually `tools.tokens.encode`.
 
         Raises:
             TypeError: text without `encode`.
@@ -80,16 +78,16 @@ class Transcript:
         self._encode = encode
         self._parts: list[np.ndarray | Segment] = []
         self._numbers: list[int] = []
-        """Of the sampled parts, as `Answer.number`."""
+        """Numbers of the sampled parts, as in `Answer.number`."""
         self._sources: list[TokenSource] = []
         self._last: Answer | None = None
-        """The answer the transcript ends in; None where it ends in given tokens."""
+        """The answer at the end of the transcript; None if it ends with given tokens."""
         self.num_sampled = 0
-        """Tokens that the policy sampled."""
+        """Number of tokens that the policy sampled."""
         self.num_turns = 0
-        """Answers taken in."""
+        """Number of answers added."""
         self.last_version = NO_VERSION
-        """Of the newest sampled token; -1 before the first."""
+        """Version of the newest sampled token; -1 before the first."""
         self.given(prompt)
 
     def __len__(self) -> int:
@@ -97,15 +95,15 @@ class Transcript:
 
     @property
     def tokens_T(self) -> np.ndarray:
-        """int32: everything so far, which is what the next generation starts from."""
+        """int32: all tokens so far, from which the next generation continues."""
         ids = [part.tokens_R if isinstance(part, Segment) else part for part in self._parts]
         return np.concatenate(ids) if ids else np.zeros(0, np.int32)
 
     def sampled(self, answer: Answer | Segment) -> None:
-        """Add what the policy answered: it is trained on.
+        """Add an answer of the policy, which is trained on.
 
         Args:
-            answer: what `tools.generate` returned, or its segment. An empty one changes nothing.
+            answer: the result of `tools.generate`, or its segment. An empty one changes nothing.
 
         Raises:
             ValueError: it was sampled at another temperature than the run's, by a model that is not trained, or by an
@@ -135,14 +133,15 @@ class Transcript:
         self.last_version = segment.last_version
 
     def given(self, what: np.ndarray | Sequence[int] | str | Answer) -> None:
-        """Add what is seen and not trained on, such as a tool's output or what another model said.
+        """Add tokens that the policy sees but that are not trained on, such as a tool's output or another model's
+        answer.
 
         Args:
             what: token ids, or with `encode` text. An answer keeps the name and version of the model that sampled it.
 
         Raises:
             TypeError: text without `encode`.
-            UserError: characters that the tokenizer has no token for.
+            UserError: characters that have no token.
         """
         if isinstance(what, Answer):
             self._sources += sources_of(what.model or POLICY, what.segment.versions_R, len(self))
@@ -159,7 +158,7 @@ class Transcript:
             self._last = None
 
     def copied(self) -> Transcript:
-        """The same turns in a transcript of its own."""
+        """A copy of the transcript."""
         made = Transcript(np.zeros(0, np.int32), encode=self._encode)
         made._parts, made._numbers, made._last = list(self._parts), list(self._numbers), self._last
         made._sources = list(self._sources)
@@ -167,10 +166,11 @@ class Transcript:
         return made
 
     def forked(self) -> Transcript:
-        """The conversation so far, to be continued in another way: what was sampled is seen there and trained on here.
+        """A transcript with the conversation so far, to continue it in another way: tokens sampled so far are given
+        there, and are trained on here only.
 
-        Each closed transcript is one trajectory of the sample (`Sample.others`). A fork in which nothing was sampled
-        has nothing to train on: do not close it.
+        Each closed transcript is one trajectory of the sample (`Sample.others`). Do not close a fork without sampled
+        tokens, which has nothing to train on.
 
         Example:
             >>> transcript = Transcript(np.array([5, 6], np.int32))
@@ -186,7 +186,7 @@ class Transcript:
         return made
 
     def checkpoint(self, num_turns: int, state: bytes) -> TurnCheckpoint:
-        """What makes this transcript again, together with its sampled tokens (`sampled_tokens`)."""
+        """The checkpoint from which, with the sampled tokens (`sampled_tokens`), this transcript can be restored."""
         places, tokens, num_sampled = [], [], 0
         for part in self._parts:
             if isinstance(part, Segment):
@@ -202,9 +202,9 @@ class Transcript:
 
     @staticmethod
     def restored(sampled: Segment, checkpoint: TurnCheckpoint, *, encode: Encode | None = None) -> Transcript:
-        """The transcript whose sampled tokens and checkpoint these are.
+        """Restore a transcript from its sampled tokens and checkpoint.
 
-        Raises ValueError where a given token stands behind all sampled ones of a longer episode.
+        Raises ValueError if a given token is positioned after all sampled tokens of a longer episode.
         """
         places, tokens = checkpoint.given_places_G, checkpoint.given_tokens_G
         if len(places) and int(places[-1]) > len(sampled):
@@ -215,7 +215,9 @@ class Transcript:
             made.given(tokens[places == place])
             done = place
         made.sampled(sampled.tail(done))
-        made._numbers = list(range(len(made._numbers)))  # at most one for each turn before, so later answers differ
+        made._numbers = list(
+            range(len(made._numbers))
+        )  # at most one per earlier turn, so later answers have other numbers
         made.num_turns, made._sources = checkpoint.num_turns, list(checkpoint.sources)
         return made
 
@@ -227,15 +229,15 @@ class Transcript:
     def close(
         self, reason: FinishReason | None = None, *, turn_rewards: Sequence[tuple[int, float]] = ()
     ) -> Trajectory:
-        """Make the trajectory that is trained on.
+        """Create the trajectory to train on.
 
         Args:
-            reason: why the episode ended. None: as the last answer did, or `environment` after given tokens.
+            reason: why the episode ended. None: the last answer's reason, or `environment` after given tokens.
             turn_rewards: `num_sampled` at the end of each turn, and the turn's reward; tokens after the last one are a
-                turn of reward 0. Empty: turns have no rewards of their own. For `trainer.advantage.kind: turns`.
+                turn of reward 0. Empty: turns have no separate rewards. For `trainer.advantage.kind: turns`.
 
         Returns:
-            The trajectory, checked.
+            The trajectory.
 
         Raises:
             ValueError: nothing was sampled, or a turn has no token.
@@ -260,7 +262,7 @@ class Transcript:
         return (part for part in self._parts if isinstance(part, Segment))
 
     def _answers(self) -> dict[str, np.ndarray]:
-        """Fields of the trajectory; none where a number is not known."""
+        """Fields of the trajectory with the answers' numbers; none if a number is unknown."""
         if not self._numbers or min(self._numbers) < 0:
             return {}
         ends = np.cumsum([len(segment) for segment in self.segments()], dtype=np.int32)

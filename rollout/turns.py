@@ -1,6 +1,6 @@
-"""The durable part of an episode of several turns: its last checkpoint, in this lease and in those before.
+"""The durable part of an episode of several turns: its last checkpoint, in this lease and in earlier ones.
 
-Owns: `Turns`. Refuses: generating, reporting (leases.py), what a workflow's state means.
+Reports are in leases.py. The workflow defines the meaning of its state.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class Turns:
         checkpoint = task.checkpoint if not is_resumable else None
         self._began = (task.prefix if checkpoint is not None else Segment.empty(), checkpoint)
         self._newest = self._began
-        """Sampled tokens, and the checkpoint that holds for them."""
+        """Sampled tokens, and the checkpoint that is valid for them."""
         self._taken: tuple[Transcript, bytes, int] | None = None
-        """Newer than that: put together when it is asked for, which is once a report and not once a turn."""
+        """The newest state, which is converted to a checkpoint on request: once per report and not once per turn."""
         self._transcript: Transcript | None = None
-        """The workflow's own, at its last checkpoint."""
+        """The workflow's state at its last checkpoint."""
 
     @property
     def checkpoint(self) -> TurnCheckpoint | None:
-        """The newest one."""
+        """The newest checkpoint."""
         return self._put_together()[1]
 
     @property
     def num_before(self) -> int:
-        """Sampled tokens that came with the lease."""
+        """Number of sampled tokens that came with the lease."""
         return len(self._began[0])
 
     @property
     def num_turns(self) -> int:
-        """Generations before the lease."""
+        """Number of generations before the lease."""
         return self._began[1].num_turns if self._began[1] is not None else 0
 
     @property
     def last_version(self) -> int:
-        """Of the newest token that came with the lease; -1 without one."""
+        """Version of the newest token that came with the lease; -1 without one."""
         return self._began[0].last_version
 
     @property
@@ -65,7 +65,9 @@ class Turns:
         return self._newest
 
     def resumed(self, encode: Encode) -> Resumed | None:
-        """Where the lease begins, if it does not begin with the sample. A transcript of its own at every look."""
+        """State at the start of the lease, if the sample began in an earlier lease. Each call returns a new
+        transcript.
+        """
         sampled, checkpoint = self._began
         if checkpoint is None:
             return None
@@ -79,11 +81,11 @@ class Turns:
         """See `SampleTools.checkpoint`."""
         if self._is_resumable:
             raise UserError("a resumable workflow takes no checkpoints", remedy="set is_resumable = False on it")
-        if transcript is not self._transcript:  # the same one only grows
+        if transcript is not self._transcript:  # the same transcript can only have grown
             known = self._put_together()[0].tokens_R
             if not np.array_equal(transcript.sampled_tokens.tokens_R[: len(known)], known):
                 raise UserError(
-                    "a checkpoint must go on from the one before", remedy="begin with the transcript of tools.resumed"
+                    "a checkpoint must continue the previous one", remedy="begin with the transcript of tools.resumed"
                 )
         try:
             encoded = msgspec.msgpack.encode(state)

@@ -1,9 +1,9 @@
-"""The rollout worker: takes leases from the controller, has each sample made by the workflow, and answers for it.
+"""The rollout worker: takes leases from the controller, has each sample made by the workflow, and reports the results.
 
-Owns: the connection to the controller, the loops below, heartbeat, orderly and disorderly end.
-Refuses: the samples' tasks (`pool`), how a sample is made (`workflow`), which version when (`versions`), generating.
+It holds the connection to the controller, the loops below and the heartbeat, and shuts down. The samples' tasks are in
+pool.py, versions in weights/versions.py.
 
-Loops, all tasks of one TaskGroup on one asyncio loop; any of them failing ends the process:
+Loops: all are tasks of one TaskGroup on one asyncio loop; if one fails, the process ends:
 
     loop        waits for                          woken by                     produces
     receive     a message of the controller        the socket                   sample tasks, announcements, acks
@@ -16,10 +16,10 @@ Loops, all tasks of one TaskGroup on one asyncio loop; any of them failing ends 
                                                                                 and finished samples until acked
     rewards     replies of the reward service      the sockets                  verdicts (`reward_client`)
     watch       `heartbeat_s` to pass              the clock                    the end, when the controller is silent
-    (body)      Shutdown, SIGTERM                  receive, the process         leaving: hand back, flush, Goodbye
+    (body)      Shutdown, SIGTERM                  receive, the process         shutdown: return leases, flush, Goodbye
 
-No token of a lease is reported twice or left out: reports carry absolute answer positions, and composing a report and
-sending it happens under one lock, so that a lease handed back starts where its last report ended.
+No token of a lease is reported twice or left out: reports have absolute answer positions, and a report is composed and
+sent with one lock held, so a returned lease starts where its last report ended.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ACCEPT: frozenset[type] = frozenset(
         ReleaseMemory,
     }
 )  # fmt: skip
-"""What the controller may say to us (heartbeats are the channel's own)."""
+"""Messages of the controller (the channel handles heartbeats)."""
 
 RESEND_S = 10.0
 """A finished sample not acknowledged for this long is sent again."""
@@ -83,14 +83,16 @@ TICK_S = 0.5
 CONNECT_S = 60.0
 CLOSE_S = 5.0
 SIGTERM_DEADLINE_S = 10.0
-"""Time to leave after SIGTERM; a Shutdown message brings its own."""
+"""Time for the shutdown after SIGTERM; a Shutdown message has its own deadline."""
 
 PeerFactory = Callable[[int, Callable[[], Heartbeat]], HubPeer]
-"""Makes the connection to the controller from our capacity and our heartbeat."""
+"""Function that creates the connection to the controller from the worker's capacity and its heartbeat."""
 
 
 def interruption_of(spec: ProcessSpec, settings: RolloutSettings) -> Interruption:
-    """What a new version does to running answers: one-step-off finishes a batch under the version it began with."""
+    """Handling of running answers at a new version: one-step-off finishes a batch with the version that it began
+    with.
+    """
     return "drain" if spec.mode == "one_step_off" else settings.interruption
 
 
@@ -146,7 +148,7 @@ class RolloutWorker:
         self._send_wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._reported = asyncio.Event()
-        self._farewell = ("asked to stop", SIGTERM_DEADLINE_S)
+        self._shutdown = ("asked to stop", SIGTERM_DEADLINE_S)
         self._is_leaving = False
         self._counters: dict[str, float] = {"samples": 0.0}
         self._last_paused_s = 0.0
@@ -155,7 +157,8 @@ class RolloutWorker:
     # ------------------------------------------------------------ life
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to leave. Raises what ended it otherwise: EngineError, ChannelError, DeadlineExceeded."""
+        """Work until shutdown is requested. Raises EngineError, ChannelError or DeadlineExceeded if one of them ends
+        the worker."""
         await self._engine.start()
         await self._models.start()
         can = self._engine.capabilities
@@ -175,7 +178,7 @@ class RolloutWorker:
             self._bench.doing.ready()
             log.info("connected; room for %d samples", self._book.capacity)
             await self._work(stop)
-            closings = {"peer": lambda: self._peer.close(self._farewell[0]), **closings}
+            closings = {"peer": lambda: self._peer.close(self._shutdown[0]), **closings}
         except BaseExceptionGroup as group:
             raise _first_cause(group) from None
         finally:
@@ -205,15 +208,15 @@ class RolloutWorker:
                 )
             ]
             await _first_of(stop, self._reported)
-            await self._leave(*self._farewell)
+            await self._leave(*self._shutdown)
             self._pool.cancel_all()
             for loop in loops:
                 loop.cancel()
 
     async def _leave(self, reason: str, deadline_s: float) -> None:
-        """Hand back what is unfinished, wait a little for verdicts due, send what is finished until acknowledged.
+        """Return unfinished leases, wait briefly for verdicts, and send finished samples until they are acknowledged.
 
-        The controller hears first that we leave, or it would lease to us what we hand back.
+        The controller is notified first, because it would otherwise lease the returned samples to this worker again.
         """
         log.info("leaving (%s) within %.0f s", reason, deadline_s)
         self._is_leaving = self._pool.is_closed = True
@@ -258,10 +261,10 @@ class RolloutWorker:
             case ReleaseMemory():
                 self._loader.release(message.number)
             case Shutdown():
-                self._farewell = (message.reason, message.deadline_s)
+                self._shutdown = (message.reason, message.deadline_s)
                 self._reported.set()
             case Goodbye():
-                self._farewell = (f"the controller left ({message.reason})", SIGTERM_DEADLINE_S)
+                self._shutdown = (f"the controller left ({message.reason})", SIGTERM_DEADLINE_S)
                 self._reported.set()
             case Welcome():
                 await self._on_reregistered()
@@ -269,9 +272,11 @@ class RolloutWorker:
                 log.warning("ignoring unexpected message %s", type(message).__name__)
 
     async def _on_reregistered(self) -> None:
-        """The controller had given us up: what ran here goes on elsewhere from the tokens we had reported.
+        """Handle a new registration: the controller had declared this worker lost, and its samples continue on other
+        workers from their reported tokens.
 
-        Answers that only wait for their verdict are kept, and finished ones sent again: late ones are welcome there.
+        Answers that only wait for their verdict are kept, and finished samples are sent again, because the controller
+        accepts late ones.
         """
         log.warning("the controller had declared this worker lost; it registers again")
         self._count("given_up")
@@ -289,7 +294,7 @@ class RolloutWorker:
                     self._book.mark(items)
 
     async def _send_loop(self) -> None:
-        """The outbox in order, then finished samples; what cannot be sent now stays for the next round."""
+        """Send the outbox in order, then finished samples; messages that cannot be sent now stay for the next round."""
         while True:
             try:
                 async with asyncio.timeout(min(TICK_S, self._resend_s)):
@@ -311,7 +316,8 @@ class RolloutWorker:
             self._settled.set()
 
     async def _watch_loop(self) -> None:
-        """Ends the worker when the controller is gone. Its silence counts only while we listened (channel.Peer)."""
+        """End the worker when the controller is lost. Its silence counts only while this process listened
+        (channel.Peer)."""
         while True:
             await asyncio.sleep(self._spec.heartbeat_s)
             if not self._is_leaving and self._peer.hub_silence_s > self._spec.controller_silence_s:
@@ -323,12 +329,14 @@ class RolloutWorker:
         self._pool.park_all()
 
     def _post(self, message: Message) -> None:
-        """Into the outbox; bounded by the leases held, by one report per announced version, and by incidents held."""
+        """Add a message to the outbox, which is bounded by the leases held, by one report per announced version, and by
+        incidents held."""
         self._outbox.append(message)
         self._send_wake.set()
 
     async def _sent(self, message: Message) -> bool:
-        """Whether it was sent. A controller that does not take it now is the watch loop's business."""
+        """Send a message; returns whether it was sent. The watch loop handles a controller that does not accept
+        messages."""
         try:
             await self._peer.send(message, timeout_s=self._spec.controller_silence_s)
         except OperationError as error:
@@ -343,7 +351,7 @@ class RolloutWorker:
     # ------------------------------------------------------------ heartbeat
 
     def status(self) -> Heartbeat:
-        """What we do now, and counters that only grow."""
+        """The current state, and monotonic counters."""
         counters = {
             **self._engine.counters(),
             **self._counters,
@@ -368,19 +376,19 @@ class RolloutWorker:
 
 
 async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Free everything; a failure here must not hide what ended us. A worker that failed leaves without a Goodbye, which
-    would say that it ended gracefully and need not be started again.
+    """Free all resources; a failure here must not hide the error that ended the worker. A worker that failed sends no
+    Goodbye, which would report a graceful end, after which it is not restarted.
     """
     for name, closing in closings.items():
         try:
             async with asyncio.timeout(CLOSE_S):
                 await closing()
-        except Exception as error:  # the end is near; what matters was raised before
+        except Exception as error:  # the process ends anyway; the important error was raised before
             log.warning("closing the %s: %s: %s", name, type(error).__name__, error)
 
 
 async def _first_of(*events: asyncio.Event) -> None:
-    """Return when any of the events is set. No deadline: serving until asked is what a worker is for."""
+    """Return when any of the events is set. There is no deadline, because a worker serves until it is stopped."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""How one sample is produced, as a port a user can implement, and the single-turn workflow behind it.
+"""The interface of workflows, which produce one sample, and the single-turn workflow.
 
-Owns: `Workflow`, `SampleTools` (what the worker lends it), `Sample` (what comes back), loading `module:Class`.
-Refuses: leases, sockets, policy versions; a workflow never learns of them, and waiting for them happens inside `tools`.
+It defines `Workflow`, `SampleTools` (the tools that the worker provides), `Sample` (the result), and the loading of
+`module:Class`. A workflow does not see leases, sockets or policy versions; `tools` waits for versions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ OPTIONS_KEY = "rollout.workflow_options"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished sample: what is trained on, its verdict, and the text people read in reports.
+    """One finished sample: the trajectories to train on, the verdict, and the text for reports.
 
-    trajectory: of an episode of several trajectories the main one; reports take its finish reason for the sample's.
-    others: further trajectories of the same sample (forks, what followed a compaction of the context, sub-agents).
-    The one verdict counts for all, and together they weigh as one sample. Raises ValueError where an answer is trained
-    on in two of them.
+    trajectory: the main trajectory; its finish reason is the sample's in reports. others: further trajectories of the
+    same sample (forks, continuations after a compaction of the context, sub-agents). The verdict applies to all, and
+    together they have the weight of one sample. Raises ValueError if an answer is trained on in two of them.
     """
 
     trajectory: Trajectory
@@ -47,15 +46,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an episode goes on: its transcript up to the last checkpoint, and the workflow's state there."""
+    """State from which an episode continues: its transcript up to the last checkpoint, and the workflow's state
+    there.
+    """
 
     transcript: Transcript
     state: Any
 
 
 class SampleCut(Exception):
-    """The answer is handed back unfinished and goes on in another lease: no error. A workflow lets it pass; one that
-    swallows it changes nothing."""
+    """The answer is returned unfinished and continues in another lease. This is not an error, and a workflow should not
+    catch it; catching it has no effect."""
 
 
 class StateTooLarge(UserError):
@@ -63,17 +64,17 @@ class StateTooLarge(UserError):
 
 
 class SampleTools(Protocol):
-    """What a worker lends to a workflow, for one sample."""
+    """The tools that a worker provides to a workflow, for one sample."""
 
     @property
     def tokens(self) -> PromptTokens:
-        """The tokenizer side: `tokens.prompt(row)`, `tokens.encode(text)`, `tokens.decode(tokens_R)`."""
+        """Tokenisation: `tokens.prompt(row)`, `tokens.encode(text)`, `tokens.decode(tokens_R)`."""
         ...
 
     @property
     def models(self) -> Mapping[str, CalledModel]:
-        """The models of `rollout.models` by name: `tools.models["judge"]`. Another name is a UserError. A workflow that
-        calls models names them in its attribute `models`."""
+        """The models of `rollout.models` by name: `tools.models["judge"]`. Raises UserError for another name. A
+        workflow that calls models lists their names in its attribute `models`."""
         ...
 
     async def generate(
@@ -84,12 +85,12 @@ class SampleTools(Protocol):
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
-        """Generate one answer of the policy. Calls may run at the same time. A UserError where `rollout.models` gives
-        the policy roles: it is called by these.
+        """Generate one answer of the policy. Calls may run at the same time. Raises UserError if `rollout.models`
+        declares roles of the policy, which must be called instead.
 
         Args:
             prompt: [P] int32 tokens that the answer follows, or the transcript so far. It is not changed: add the
-                answer by `transcript.sampled(answer)`.
+                answer with `transcript.sampled(answer)`.
             max_new_tokens: longest answer; None for `sampling.max_new_tokens`.
             stop_token_ids: tokens that end this answer, in place of `sampling.stop_token_ids`. The model's
                 end-of-sequence ids always do, unless `sampling.ignore_eos` is set.
@@ -97,51 +98,52 @@ class SampleTools(Protocol):
                 trained on (`Answer.is_trainable`).
 
         Returns:
-            The complete answer, with the tokens of earlier leases. Where earlier answers of the sample have filled the
-            context it is empty and has ended by `context`.
+            The complete answer, with the tokens of earlier leases. If earlier answers of the sample have filled the
+                context, it is empty and has ended by `context`.
 
         Raises:
             UserError: the first prompt does not fit the context, or a setting is out of range.
-            SampleCut: the sample is handed back unfinished; let it pass.
+            SampleCut: the sample is returned unfinished; do not catch it.
         """
         ...
 
     @property
     def resumed(self) -> Resumed | None:
-        """Where an earlier lease of this sample left off, by its last `checkpoint`; None: the sample begins here."""
+        """State at the last `checkpoint` of an earlier lease of this sample; None: the sample begins here."""
         ...
 
     def checkpoint(self, transcript: Transcript, state: Any = None) -> None:
-        """Make the episode durable up to here: if its worker is lost or leaves, another one goes on from this point.
+        """Make the episode durable up to this point: if its worker is lost or shuts down, another one continues from
+        here.
 
         Call it after a turn, when the environment's answer is in the transcript. The next report to the controller, at
-        most `rollout.progress_s` later, takes the newest checkpoint with it. A workflow that uses it must begin with
-        `resumed`. It holds one transcript: what was sampled in other trajectories of the sample is lost with the
+        most `rollout.progress_s` later, contains the newest checkpoint. A workflow that uses it must begin with
+        `resumed`. It contains one transcript: tokens sampled in other trajectories of the sample are lost with the
         worker.
 
         Args:
             transcript: everything so far, always of the same trajectory.
-            state: what else the workflow needs to go on, such as the environment's state: a JSON-like value of at most
-                1 MiB.
+            state: further state that the workflow needs to continue, such as the environment's: a JSON-like value of at
+                most 1 MiB.
 
         Raises:
-            StateTooLarge: a UserError; the checkpoint before is kept.
-            UserError: the state cannot be encoded, the workflow is resumable already, or the transcript does not begin
+            StateTooLarge: a UserError; the previous checkpoint is kept.
+            UserError: the state cannot be encoded, the workflow is resumable, or the transcript does not begin
                 with the tokens that were checkpointed before.
         """
         ...
 
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
-        """Ask the reward service.
+        """Request a verdict of the reward service.
 
         Args:
-            response: the text that scorers see. Sampled and given text look alike in it: what an environment knows
-                belongs in a `verdict` instead.
+            response: the text that scorers see. Sampled and given text cannot be distinguished in it: facts that an
+                environment knows belong in a `verdict` instead.
             answer: the answer, or the trajectory, that it was decoded from; scorers receive its finish reason and its
                 number of sampled tokens.
 
         Returns:
-            Exactly one verdict, whatever happens there.
+            Exactly one verdict, even if the service fails.
         """
         ...
 
@@ -149,20 +151,20 @@ class SampleTools(Protocol):
         """The sample's episode in `reward.environment`; use it in `async with`.
 
         Args:
-            record: `EnvironmentEpisode.record` of a checkpoint, to go on from there; None: it begins by `reset`.
+            record: `EnvironmentEpisode.record` of a checkpoint, to continue from there; None: it begins with `reset`.
         """
         ...
 
     def verdict(
         self, value: float, *, components: Mapping[str, float] | None = None, reason: str = "", scorer: str = "workflow"
     ) -> Verdict:
-        """Make the verdict here, without the reward service: for environments, which know how an episode ended.
+        """Create a verdict without the reward service, for environments that know how an episode ended.
 
         Args:
-            value: the reward. A number that is not finite gives a verdict of kind `invalid`, which is no zero.
-            components: named parts for reports; an evaluation counts `correct` where there is one.
-            reason: a remark.
-            scorer: the name under which reports show it.
+            value: the reward. A number that is not finite gives a verdict of kind `invalid`, which is not a reward of
+                zero.
+            components: named parts for reports; an evaluation counts `correct` if it exists. reason: a note. scorer:
+                its name in reports.
 
         Returns:
             The verdict.
@@ -172,12 +174,12 @@ class SampleTools(Protocol):
 
 @runtime_checkable
 class Workflow(Protocol):
-    """Produces one sample. Made once per worker, with `rollout.workflow_options` as keyword arguments; `run` is called
-    many times at once. One that calls models of `rollout.models` has their names in an attribute `models`.
+    """Produces samples. It is created once per worker, with `rollout.workflow_options` as keyword arguments; `run` is
+    called concurrently. A workflow that calls models of `rollout.models` has their names in an attribute `models`.
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
     partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
-    again, or goes on from its last checkpoint (`SampleTools.checkpoint`).
+    again, or continues from its last checkpoint (`SampleTools.checkpoint`).
     """
 
     is_resumable: bool
@@ -190,13 +192,13 @@ class Workflow(Protocol):
             tools: generation, scoring and the tokenizer.
 
         Returns:
-            The sample that is trained on.
+            The finished sample.
         """
         ...
 
 
 class SingleTurn:
-    """Prompt, answer, verdict."""
+    """Generates one answer to a prompt and scores it."""
 
     is_resumable = True
 
@@ -238,8 +240,8 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
         workflow = kind(**options)
     except UserError:
         raise
-    except Exception as error:  # as above: the user's own code
-        raise UserError(f"{name} cannot be made with these options ({error})", where=OPTIONS_KEY) from error
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"{name} cannot be created with these options ({error})", where=OPTIONS_KEY) from error
     if not isinstance(workflow, Workflow):
         raise UserError(f"{name} needs `is_resumable` and `async run(task, tools)`", where=where)
     return workflow

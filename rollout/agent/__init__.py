@@ -1,1 +1,1 @@
-"""Agents: programs of the user's, that reach the policy by an address with OpenAI's and Anthropic's APIs."""
+"""Agents: users' programs that call the policy at an address with the APIs of OpenAI and Anthropic."""

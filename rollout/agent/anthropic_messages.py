@@ -1,6 +1,6 @@
-"""The dialect `POST /v1/messages` of Anthropic.
+"""The API `POST /v1/messages` of Anthropic.
 
-Owns: the form of its requests, answers, streamed events and errors. Refuses: what all dialects share (dialect.py).
+The parts that all APIs share are in dialect.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ERRORS = {
 }  # fmt: skip
 """Types of errors by status; the others are `invalid_request_error`."""
 SIGNED = "turn-"
-"""Begins the signature of thinking, which clients send back and which names the turn."""
+"""Prefix of the signature of thinking, which clients send back and which identifies the turn."""
 
 
 class AnthropicMessages:
@@ -90,7 +90,7 @@ class AnthropicMessages:
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:
         """See `Dialect`."""
-        # The words by which agents know that they must shorten the conversation: there is no code for it.
+        # Agents recognise by this text that they must shorten the conversation: the API has no code for it.
         said = "prompt is too long: " if refusal.code == "context_length_exceeded" else ""
         kind = ERRORS.get(refusal.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": f"{said}{refusal}"}}
@@ -102,7 +102,7 @@ class MessagesStream:
     def __init__(self, request: AgentRequest) -> None:
         self._request, self._index = request, 0
         self._open: TextKind | None = None
-        """What the block under way holds."""
+        """Kind of the current block."""
         self._num_blocks = 0
 
     def begin(self, opening: Opening) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _assistant(blocks: list[Mapping[str, Any]], where: str) -> Message:
 
 
 def _user(blocks: list[Mapping[str, Any]], where: str) -> list[Message]:
-    """Results of tools are messages of their own, and so is the text between them."""
+    """Convert a user message: each tool result becomes a separate message, and so does the text between them."""
     made: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":

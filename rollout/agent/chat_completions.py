@@ -1,6 +1,6 @@
-"""The dialect `POST /v1/chat/completions` of OpenAI.
+"""The API `POST /v1/chat/completions` of OpenAI.
 
-Owns: the form of its requests, answers and streamed events. Refuses: what all dialects share (dialect.py).
+The parts that all APIs share are in dialect.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rollout.agent.store import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REFUSED: Refused = {
-    "n": (1, "ask several times instead"),
-    "best_of": (1, "ask several times instead"),
-    "logit_bias": ({}, "the policy's distribution is what is trained"),
+    "n": (1, "send several requests instead"),
+    "best_of": (1, "send several requests instead"),
+    "logit_bias": ({}, "training needs the policy's own distribution"),
     "stop": ([], "an answer ends where the model ends it"),
     "functions": ([], "use tools"),
     "function_call": ("auto", "use tools"),
@@ -70,7 +70,9 @@ class ChatCompletions:
     def answer(self, request: AgentRequest, reply: Reply) -> dict[str, Any]:
         """See `Dialect`."""
         message = reply.message
-        content = message["content"] or (None if message.get("tool_calls") else "")  # None next to calls, as at OpenAI
+        content = message["content"] or (
+            None if message.get("tool_calls") else ""
+        )  # None with tool calls, as in OpenAI's API
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"refusal": None, **message, "content": content},
@@ -78,7 +80,7 @@ class ChatCompletions:
             "logprobs": _logprobs(reply) if request.wants_logprobs else None,
         }
         body = {**_head(request, reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
-        if request.wants_token_ids:  # where vLLM has them, which is where token-aware clients look
+        if request.wants_token_ids:  # in the same place as in vLLM, where clients expect them
             choice["token_ids"] = reply.tokens_R.tolist()
             body["prompt_token_ids"] = reply.prompt_ids
         return body

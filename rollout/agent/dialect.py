@@ -1,10 +1,9 @@
-"""The port between an API that agents speak and a session: requests in, answers and errors out, as plain values.
+"""The interface between an API for agents (a dialect) and a session: requests, answers and errors as plain values.
 
-Owns: `Dialect`, what a request is for the session (`AgentRequest`), what an answer is for a client (`Reply`), refusals
-(`BadRequest`), checks that dialects share. Refuses: HTTP (listener.py), tokens, generating (session.py).
+HTTP is in listener.py, generating in session.py.
 
-What a policy in training samples with is the run's: temperature, `top_p`, `seed` and penalties of a request are not
-used, since training needs the distribution that was configured. What would change the answer itself is refused.
+In training, sampling uses the run's settings: temperature, `top_p`, `seed` and penalties of a request are ignored,
+since training needs the configured distribution. Settings that would change the answer itself are refused.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from rollout.agent.store import Message
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 Earlier = Callable[[int], list[Message]]
-"""The conversation up to and with the answer of an index, without instructions. Raises BadRequest."""
+"""Function that returns the conversation up to and including the answer of an index, without instructions. Raises
+BadRequest."""
 Refused = Mapping[str, tuple[Any, str]]
-"""Settings that would change the answer: the value that does not, and what to do."""
+"""Settings that would change the answer, each with the value that does not, and a remedy."""
 
 
 class BadRequest(Exception):
-    """A request that is refused; `status`, `code` and `param` are what the client gets."""
+    """A request that is refused; `status`, `code` and `param` are sent to the client."""
 
     def __init__(self, message: str, *, param: str = "", code: str = "invalid_request", status: int = 400) -> None:
         super().__init__(message)
@@ -35,13 +35,13 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """A request that was read.
+    """A parsed request.
 
-    messages: with text contents. tools: as chat templates take them. reads_calls: an answer may call them; otherwise
-    all of it is text. max_tokens: of the answer; None: as the run has it. wants_*: what the answer shall hold besides
-    the text. num_instructions: of the messages, the first ones that belong to this request alone, not to the
-    conversation. token_ids: the whole prompt, in place of messages; None: there are messages. settings: all that it
-    says, for a policy that is served and not trained: there temperature and the like count.
+    messages: with text contents. tools: in the form of chat templates. reads_calls: an answer may call tools; otherwise
+    all of it is text. max_tokens: limit of the answer; None: the run's. wants_*: what the answer contains in addition
+    to the text. num_instructions: number of leading messages that belong to this request only, not to the conversation.
+    token_ids: the whole prompt, instead of messages; None: there are messages. settings: all settings of the request,
+    for a policy that is served and not trained, where temperature and similar settings are used.
     """
 
     model: str
@@ -62,9 +62,9 @@ class AgentRequest:
 class Reply:
     """One answer.
 
-    index: of its turn. created: seconds since 1970. message: as of `Message`. finish_reason: `stop`, `length` or
-    `tool_calls`. num_prompt: tokens that it follows. prompt_ids: those; empty where the request does not want them.
-    tokens_R, logprobs_R: as they were sampled. token_texts: of them; empty where the request wants no log-probs.
+    index: number of its turn. created: seconds since 1970. message: as in `Message`. finish_reason: `stop`, `length` or
+    `tool_calls`. num_prompt: number of prompt tokens. prompt_ids: the prompt tokens; empty if not requested. tokens_R,
+    logprobs_R: as they were sampled. token_texts: texts of the tokens; empty if log-probs are not requested.
     """
 
     index: int
@@ -79,7 +79,7 @@ class Reply:
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        """Of the prompt and of the answer."""
+        """Number of tokens of the prompt and of the answer."""
         return self.num_prompt, len(self.tokens_R)
 
 
@@ -88,7 +88,7 @@ TextKind = Literal["reasoning", "content"]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What is known of an answer when its stream begins; see `Reply`."""
+    """The part of a `Reply` that is known when its stream begins."""
 
     index: int
     created: int
@@ -107,11 +107,11 @@ class EventStream(Protocol):
         ...
 
     def end(self, reply: Reply) -> Iterator[str]:
-        """The calls of the answer and the last events. Its texts have been given."""
+        """The tool calls of the answer and the last events. The texts have been sent before."""
         ...
 
     def fail(self, refusal: BadRequest) -> Iterator[str]:
-        """The last event of an answer that was cut."""
+        """The last event of an answer that failed."""
         ...
 
 
@@ -119,10 +119,10 @@ class Dialect(Protocol):
     """One API."""
 
     path: str
-    """Of its requests."""
+    """Path of its requests."""
 
     def read(self, body: Mapping[str, Any], earlier: Earlier) -> AgentRequest:
-        """Read a request. Raises BadRequest saying which part cannot be used, and what to do."""
+        """Parse a request. Raises BadRequest, which says what cannot be used and how to fix it."""
         ...
 
     def answer(self, request: AgentRequest, reply: Reply) -> dict[str, Any]:
@@ -134,12 +134,12 @@ class Dialect(Protocol):
         ...
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:
-        """The body of a refusal, as clients of this API read it."""
+        """The body of an error response in the form of this API."""
         ...
 
 
 def events(stream: EventStream, reply: Reply) -> Iterator[str]:
-    """The events of an answer that is complete before the first one."""
+    """The events of an answer that is complete before its stream begins."""
     yield from stream.begin(Opening(reply.index, reply.created, reply.num_prompt))
     if reasoning := reply.message.get("reasoning_content"):
         yield from stream.text("reasoning", reasoning)
@@ -155,14 +155,14 @@ def event(data: Any, name: str = "") -> str:
 
 
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
-    """Raises BadRequest where a setting would change the answer."""
+    """Raise BadRequest if a setting would change the answer."""
     for name, (harmless, remedy) in refused.items():
         if body.get(name) is not None and body[name] != harmless:
             raise BadRequest(f"{name} is not supported here: {remedy}", param=name)
 
 
 def refuse_form(form: Any, param: str) -> None:
-    """Raises BadRequest for a form of answers other than text."""
+    """Raise BadRequest for a format of answers other than text."""
     if isinstance(form, Mapping) and form.get("type", "text") != "text":
         raise BadRequest(f"{param} must be text: answers are not constrained", param=param)
 
@@ -185,7 +185,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
-    """The first limit of tokens that is given. Raises BadRequest."""
+    """The first of the token limits that is set. Raises BadRequest."""
     for name in names:
         if (value := body.get(name)) is not None:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -195,7 +195,7 @@ def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def model(body: Mapping[str, Any]) -> str:
-    """The name that answers repeat; there is one policy only."""
+    """The model name of a request, which answers repeat; there is only one policy."""
     return str(body.get("model") or "policy")
 
 
@@ -230,16 +230,18 @@ def call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
 
 
 def end_of(messages: list[Message], param: str) -> list[Message]:
-    """The messages, which something must be asked by. Raises BadRequest."""
+    """Check that the messages are not empty and do not end with the assistant's. Raises BadRequest."""
     if not messages:
         raise BadRequest(f"{param} must hold at least one message", param=param)
     if messages[-1]["role"] == "assistant":
-        raise BadRequest("the last message must not be the assistant's: it is what is asked for", param=param)
+        raise BadRequest(
+            "the last message must not be the assistant's: the assistant's answer is generated", param=param
+        )
     return messages
 
 
 def openai_error(refusal: BadRequest) -> dict[str, Any]:
-    """As OpenAI's clients read errors."""
+    """The body of an error response in OpenAI's form."""
     kinds = {401: "authentication_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(refusal.status, "invalid_request_error")
     return {"error": {"message": str(refusal), "type": kind, "param": refusal.param or None, "code": refusal.code}}

@@ -1,9 +1,8 @@
-"""Answers of a policy that is served: each request by itself, from the messages it brings.
+"""Answers of a policy that is served: each request is answered from the messages it contains.
 
-Owns: `Endpoint`, what of a request decides how its answer is sampled, how many may wait, the conversations that
-`previous_response_id` names. Refuses: HTTP (listener.py), what an answer is (session.py), engines.
-
-Nothing here is trained on: a request is rendered by the chat template, and one session makes its one answer.
+The endpoint decides how an answer is sampled, how many requests may wait, and which conversations
+`previous_response_id` can name. HTTP is in listener.py. Nothing is trained on: a request is rendered by the chat
+template, and a session generates its only answer.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 MAX_KEPT = 1000
-"""Newest answers that a later request may name; each keeps its conversation."""
+"""Number of newest answers that a later request may name; the conversation of each is kept."""
 MAX_KEPT_CHARS = 100_000_000
-"""Of all of them together."""
+"""Characters of all these conversations together."""
 MAX_TEMPERATURE = 100.0
 WAITING_PER_SLOT = 8
-"""Requests that may wait for each place in the engine; a further one is refused for now."""
+"""Number of requests that may wait for each slot of the engine; further ones are refused."""
 
 LOOK_S = 0.05
-"""Between two looks at a streamed answer that grows."""
+"""Interval between checks of a streamed answer for new tokens."""
 OnGrown = Callable[[np.ndarray, np.ndarray], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Asking:
-    """What a session needs to sample its answer, with the settings of its request."""
+class _EndpointTools:
+    """The tools with which a session samples its answer, with the settings of its request."""
 
     engine: Engine
     tokens: PromptTokens
@@ -61,7 +60,7 @@ class _Asking:
     number: int
     seed: int
     on_grown: OnGrown | None = None
-    """Called with the prompt and the answer so far, as it grows."""
+    """Called with the prompt and the answer so far, whenever it grows."""
 
     async def generate(self, prompt: Transcript, *, max_new_tokens: int | None = None) -> Answer:
         """See `SampleTools.generate`. Raises EngineError."""
@@ -101,8 +100,9 @@ class _Asking:
 class Endpoint:
     """Answers any number of clients that have its key. Used on one event loop; see `listener.Answers`.
 
-    `tokens`: with the engine's context. `sampling`: of requests that do not say; `max_new_tokens` 0: as many as fit.
-    `key`: of the clients; empty: a random one. `no_tools`: why requests with tools are refused; empty: they are not.
+    `tokens`: with the engine's context. `sampling`: defaults for requests; `max_new_tokens` 0: as many as fit. `key`:
+    API key of the clients; empty: a random one. `no_tools`: why requests with tools are refused; empty: they are
+    accepted.
     """
 
     def __init__(
@@ -113,27 +113,28 @@ class Endpoint:
         self._sampling = msgspec.structs.replace(sampling, stop_token_ids=tokens.stop_ids)
         self.secret = key or secrets.token_urlsafe(24)
         self.counts: Counter[str] = Counter()
-        """Of requests, by what became of them."""
+        """Number of requests by outcome."""
         self.is_closing = False
-        """No further request is answered."""
+        """The endpoint is shutting down: further requests are refused."""
         self.num_running = 0
-        """Requests under way or waiting."""
+        """Number of requests that run or wait."""
         self.idle = asyncio.Event()
-        """There is none."""
+        """Set while no request runs or waits."""
         self.idle.set()
         self.broken = asyncio.Event()
-        """The engine has failed: no further request can be answered."""
+        """Set once the engine has failed: no further request can be answered."""
         self.engine_error: EngineError | None = None
-        """How it failed."""
+        """The engine's error."""
         self._numbers = itertools.count()
         self._kept: OrderedDict[int, tuple[list[Message], int]] = OrderedDict()
-        """By number of an answer: its conversation, and the characters of that."""
+        """Conversation and its number of characters, by number of the answer."""
 
     @asynccontextmanager
     async def answering(
         self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
     ) -> AsyncIterator[Reply]:
-        """The answer to a request; a block that is left before it ends it. `on_part` is called as it grows.
+        """Generate the answer to a request; leaving the block early cancels it. `on_part` is called as the answer
+        grows.
 
         Raises:
             BadRequest: it cannot be answered, too many wait, or the engine has failed.
@@ -163,7 +164,7 @@ class Endpoint:
                 self.idle.set()
 
     def conversation(self, index: int) -> list[Message]:
-        """All messages up to an answer and that answer. Raises BadRequest where it is not known, or no longer."""
+        """All messages up to and including an answer. Raises BadRequest if the answer is unknown or no longer kept."""
         if index not in self._kept:
             what = f"there is no response resp_{index}, or it is no longer kept: send the whole conversation"
             raise BadRequest(what, status=404, code="not_found")
@@ -171,20 +172,20 @@ class Endpoint:
         return list(self._kept[index][0])
 
     def num_tokens(self, request: AgentRequest) -> int:
-        """Of the prompt that a request makes. Raises BadRequest."""
+        """Number of tokens of a request's prompt. Raises BadRequest."""
         return self._session(request, 0).num_tokens(request)
 
     @property
     def max_context(self) -> int:
-        """Tokens of a prompt with its answer."""
+        """Longest prompt plus answer, in tokens."""
         return self._tokens.max_context
 
     def fail(self, error: BaseException) -> None:
-        """Report a request that could not be handled; the others go on."""
+        """Log a request that could not be handled; the others continue."""
         log.error("a request failed", exc_info=error)
 
     def _admit(self) -> None:
-        """Raises BadRequest where there is no room for another request."""
+        """Raise BadRequest if there is no room for another request."""
         if self.is_closing:
             raise BadRequest("the server is shutting down", status=503, code="shutting_down")
         slots = self._engine.capabilities.num_slots
@@ -201,11 +202,11 @@ class Endpoint:
             if any(texts):
                 await on_part(Part(Opening(number, created, len(prompt_P)), *texts))
 
-        asking = _Asking(self._engine, self._tokens, sampling, number + 1, seed, grown if on_part else None)
+        asking = _EndpointTools(self._engine, self._tokens, sampling, number + 1, seed, grown if on_part else None)
         return AgentSession(asking, self._chat, no_tools=self._no_tools, gives_reasoning=True, num_before=number)
 
     def _keep(self, number: int, request: AgentRequest, reply: Reply) -> None:
-        """Only `responses` can name an answer later, and says whether it will."""
+        """Keep the conversation of an answer, if the request is of the API `responses` and asks to store it."""
         if "input" not in request.settings or request.settings.get("store") is False:
             return
         messages = [*request.messages[request.num_instructions :], reply.message]
@@ -215,7 +216,9 @@ class Endpoint:
 
 
 def sampling_of(settings: Mapping[str, Any], default: Sampling) -> tuple[Sampling, int]:
-    """How an answer is sampled, and the seed of its random numbers. Raises BadRequest for a number out of range."""
+    """Sampling settings of an answer, and the seed of its random numbers. Raises BadRequest for a number out of
+    range.
+    """
     temperature = _number(settings, "temperature", default.temperature, 0.0, MAX_TEMPERATURE)
     top_p = _number(settings, "top_p", default.top_p, 1e-6, 1.0)
     top_k = _number(settings, "top_k", default.top_k, 0, 2**31 - 1, is_whole=True)

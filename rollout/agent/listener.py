@@ -1,7 +1,7 @@
-"""Answers over HTTP: the address of one agent in training, and the routes of any policy that is served.
+"""The HTTP server of an agent in training, and the routes of a policy that is served.
 
-Owns: routes, the key, limits of size, which client still waits. Refuses: what an answer is (session.py, endpoint.py),
-its form (dialect.py and the files of the dialects).
+It checks keys and sizes, and detects clients that disconnect. Answers come from session.py or endpoint.py, their format
+from the dialects.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ MAX_REQUEST_BYTES = 32 << 20
 OPENAI, ANTHROPIC = ChatCompletions(), AnthropicMessages()
 DIALECTS: tuple[Dialect, ...] = (OPENAI, Responses(), ANTHROPIC, TokenRequests())
 POLICY = "policy"
-"""Name of the model that an agent in training asks."""
+"""Name of the model for an agent in training."""
 WRONG_KEY = "this is not the key of this agent: use {variable}"
 BUSY = 429
-"""Status of the one refusal that a client may send again as it is."""
+"""Status of the one error after which a client may send the same request again."""
 
 _QUIET = logging.getLogger(f"{__name__}.http")
-"""For the HTTP server, which writes a traceback for a request that is not HTTP; the client gets status 400. What goes
-wrong in a handler ends the sample, which says so."""
+"""Logger of the HTTP server, which logs a traceback for a request that is not HTTP (the client gets status 400). Errors
+in a handler are reported by the sample."""
 _QUIET.setLevel(logging.CRITICAL + 1)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Answers(Protocol):
-    """What answers requests: `AgentSession`, `Endpoint`."""
+    """Interface of objects that answer requests: `AgentSession`, `Endpoint`."""
 
     secret: str
-    """The clients' key."""
+    """API key of the clients."""
     counts: Counter[str]
 
     def answering(
         self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
     ) -> AbstractAsyncContextManager[Reply]:
-        """See `AgentSession.answering`. `on_part` is called as the answer grows, where that is possible."""
+        """See `AgentSession.answering`. `on_part` is called as the answer grows, if that is possible."""
         ...
 
     def conversation(self, index: int) -> list[Message]:
@@ -68,17 +68,17 @@ class Answers(Protocol):
 
     @property
     def max_context(self) -> int:
-        """Tokens of a prompt with its answer."""
+        """Longest prompt plus answer, in tokens."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """A request could not be handled, by our fault."""
+        """Report a request that could not be handled because of an internal error."""
         ...
 
 
 @asynccontextmanager
 async def listening(session: AgentSession) -> AsyncIterator[str]:
-    """Serve a session until the block ends; its address, as `http://127.0.0.1:PORT`."""
+    """Serve a session until the block ends; yields its address, `http://127.0.0.1:PORT`."""
     made = application(session)
     _add_training(made, session)
     runner = runner_of(made)
@@ -94,16 +94,16 @@ async def listening(session: AgentSession) -> AsyncIterator[str]:
 
 
 def runner_of(made: web.Application) -> web.AppRunner:
-    """The application as a server that writes no log."""
+    """A server of the application without an access log."""
     return web.AppRunner(
         made, access_log=None, logger=_QUIET, shutdown_timeout=1.0,
-        handler_cancellation=True,  # of a client that goes away, so that it is known which answers nobody waits for
+        handler_cancellation=True,  # detects clients that disconnect, whose answers nobody waits for
     )  # fmt: skip
 
 
 def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG_KEY) -> web.Application:
-    """The routes of all dialects. `model`: its name. `wrong_key`: the answer to a client with another key; `{variable}`
-    is where its SDK reads one."""
+    """The routes of all dialects. `model`: name of the model. `wrong_key`: error message for a client with another key;
+    `{variable}` is the variable from which its SDK reads the key."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -117,16 +117,19 @@ def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG
             refusal = BadRequest(f"{request.method} {request.path}: {error.reason}", status=error.status)
         except BadRequest as error:
             refusal = error
-        except (ConnectionError, asyncio.CancelledError) as error:  # the client has gone away: it may ask again
+        except (
+            ConnectionError,
+            asyncio.CancelledError,
+        ) as error:  # the client has disconnected; it may repeat the request
             session.counts["agent_disconnects"] += 1
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return web.Response(status=499)  # nobody reads it
+            return web.Response(status=499)  # no client reads it
         except Exception as error:
             session.fail(error)
             refusal = BadRequest("the request could not be handled", status=500, code="internal_error")
         session.counts["agent_refused"] += 1
-        # Clients retry some statuses by themselves, and nothing here gets better by it.
+        # Clients retry some statuses automatically, which does not help here.
         headers = {} if refusal.status == BUSY else {"x-should-retry": "false"}
         return web.json_response(_dialect_of(request).error(refusal), status=refusal.status, headers=headers)
 
@@ -171,7 +174,7 @@ def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG
 async def _streamed(
     session: Answers, request: web.Request, asked: AgentRequest, name: RequestName, dialect: Dialect
 ) -> web.StreamResponse:
-    """Answer by events. Raises what refuses the request before the first of them."""
+    """Stream the answer as events. Raises BadRequest if the request is refused before the first event."""
     sent = StreamedResponse(request, dialect.stream(asked))
     try:
         async with session.answering(asked, name, sent.part) as reply:
@@ -186,7 +189,7 @@ async def _streamed(
 
 
 def _add_training(made: web.Application, session: AgentSession) -> None:
-    """The routes that an agent in training has besides."""
+    """Add the routes that only an agent in training has."""
 
     async def reward(request: web.Request) -> web.StreamResponse:
         body, _ = await _json(request)
@@ -195,7 +198,7 @@ def _add_training(made: web.Application, session: AgentSession) -> None:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body, _ = await _json(request)
-        session.hand_in(body)
+        session.submit_answer(body)
         return web.json_response({})
 
     async def row(_: web.Request) -> web.StreamResponse:
@@ -207,7 +210,9 @@ def _add_training(made: web.Application, session: AgentSession) -> None:
 
 
 def _model(name: str, max_context: int) -> dict[str, Any]:
-    """As OpenAI's clients read a model, with vLLM's length, and in the last line as Anthropic's do besides."""
+    """Description of the model in OpenAI's form, with vLLM's context length, and in the last line Anthropic's
+    fields.
+    """
     return {
         "id": name, "object": "model", "created": 0, "owned_by": "areal_like", "max_model_len": max_context,
         "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
@@ -215,28 +220,28 @@ def _model(name: str, max_context: int) -> dict[str, Any]:
 
 
 def _dialect_of(request: web.Request) -> Dialect:
-    """Whose errors a client reads."""
+    """The dialect in whose form errors are sent to this client."""
     is_anthropic = request.path.startswith(ANTHROPIC.path) or "anthropic-version" in request.headers
     return ANTHROPIC if is_anthropic else OPENAI
 
 
 def _check_key(request: web.Request, secret: str, wrong_key: str) -> None:
-    _, _, bearer = request.headers.get("Authorization", "").partition(" ")  # the scheme may be written in any case
-    given = (request.headers.get("x-api-key", ""), bearer)
+    _, _, token = request.headers.get("Authorization", "").partition(" ")  # the scheme may be written in any case
+    given = (request.headers.get("x-api-key", ""), token)
     if not any(hmac.compare_digest(one.encode(errors="replace"), secret.encode()) for one in given):
         variable = "ANTHROPIC_API_KEY" if _dialect_of(request) is ANTHROPIC else "OPENAI_API_KEY"
         raise BadRequest(wrong_key.format(variable=variable), status=401, code="invalid_api_key")
 
 
 async def _json(request: web.Request) -> tuple[Mapping[str, Any], str]:
-    """The body, and what it says in a form that equal bodies share."""
+    """The body, and its canonical JSON text."""
     try:
         sent = await request.read()
     except web.RequestPayloadError as error:
         raise BadRequest(f"the request cannot be read: {' '.join(str(error).split())}") from error
     try:
         body = json.loads(sent)
-        written = json.dumps(body, sort_keys=True)  # what can be read may be nested too deep to be written
+        written = json.dumps(body, sort_keys=True)  # parsed JSON may be nested too deep to be written
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is not JSON: {error}") from error
     if not isinstance(body, Mapping):
@@ -245,7 +250,8 @@ async def _json(request: web.Request) -> tuple[Mapping[str, Any], str]:
 
 
 def _name_of(request: web.Request, written: str) -> RequestName:
-    """OpenAI's and Anthropic's clients count their retries; an equal request with a count of 0 is one more."""
+    """Identify a request. OpenAI's and Anthropic's clients count their retries; an equal request with a count of 0 is a
+    new one."""
     return RequestName(
         key=request.headers.get("Idempotency-Key", ""),
         digest=hashlib.blake2b(f"{request.path} {written}".encode(errors="surrogatepass"), digest_size=16).digest(),

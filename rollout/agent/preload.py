@@ -1,18 +1,18 @@
-"""Programs in Python without their imports: a process that has made them, and is forked for each program.
+"""Forks Python programs from a process that has already imported their modules.
 
-A script for the agent's own interpreter, which may be another one than ours: standard library only, and it imports
-nothing of this project but the guard, from its file.
+This is a script for the agent's own interpreter, which may be another one than ours: it uses the standard library only,
+and imports nothing of this project except the guard, from its file.
 
-    python preload.py GUARD FOLDER MODULE...     import the modules, then fork programs as asked over the standard input
+    python preload.py GUARD FOLDER MODULE...   import the modules, then fork programs on request over standard input
 
-Owns: the imports, a program's birth (guard, environment, output, `__main__`). Refuses: deciding what is started, and
-when (programs.py).
+When a program is started is decided in programs.py.
 
-Over the standard input, a socket, goes first one line: empty once all is imported, else why not, and this ends. Then
-comes one byte for each program, with two descriptors: a socket, over which the request
-follows as a line of JSON, {"words", "environment"}, and where the exit status goes (a line; a negative number is a
-signal); and where the program writes. The program and everything it started end when the other end of that socket is
-closed, and its status is sent only when nothing of it is left.
+Over standard input, a socket, one line is sent first: empty once all modules are imported, otherwise the reason why
+not, after which this process exits. Then one byte is received for each program, with two descriptors: a socket, over
+which the request follows as a line of JSON, {"words", "environment"}, and over which the exit status is sent (a line; a
+negative number is a signal); and the descriptor that the program's output is written to. The program and all its
+descendants are killed when the other end of that socket is closed, and the status is sent only when no descendant is
+left.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, NoReturn
 
 
-class Born(Exception):
-    """Raised in a process that is to be a program, up to where there is nothing of the server on the stack."""
+class ForkedChild(Exception):
+    """Raised in a forked child that becomes a program, to leave all frames of the server."""
 
 
 def serve(server: socket.socket, guard: Any) -> NoReturn:
-    """Fork until the other end hangs up. Raises Born in a program."""
+    """Fork programs until the other end is closed. Raises ForkedChild in a program."""
     while True:
         byte, descriptors, _, _ = socket.recv_fds(server, 1, 2)
         if not byte:
@@ -51,12 +51,12 @@ def serve(server: socket.socket, guard: Any) -> NoReturn:
 
 
 def guard_program(guard: Any, control: int, output: int) -> NoReturn:
-    """In a fork of the server: guard one program. Raises Born in the program."""
+    """In a fork of the server: guard one program. Raises ForkedChild in the program."""
     os.dup2(control, 0)
     os.close(control)
     with os.fdopen(os.dup(0), "rb") as sent:
         request = json.loads(sent.readline() or "null")
-    if request is None:  # it was given up before it began
+    if request is None:  # it was cancelled before it began
         os._exit(0)
 
     def run(parent: int) -> NoReturn:
@@ -64,7 +64,7 @@ def guard_program(guard: Any, control: int, output: int) -> NoReturn:
         for number in (1, 2):
             os.dup2(output, number)
         os.close(output)
-        raise Born(request)
+        raise ForkedChild(request)
 
     status = guard.guard_child(guard.STDIN, run)
     if status is not None:
@@ -72,8 +72,8 @@ def guard_program(guard: Any, control: int, output: int) -> NoReturn:
     os._exit(0)
 
 
-def become(request: dict[str, Any]) -> None:
-    """This process is from here on `python WORDS`."""
+def run_program(request: dict[str, Any]) -> None:
+    """Run `python WORDS` in this process."""
     os.environ.clear()
     os.environ.update(request["environment"])
     random.seed()
@@ -89,40 +89,40 @@ def become(request: dict[str, Any]) -> None:
 
 
 def fault_of(modules: Sequence[str]) -> str:
-    """Import the modules; why programs cannot be forked now, in one line, empty: they can."""
+    """Import the modules. Returns why programs cannot be forked, in one line; empty if they can."""
     for name in modules:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # somebody else's code
+        except BaseException as error:  # third-party code
             traceback.print_exc()
             words = " ".join(str(error).split())
             return f"{name} cannot be imported ({type(error).__name__}: {words})"
-    # A fork has the memory of a thread, with its locks as they were, and not the thread.
+    # A fork copies the memory of a thread, including locks that it holds, but not the thread.
     return f"importing {', '.join(modules)} starts a thread" if threading.active_count() > 1 else ""
 
 
 def main(guard_file: str, folder: str, *modules: str) -> None:
-    """See the module."""
+    """Run the server (see the docstring of the module)."""
     spec = spec_from_file_location("areal_like_guard", guard_file)
     assert spec is not None
     assert spec.loader is not None
     guard = module_from_spec(spec)
     spec.loader.exec_module(guard)
     if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # not with PYTHONSAFEPATH
-        sys.path[0] = folder  # as for a program that lies there
+        sys.path[0] = folder  # as for a program in that folder
     fault = fault_of(modules)
     os.write(0, fault.encode() + b"\n")
     if fault:
         sys.exit(1)
     gc.collect()
-    gc.freeze()  # no collection of a program copies what is imported
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a guard ended
+    gc.freeze()  # so that garbage collection in a program does not copy imported objects
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses of guards are not used
     server = socket.socket(fileno=os.dup(0))
     try:
         serve(server, guard)
-    except Born as born:
-        request = born.args[0]
-    become(request)
+    except ForkedChild as child:
+        request = child.args[0]
+    run_program(request)
 
 
 if __name__ == "__main__":

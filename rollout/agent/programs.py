@@ -1,9 +1,8 @@
-"""Starting and ending the programs of agents: each as a process of its own, or forked from one that has its imports.
+"""Starts and ends the programs of agents: as new processes, or forked from a process that has their imports
+(preload.py).
 
-Owns: `Program`, `Started` (each from nothing) and `Preloaded` (preload.py). Refuses: what a program is given and what
-its end means (workflow.py).
-
-Either way nothing a program starts outlives it, and no program outlives this process.
+No descendant of a program outlives it, and no program outlives this process. What a program is given, and what its exit
+means, is decided in workflow.py.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from areal_like.guard import SWEEP_S, guarded
 from areal_like.guarded_process import MARGIN_S, end_guarded, end_guarded_child
 
 OWN_PYTHON = ("python", "python3")
-"""Names that mean the interpreter of the run: it may not be the first of that name in PATH."""
+"""Names that stand for the interpreter of the run, which need not be the first of that name in PATH."""
 SCRIPTS = (".py", ".sh", ".js", ".mjs", ".rb")
-"""Ends of names that a command's second word has only where it is a file."""
+"""Suffixes by which a command's second word is recognised as a file."""
 IMPORT_S = 300.0
-"""For the imports of `Preloaded`."""
+"""Time limit for the imports of `Preloaded`."""
 SERVER = Path(__file__).with_name("preload.py")
 
 
 class Program(Protocol):
-    """One that has been started."""
+    """A program that has been started."""
 
     @property
     def output(self) -> asyncio.StreamReader:
-        """What it prints."""
+        """Its output."""
         ...
 
     async def wait(self) -> int:
@@ -48,7 +47,7 @@ class Program(Protocol):
         ...
 
     async def end(self) -> None:
-        """End it with everything it started. Does nothing where it has ended."""
+        """Kill it with all its descendants. Does nothing if it has exited."""
         ...
 
 
@@ -56,12 +55,12 @@ class Programs(Protocol):
     """Starts programs."""
 
     async def start(self, environment: Mapping[str, str]) -> Program:
-        """Start one more, with this environment and no standard input. Raises UserError, OSError."""
+        """Start a program with this environment and no standard input. Raises UserError, OSError."""
         ...
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """The command with the interpreter of the run in place of `python`. Raises UserError where it cannot be started."""
+    """The command with the interpreter of the run in place of `python`. Raises UserError if it cannot be started."""
     where = "rollout.workflow_options.command"
     command = [sys.executable if words[0] in OWN_PYTHON else words[0], *words[1:]]
     if shutil.which(command[0]) is None:
@@ -85,7 +84,7 @@ class _Process:
 
 
 class Started:
-    """Starts each program from nothing."""
+    """Starts each program as a new process."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
@@ -114,13 +113,13 @@ class _Forked:
             line = b""
             with contextlib.suppress(ConnectionError):
                 line = await self._control.readline()
-            self._status = int(line or -9)  # nothing: its guard was killed, and it with it
+            self._status = int(line or -9)  # empty: its guard was killed, and the program with it
         return self._status
 
     async def end(self) -> None:
         if self._writer.can_write_eof() and not self._writer.is_closing():
             with contextlib.suppress(OSError):
-                self._writer.write_eof()  # its guard ends it, and then hangs up
+                self._writer.write_eof()  # its guard kills it, and then closes the connection
         with contextlib.suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(self._control.read(), SWEEP_S + MARGIN_S)
         self._writer.close()
@@ -128,7 +127,7 @@ class _Forked:
 
 
 class Preloaded:
-    """Forks programs from a process that has imported their modules, and is started with the first one."""
+    """Forks programs from a process that has imported their modules. That process is started with the first program."""
 
     def __init__(self, command: Sequence[str], modules: Sequence[str]) -> None:
         """
@@ -137,7 +136,7 @@ class Preloaded:
             modules: to import once.
 
         Raises:
-            UserError: the command is none of this form.
+            UserError: the command has another form.
         """
         self._python, *self._words = command
         is_module = self._words[:1] == ["-m"] and len(self._words) > 1
@@ -145,7 +144,7 @@ class Preloaded:
             raise UserError(
                 "with preload the command must be [python, SCRIPT, ...] or [python, -m, MODULE, ...]",
                 where="rollout.workflow_options.preload",
-                remedy="leave preload out, which starts every program from nothing",
+                remedy="leave preload out, which starts every program as a new process",
             )
         self._folder = os.getcwd() if is_module else str(Path(self._words[0]).absolute().parent)
         self._modules = list(modules)
@@ -176,7 +175,7 @@ class Preloaded:
         return _Forked(output, pipe, control, writer)
 
     def close(self) -> None:
-        """End the server; programs that run go on until they are ended."""
+        """End the server; running programs continue until they are ended."""
         if self._server is not None:
             process, ours = self._server
             ours.close()
@@ -184,7 +183,7 @@ class Preloaded:
             self._server = None
 
     async def _running(self) -> socket.socket:
-        """The socket of the server, which is started where there is none, or it has died. Raises UserError."""
+        """The socket of the server, which is started if it does not run. Raises UserError."""
         if self._server is not None and self._server[0].poll() is None:
             return self._server[1]
         if self._server is not None:
@@ -204,13 +203,13 @@ class Preloaded:
 
 
 def _fault_of(server: socket.socket) -> str:
-    """The first line of a server; blocks until it has made its imports."""
+    """The first line of a server; blocks until its imports are done."""
     server.settimeout(IMPORT_S)
     said = b""
     try:
         while not said.endswith(b"\n"):
             if not (more := server.recv(1 << 16)):
-                return "the process that makes the imports has ended"
+                return "the process that runs the imports has exited"
             said += more
     except TimeoutError:
         return f"the imports take longer than {IMPORT_S:g} s"

@@ -1,7 +1,6 @@
-"""The dialect `POST /v1/responses` of OpenAI.
+"""The API `POST /v1/responses` of OpenAI.
 
-Owns: the form of its requests, answers and streamed events; the ids that name a turn in them. Refuses: what all
-dialects share (dialect.py), keeping conversations for `previous_response_id` (session.py).
+The parts that all APIs share are in dialect.py; conversations for `previous_response_id` are kept in session.py.
 """
 
 from __future__ import annotations
@@ -105,9 +104,9 @@ class ResponsesStream:
         self._request, self._index = request, 0
         self._numbers, self._num_items = itertools.count(), 0
         self._open: TextKind | None = None
-        """What the item under way holds."""
+        """Kind of the current item."""
         self._text = ""
-        """Of that item, so far."""
+        """Text of the current item so far."""
 
     def begin(self, opening: Opening) -> Iterator[str]:
         """See `EventStream`."""
@@ -192,7 +191,7 @@ def _text_item(kind: TextKind, index: int, text: str, status: str) -> Item:
 
 
 def _items(reply: Reply) -> list[Item]:
-    """The output: reasoning, text and calls. Of a cut answer its last text is incomplete."""
+    """The output: reasoning, text and tool calls. The last text of a truncated answer is marked as incomplete."""
     message, index = reply.message, reply.index
     status = "incomplete" if reply.finish_reason == "length" else "completed"
     content, items = message["content"], []
@@ -217,7 +216,7 @@ def _before(response_id: Any, earlier: Earlier) -> list[Message]:
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:
-    """The input; items of one answer that follow each other are one message."""
+    """The input as messages; consecutive items of one answer form one message."""
     if isinstance(body.get("input"), str):
         return [{"role": "user", "content": body["input"]}]
     made: list[Message] = []

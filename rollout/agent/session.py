@@ -1,7 +1,7 @@
-"""What one agent asks of the policy while its sample lasts: one answer after the other, each once.
+"""The session of one agent: generates the answers to its requests one after the other, each once.
 
-Owns: `AgentSession` (a request to an answer, retries, counts, the reward an agent reports). Refuses: HTTP
-(listener.py), the agent's process (workflow.py), which tokens a request continues (store.py).
+A session handles retries, counts and the reward that an agent reports. HTTP is in listener.py, the agent's process in
+workflow.py, and the tokens that a request continues in store.py.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from rollout.tokens import PromptTokens, PromptTooLong
 from rollout.transcript import Answer, Transcript
 
 MAX_REMEMBERED = 256
-"""Newest requests that a retry may name. Each keeps its answer."""
+"""Number of newest requests whose answers are kept for retries."""
 MAX_COMPONENTS = 256
-"""Of a reward that an agent reports; all of them travel with the sample."""
+"""Largest number of components of a reported reward; they are stored with the sample."""
 MAX_ANSWER_CHARS = 1_000_000
-"""Of a text that an agent hands in."""
+"""Longest text that an agent submits for scoring."""
 MAX_DEPTH = 100
-"""Of a call's arguments, which dialects and clients read again; Python's readers end at a thousand or less."""
+"""Deepest nesting of a tool call's arguments, which dialects and clients parse; Python's parsers fail at a thousand or
+less."""
 
 
 class AnswerTools(Protocol):
-    """What a session needs of `SampleTools`."""
+    """The part of `SampleTools` that a session uses."""
 
     @property
     def tokens(self) -> PromptTokens: ...
@@ -49,10 +50,10 @@ class AnswerTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """What tells requests apart.
+    """Identity of a request.
 
-    key: the client's idempotency key; empty: it gave none. digest: of all that is asked. is_retry: the client says
-    that it has sent it before.
+    key: the client's idempotency key; empty: none. digest: hash of the request. is_retry: the client has marked it as a
+    retry.
     """
 
     key: str
@@ -61,8 +62,8 @@ class RequestName:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """A request, its answer under way or made, and the clients that wait for it."""
+class _PendingRequest:
+    """A request, its running or finished answer, and the clients that wait for it."""
 
     name: RequestName
     answer: asyncio.Task[Reply]
@@ -73,9 +74,9 @@ class _Asked:
 class AgentSession:
     """The requests of one agent. Used on one event loop.
 
-    `chat`: how the model writes answers. `row`: of data, which the agent may ask for. `no_tools`: why requests with
-    tools are refused; empty: they are not. `thinking`, `gives_reasoning`: as of `TokenStore`. `num_before`: answers
-    that the client has from other sessions, so that ids of calls differ from theirs.
+    `chat`: format of the model's answers. `row`: the data row, which the agent may request. `no_tools`: why requests
+    with tools are refused; empty: they are accepted. `thinking`, `gives_reasoning`: as in `TokenStore`. `num_before`:
+    number of answers that the client has from other sessions, so that ids of tool calls differ from theirs.
     """
 
     def __init__(
@@ -85,48 +86,47 @@ class AgentSession:
         self._tools, self._chat, self._no_tools, self._num_before = tools, chat, no_tools, num_before
         self.row = row or {}
         self.secret = secrets.token_urlsafe(24)
-        """The agent's key; no other agent has it."""
+        """The agent's API key, different for each agent."""
         self.store = TokenStore(
             tools.tokens, stop_marks=chat.stop_marks, has_text_arguments=chat.has_text_arguments, thinking=thinking,
             gives_reasoning=gives_reasoning,
         )  # fmt: skip
         self.last_content = ""
-        """Of the newest answer, without reasoning and calls: what scorers judge."""
+        """Text of the newest answer without reasoning and tool calls, which scorers judge."""
         self.reward: tuple[float, dict[str, float]] | None = None
         """Value and components that the agent reported."""
         self.handed_in: str | None = None
-        """The text that the agent wants judged instead; None: it has handed none in."""
+        """The text that the agent submitted for scoring instead; None: there is none."""
         self.counts: Counter[str] = Counter()
         self.is_over = False
-        """The agent has ended: nothing more is answered."""
+        """The agent has ended: further requests are refused."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Holds what ended the sample while an answer was sampled: its lease, or the engine."""
+        """Exception that ended the sample while an answer was sampled: of its lease or of the engine."""
         self._one_at_a_time = asyncio.Lock()
-        self._asked: deque[_Asked] = deque(maxlen=MAX_REMEMBERED)
+        self._asked: deque[_PendingRequest] = deque(maxlen=MAX_REMEMBERED)
         self._running: set[asyncio.Task[Reply]] = set()
         self._said: list[tuple[Turn | None, list[Message]]] = []
-        """By index of a turn: the one it continues, and the messages since, which end with its answer."""
+        """By index of a turn: the turn that it continues, and the messages since then, which end with its answer."""
 
     @asynccontextmanager
     async def answering(
         self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
     ) -> AsyncIterator[Reply]:
-        """The answer to a request; the block hands it to the client, and is left by an error where that fails.
+        """Generate the answer to a request; the block sends it to the client, and raises if that fails.
 
         Args:
-            request: what is asked.
-            name: a request with the idempotency key of an earlier one, and a retry of one, get the same answer. An
-                equal request without either is a new one, as an agent asks that wants several answers.
-            on_part: not called: what is sampled may be continued by another worker, and is one answer only then.
+            request: the request. name: a request with the idempotency key of an earlier one, or a retry of one, gets
+                the same answer. An equal request without either is a new one, for agents that request several answers.
+            on_part: not called, because another worker may continue the answer before it is complete.
 
         Raises:
-            BadRequest: the request cannot be answered; the agent may go on with another.
+            BadRequest: the request cannot be answered; the agent may send another.
         """
         if self.is_over:
             raise BadRequest("the sample has ended", status=409, code="sample_ended")
         asked = self._known(name)
         if asked is None:
-            asked = _Asked(name, asyncio.create_task(self._answer(request)))
+            asked = _PendingRequest(name, asyncio.create_task(self._answer(request)))
             self._asked.append(asked)
             self._running.add(asked.answer)
             asked.answer.add_done_callback(self._ended)
@@ -134,14 +134,14 @@ class AgentSession:
             self.counts["agent_retries"] += 1
         asked.num_waiting += 1
         try:
-            # A client that goes away does not cut the answer: it will ask again.
+            # A client that disconnects does not cancel the answer: it will repeat the request.
             yield await asyncio.shield(asked.answer)
             asked.is_delivered = True
         finally:
             asked.num_waiting -= 1
 
     def conversation(self, index: int) -> list[Message]:
-        """All messages up to an answer and that answer, without the instructions of its request. Raises BadRequest."""
+        """All messages up to and including an answer, without the instructions of its request. Raises BadRequest."""
         if not 0 <= index < len(self._said):
             raise BadRequest(f"there is no answer {index} in this sample", status=404, code="not_found")
         anchor, messages = self._said[index]
@@ -151,22 +151,22 @@ class AgentSession:
         return list(messages)
 
     def num_tokens(self, request: AgentRequest) -> int:
-        """Of the prompt that a request makes. Raises BadRequest."""
+        """Number of tokens of a request's prompt. Raises BadRequest."""
         with _refusing():
             return len(self._prompt(request).transcript)
 
     @property
     def max_context(self) -> int:
-        """Tokens of a prompt with its answer."""
+        """Longest prompt plus answer, in tokens."""
         return self._tools.tokens.max_context
 
     def fail(self, error: BaseException) -> None:
-        """End the sample by this error; the first one counts."""
+        """End the sample with this error; the first one counts."""
         if not self.broken.done():
             self.broken.set_exception(error)
 
     def report(self, body: Any) -> None:
-        """Take the reward that an agent reports; the last one counts. Raises BadRequest."""
+        """Store the reward that an agent reports; the last one counts. Raises BadRequest."""
         if self.is_over:
             raise BadRequest("the sample has ended", status=409, code="sample_ended")
         value = body.get("reward") if isinstance(body, Mapping) else None
@@ -179,8 +179,8 @@ class AgentSession:
             raise BadRequest(f"components may be at most {MAX_COMPONENTS}", param="components")
         self.reward = float(value), {str(name): float(part) for name, part in components.items()}  # type: ignore[arg-type]
 
-    def hand_in(self, body: Any) -> None:
-        """Take the text that scorers shall judge; the last one counts. Raises BadRequest."""
+    def submit_answer(self, body: Any) -> None:
+        """Store the text that scorers should judge; the last one counts. Raises BadRequest."""
         if self.is_over:
             raise BadRequest("the sample has ended", status=409, code="sample_ended")
         answer = body.get("answer") if isinstance(body, Mapping) else None
@@ -191,20 +191,20 @@ class AgentSession:
 
     @property
     def judged(self) -> str:
-        """What scorers judge: what was handed in, else the content of the newest answer."""
+        """Text that scorers judge: the submitted text, else the content of the newest answer."""
         return self.last_content if self.handed_in is None else self.handed_in
 
     async def close(self) -> None:
-        """End every answer under way."""
+        """Cancel all running answers."""
         self.is_over = True
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if self.broken.done() and not self.broken.cancelled():
-            self.broken.exception()  # marks it as seen: the workflow may have ended before
+            self.broken.exception()  # marks it as retrieved: the workflow may have ended before
 
-    def _known(self, name: RequestName) -> _Asked | None:
+    def _known(self, name: RequestName) -> _PendingRequest | None:
         """The request that this one repeats. Raises BadRequest for a key that named another request."""
         if name.key:
             known = next((one for one in self._asked if one.name.key == name.key), None)
@@ -212,17 +212,17 @@ class AgentSession:
                 raise BadRequest("this idempotency key was used for another request", code="idempotency_key_reused")
             return known
         equal = [one for one in self._asked if one.name.digest == name.digest] if name.is_retry else []
-        # Of equal requests the client repeats the one that it has no answer to; the others have clients of their own.
+        # Among equal requests, a client repeats the one without an answer; the others have other clients.
         given_up = [one for one in equal if not one.num_waiting and not one.is_delivered]
         return next(iter([*given_up, *reversed(equal)]), None)
 
     def _ended(self, answer: asyncio.Task[Reply]) -> None:
         self._running.discard(answer)
         if not answer.cancelled():
-            answer.exception()  # the client may have gone away: an error that nobody reads is no error of the worker
+            answer.exception()  # the client may have disconnected; an unread error is not an error of the worker
 
     async def _answer(self, request: AgentRequest) -> Reply:
-        async with self._one_at_a_time:  # a sample has one position in the engine
+        async with self._one_at_a_time:  # a sample has one slot in the engine
             if self.is_over or self.broken.done():  # while it waited
                 raise BadRequest("the sample has been cut", status=503, code="sample_cut")
             try:
@@ -273,8 +273,8 @@ class AgentSession:
         return self.store.prompt(request.messages, request.tools)
 
     def _message(self, parsed: ParsedAnswer, schemas: Schemas) -> Message:
-        """The answer for the client. Calls that cannot be read, and those of tools that were not offered, stay text,
-        for the agent to see: few programs expect one."""
+        """The answer for the client. Tool calls that cannot be parsed, and calls of tools that were not offered, stay
+        text that the agent sees, because few programs expect them as calls."""
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             message["reasoning_content"] = parsed.reasoning
@@ -291,7 +291,7 @@ class AgentSession:
         return message
 
     def _call(self, call: ToolCall, place: int) -> dict[str, Any]:
-        # Nine characters, which is what Mistral's templates insist on; unique in the session.
+        # Nine characters, as Mistral's templates require; unique in the session.
         name = f"c{(self._num_before + len(self.store.turns)) % 10**6:06d}{place % 100:02d}"
         return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
@@ -314,7 +314,7 @@ def _refusing() -> Iterator[None]:
 
 
 def _checked(call: ToolCall, schemas: Schemas) -> ToolCall:
-    """The call, with what is wrong with it for an agent that offered these tools."""
+    """The call, with its `fault` if it does not fit the tools that the agent offered."""
     if call.fault:
         return call
     if _depth(json.loads(call.arguments)) > MAX_DEPTH:
@@ -327,7 +327,7 @@ def _checked(call: ToolCall, schemas: Schemas) -> ToolCall:
 
 
 def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; bounded by what a reader of calls reads."""
+    """Nesting depth of lists and objects, which the parser of tool calls bounds."""
     depth, level = 0, [value]
     while level:
         lists = [one for one in level if isinstance(one, (list, dict))]
@@ -341,5 +341,5 @@ def _as_text(text: str, _: Schemas) -> Read:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a float holds it; JSON has integers that none does."""
+    """Whether a value is a number within the range of a float; JSON allows larger integers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

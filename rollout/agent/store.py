@@ -1,11 +1,10 @@
-"""The answers an agent has received, as a tree: which of them a request continues, and the exact tokens it continues.
+"""The answers that an agent has received, as a tree: finds the answer that a request continues, and its exact tokens.
 
-Owns: `TokenStore`, what of a message survives a client (`message_key`), how messages are written for the chat template.
-Refuses: HTTP, generating, reading answers (rollout/chat).
+Answers are parsed in rollout/chat.
 
 An agent sends its whole conversation with every request. The deepest answer in it that was sampled here is found by the
-messages up to it; the request continues from the tokens of that answer as they were sampled, and only what the
-template writes after it is tokenised. Nothing that was sampled is ever tokenised again, so log-probs and masks hold.
+messages up to it; the request continues from the tokens of that answer as they were sampled, and only what the template
+writes after it is tokenised. Sampled tokens are never tokenised again, so log-probs and masks stay valid.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 Message = dict[str, Any]
-"""Role, content as text, and where they apply `tool_calls` with arguments as text, `tool_call_id`, `reasoning_content`
-and `TURN`."""
+"""A message: role, content as text, and if they apply `tool_calls` with arguments as text, `tool_call_id`,
+`reasoning_content` and `TURN`."""
 Thinking = Literal["keep", "template"]
-"""What becomes of the reasoning of earlier answers: it stays in the context, or is left out where the chat template
-leaves it out."""
+"""Handling of the reasoning of earlier answers: it stays in the context, or is left out if the chat template leaves it
+out."""
 TURN = "turn"
-"""Key of a message: the index of the turn that a client says it is, by an id that it was given."""
+"""Key of a message: the index of its turn, as identified by an id that the client received."""
 
 
 @dataclass(slots=True)
 class Turn:
     """One answer.
 
-    index: from 0, in order of time. chain: digest of the tools and all messages up to the answer. call_ids: of its tool
-    calls, as they were given to the client. transcript: all its tokens. stop: text of the token that ended it; empty
-    where it was cut. closing: text that then ends it for the template. reasoning: of the answer. anchor: the turn whose
-    tokens it continues. is_continued: another turn has its tokens.
+    index: from 0, in order of time. chain: digest of the tools and all messages up to the answer. call_ids: ids of its
+    tool calls, as sent to the client. transcript: all its tokens. stop: text of the token that ended it; empty if it
+    was truncated. closing: text that then ends it for the template. reasoning: reasoning of the answer. anchor: the
+    turn whose tokens it continues. is_continued: another turn continues its tokens.
     """
 
     index: int
@@ -58,11 +57,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a request asks the policy to continue.
+    """The prompt of a request.
 
-    transcript: the tokens. anchor: the turn they continue; None: a conversation of its own. covered: messages up to the
-    anchor, and with it. chain: digest of the request's messages. begins_again: why they continue no turn although there
-    is one, as `num_rendered_again` and `num_without_reasoning` count it; empty otherwise.
+    transcript: the tokens. anchor: the turn that they continue; None: a new conversation. covered: number of messages
+    up to and including the anchor. chain: digest of the request's messages. begins_again: why the prompt is rendered
+    again although there is a turn to continue, as counted by `num_rendered_again` and `num_without_reasoning`; empty
+    otherwise.
     """
 
     transcript: Transcript
@@ -76,8 +76,8 @@ class TokenStore:
     """The turns of one agent.
 
     `stop_marks`: texts of the tokens with which the chat template may end an answer. `has_text_arguments`: the template
-    wants the arguments of past calls as JSON text, not as an object. `thinking`: see `Thinking`. `gives_reasoning`: the
-    template is given the reasoning in messages, where nothing that was sampled is continued.
+    takes the arguments of past calls as JSON text, not as an object. `thinking`: see `Thinking`. `gives_reasoning`: the
+    template gets the reasoning in messages if no sampled answer is continued.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class TokenStore:
         self._by_chain: dict[bytes, list[Turn]] = {}
         self.turns: list[Turn] = []
         self.num_rendered_again = 0
-        """Answers to requests that continue an answer whose end the template's text does not show, so that they began
-        from their text."""
+        """Number of answers whose prompt was rendered from text, because the template's text does not show the end of
+        the answer that they continue."""
         self.num_without_reasoning = 0
-        """Answers to requests that began from their text because the template leaves out earlier reasoning
+        """Number of answers whose prompt was rendered from text, because the template leaves out earlier reasoning
         (`thinking`)."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
@@ -100,10 +100,10 @@ class TokenStore:
 
         Args:
             messages: the whole conversation, at least one message.
-            tools: as the chat template takes them.
+            tools: in the form of chat templates.
 
         Raises:
-            UserError: the chat template refuses the messages, or the tokenizer a text.
+            UserError: the chat template rejects the messages, or the tokenizer a text.
         """
         chains = _chains(messages, tools)
         tools = self._tokens.plain(tools)
@@ -144,7 +144,7 @@ class TokenStore:
         return Prompt(transcript, anchor, 0, chain)
 
     def record(self, prompt: Prompt, answer: Answer, reply: Message, *, stop: str, closing: str) -> Turn:
-        """Take an answer of at least one token in, before the next `prompt`. `stop` and `closing` as of `Turn`."""
+        """Add an answer of at least one token, before the next `prompt`. `stop` and `closing` as in `Turn`."""
         prompt.transcript.sampled(answer)
         if prompt.anchor is not None:
             prompt.anchor.is_continued = True
@@ -160,9 +160,9 @@ class TokenStore:
         return turn
 
     def trajectories(self) -> list[Trajectory]:
-        """What is trained on: one trajectory for each answer that no other one continues, the last answer's first.
+        """The trajectories to train on: one for each answer that no other one continues, the last answer's first.
 
-        Each sampled token is trained on in exactly one of them. Empty where there was no answer.
+        Each sampled token is trained on in exactly one of them. Empty if there was no answer.
         """
         leaves = [turn for turn in self.turns if not turn.is_continued]
         return [turn.transcript.close(turn.finish_reason) for turn in reversed(leaves)]
@@ -175,7 +175,7 @@ class TokenStore:
         return Prompt(Transcript(first, encode=self._tokens.encode), None, 0, chain, why)
 
     def _with_reasoning(self, messages: Sequence[Message], chains: Sequence[bytes]) -> list[Message]:
-        """As for the template, with the reasoning that was sampled; whether a client sends it back does not count."""
+        """Messages for the template with the sampled reasoning, whether or not the client sends it back."""
         written = self._for_template(messages)
         for message, given, chain in zip(written, messages, chains, strict=True):
             if (turn := self._turn_of(given, chain)) is not None and turn.reasoning:
@@ -185,7 +185,7 @@ class TokenStore:
     def _is_left_out(
         self, anchor: Turn, messages: Sequence[Message], reasoned: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Whether the anchor's tokens hold reasoning that the template does not write for these messages."""
+        """Whether the anchor's tokens contain reasoning that the template does not write for these messages."""
         turn: Turn | None
         held, turn = Counter[str](), anchor
         while turn is not None:
@@ -209,7 +209,7 @@ class TokenStore:
         return None, 0
 
     def _turn_of(self, message: Message, chain: bytes) -> Turn | None:
-        """The turn that a message with this chain is; of equal ones that which its ids name, else the newest."""
+        """The turn of a message with this chain; of several equal ones the one that its ids name, else the newest."""
         found = self._by_chain.get(chain) if message["role"] == "assistant" else None
         if not found:
             return None
@@ -220,8 +220,8 @@ class TokenStore:
     def _after(
         self, anchor: Turn, messages: Sequence[Message], covered: int, tools: Sequence[Mapping[str, Any]]
     ) -> np.ndarray | None:
-        """Tokens between the anchor's last one and the next answer; None where the template's text does not show its
-        end."""
+        """Tokens between the anchor's last one and the next answer; None if the template's text does not show the
+        anchor's end."""
         stops = [stop for stop in (anchor.stop, *self._stop_marks) if stop]
         try:
             tail = self._tokens.continuation(self._for_template(messages), covered, stops, tools)
@@ -231,9 +231,9 @@ class TokenStore:
         return given if anchor.stop else np.concatenate([self._tokens.encode(anchor.closing), given])
 
     def _for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """As chat templates want them, without marks that could begin or end a turn: what an agent writes may be a web
-        page or the policy's own words, and neither may speak as somebody else. Reasoning is left out: templates drop it
-        at different places, and where an answer is continued its tokens hold it anyway."""
+        """Messages in the form of chat templates, without markers that could begin or end a turn: an agent's text may
+        be a web page or the policy's own text, and neither may forge turns of another role. Reasoning is left out:
+        templates drop it at different places, and if an answer is continued its tokens contain it."""
         return [self._tokens.plain(self._one_for_template(message)) for message in messages]
 
     def _one_for_template(self, message: Message) -> Message:
@@ -248,7 +248,7 @@ class TokenStore:
 
 
 def message_key(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a message comes back from every client: not the reasoning, the ids of calls, or white space around an
+    """The part of a message that every client sends back: without reasoning, ids of calls, and white space around an
     answer.
 
     Example:
@@ -266,7 +266,7 @@ def message_key(message: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _chains(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """For each message the digest of the tools and all messages up to it."""
+    """Digest, for each message, of the tools and all messages up to it."""
     chain = _digest(b"", json.dumps(list(tools), sort_keys=True))
     chains = []
     for message in messages:
@@ -284,12 +284,13 @@ def _call_ids(message: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _canonical(arguments: str) -> str:
-    """Clients write JSON again in their own way: other white space and order, 1.0 as 1, nothing for no arguments."""
+    """Canonical JSON of arguments, because clients rewrite JSON: other white space and order, 1.0 as 1, empty text for
+    no arguments."""
     if not arguments.strip():
         return "{}"
     try:
         return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
-    except (ValueError, RecursionError):  # the policy writes them: they may be nested as deep as it likes
+    except (ValueError, RecursionError):  # written by the policy, so they may be nested arbitrarily deep
         return arguments
 
 

@@ -1,7 +1,6 @@
-"""A streamed answer on its way to a client: events as the answer grows, and its end, whatever that is.
+"""A streamed answer to a client: sends events as the answer grows, and its end or error.
 
-Owns: `StreamedResponse` (what has been sent, and what of the answer is new). Refuses: the form of events (the
-dialects), which of an answer's texts are settled (rollout/answers.py), routes (listener.py).
+The format of events is in the dialects; rollout/answers.py decides which part of an answer is final.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rollout.agent.dialect import BadRequest, EventStream, Opening, Reply, TextK
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An answer that goes on: its texts so far, as far as nothing will change them."""
+    """A partial answer: its texts so far, as far as they are final."""
 
     opening: Opening
     reasoning: str
@@ -34,27 +33,27 @@ class StreamedResponse:
         self._request, self._stream = request, stream
         self._sent: dict[TextKind, str] = {"reasoning": "", "content": ""}
         self.response: web.StreamResponse | None = None
-        """None: nothing has been sent, and the request may still be refused."""
+        """The response; None: nothing has been sent, and the request may still be refused."""
 
     async def part(self, part: Part) -> None:
-        """Send what is new. A client that has gone away is noticed elsewhere."""
+        """Send the new text. A client that has disconnected is detected elsewhere."""
         with contextlib.suppress(ConnectionError):
             await self._begin(part.opening)
             await self._send(self._new("reasoning", part.reasoning))
             await self._send(self._new("content", part.content))
 
     async def end(self, reply: Reply) -> None:
-        """Send the rest. Raises ConnectionError where the client has gone away."""
+        """Send the rest. Raises ConnectionError if the client has disconnected."""
         await self._begin(Opening(reply.index, reply.created, reply.num_prompt))
         await self._send(self._new("reasoning", reply.message.get("reasoning_content") or ""))
         content = reply.message["content"]
         if not content.startswith(self._sent["content"]):
-            self._sent["content"] = ""  # what was sent turned out to be reasoning: the content is all that follows
+            self._sent["content"] = ""  # the text sent so far was reasoning: all that follows is content
         await self._send(self._new("content", content))
         await self._close(self._stream.end(reply))
 
     async def fail(self, refusal: BadRequest) -> None:
-        """Send why there is no more. Raises ConnectionError where the client has gone away."""
+        """Send the error. Raises ConnectionError if the client has disconnected."""
         await self._close(self._stream.fail(refusal))
 
     def _new(self, kind: TextKind, text: str) -> Iterable[str]:

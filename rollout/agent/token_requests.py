@@ -1,9 +1,10 @@
-"""The dialect `POST /inference/v1/generate` of vLLM: a client that renders conversations itself sends token ids.
+"""The API `POST /inference/v1/generate` of vLLM, for clients that render conversations themselves and send token ids.
 
-Owns: the form of its requests and answers. Refuses: what all dialects share (dialect.py), images, chat templates.
+The parts that all APIs share are in dialect.py. Images are not supported.
 
 Nothing is rendered or tokenised here: a request that begins with all tokens of an earlier answer continues it, and the
-rest is what the client adds. An answer ends where the model ends it; `stop_token_ids` of a request are not used.
+rest are tokens that the client added. An answer ends where the model ends it; `stop_token_ids` of a request are not
+used.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rollout.agent.dialect import (
 )
 
 REFUSED: Refused = {
-    "features": ({}, "images are not taken"),
-    "content_parts": ([], "images are not taken"),
+    "features": ({}, "images are not supported"),
+    "content_parts": ([], "images are not supported"),
 }
 REFUSED_PARAMS: Refused = {
-    "n": (1, "ask several times instead"),
+    "n": (1, "send several requests instead"),
     "stop": ([], "an answer ends where the model ends it"),
-    "logit_bias": ({}, "the policy's distribution is what is trained"),
-    "bad_words": ([], "the policy's distribution is what is trained"),
+    "logit_bias": ({}, "training needs the policy's own distribution"),
+    "bad_words": ([], "training needs the policy's own distribution"),
     "min_tokens": (0, "an answer ends where the model ends it"),
     "prompt_logprobs": (0, "only the answer has log-probs"),
 }
@@ -84,7 +85,7 @@ class TokenRequests:
         return {"request_id": f"generate-{reply.index}", "choices": [choice]}
 
     def stream(self, request: AgentRequest) -> EventStream:
-        """Never asked for: `read` refuses a request for a stream."""
+        """Never called: `read` refuses a request for a stream."""
         raise AssertionError("a request for a stream is refused")
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:

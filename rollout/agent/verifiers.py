@@ -1,10 +1,10 @@
 """The workflow `verifiers`: episodes of an environment of the package verifiers, against the policy's address.
 
-Owns: options, finding the package, the command. Refuses: running an episode (bridges/verifiers_episode.py, in a process
-of its own), tokens and verdicts (workflow.py, of whose `agent` this is a use).
+An episode runs in bridges/verifiers_episode.py, in a separate process; tokens and verdicts are handled by workflow.py,
+which this workflow builds on.
 
-The package and this program need not be in one Python environment: its versions ask for others of openai, datasets and
-mcp than are in use here (decision 0105). `python` names the interpreter that has it.
+The package need not be in the Python environment of this program: it requires other versions of openai, datasets and
+mcp than are used here (decision 0105). `python` names the interpreter that has it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
 SCRIPT = Path(__file__).parent / "bridges" / "verifiers_episode.py"
 VERSION_TIMEOUT_S = 300.0
 Endpoint = Literal["chat", "tokens"]
-REMEDY = "pip install 'areal-like[verifiers]', or name the interpreter of an environment of its own that has verifiers"
+REMEDY = "pip install 'areal-like[verifiers]', or name the interpreter of a separate environment that has verifiers"
 FIRST_OF_TASK_SETS = (0, 4)
-"""Version from which there are no environments with data sets any more."""
+"""First version without environments that have data sets."""
 PRELOADED = {
     True: ("openai", "verifiers.envs.environment", "verifiers.utils.env_utils"),
     False: ("openai", "verifiers.v1", "verifiers.v1.utils.loaders"),
 }
-"""Modules that take seconds to import, by whether the version is an earlier one: programs are forked from a process
-that has them."""
+"""Modules that take seconds to import, by whether the version is an earlier one. Programs are forked from a process
+that has imported them."""
 
 
 class VerifiersWorkflow:
@@ -53,18 +53,17 @@ class VerifiersWorkflow:
         endpoint: Endpoint = "chat", tokenizer: str | None = None, renderer: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0, format: str | None = None, thinking: Thinking = "keep",
     ) -> None:  # fmt: skip
-        """
-        Args:
-            environment: with verifiers 0.1 what `load_environment` takes, with 0.4 the id of a task set.
+        """Args:
+            environment: with verifiers 0.1 the argument of `load_environment`, with 0.4 the id of a task set.
             options: with 0.1 arguments of the environment, with 0.4 its configuration (`agent`, `taskset`, ...).
-            eval_options: those that differ for rows of `data.eval`.
-            python: the interpreter that has verifiers; `python`: that of the run.
+            eval_options: options that differ for rows of `data.eval`.
+            python: the interpreter that has verifiers; `python` is the interpreter of the run.
             preload: import verifiers once, in a process that every episode is forked from.
             endpoint: with 0.4: `chat`: requests reach the policy as the agent sends them. `tokens`: verifiers renders
                 them itself and sends token ids (`/inference/v1/generate`).
             tokenizer: with `tokens`: folder or name of the policy's tokenizer.
             renderer: with `tokens`: the renderer's configuration, as {name: qwen3}; None: by the tokenizer's name.
-            timeout_s: time of one episode; a longer one gives its sample no reward.
+            timeout_s: time limit of one episode; the sample of a longer one gets no reward.
             format: see the workflow `agent`.
             thinking: see the workflow `agent`.
 
@@ -104,7 +103,7 @@ class VerifiersWorkflow:
 
 @lru_cache(maxsize=8)
 def version_in(interpreter: str) -> str:
-    """Of the verifiers that an interpreter has. Raises UserError where it has none."""
+    """Version of verifiers that an interpreter has. Raises UserError if it has none."""
     where = f"{OPTIONS_KEY}.python"
     try:
         asked = subprocess.run(

@@ -1,11 +1,10 @@
-"""The workflow `agent`: a program of the user's is started for each sample, and what it asks a model is the policy.
+"""The workflow `agent`: starts a user's program for each sample; its requests to a model are answered by the policy.
 
-Owns: starting and ending the program, its environment, what of it becomes the verdict. Refuses: HTTP (listener.py),
-answers (session.py), which tokens a request continues (store.py).
+HTTP is in listener.py, answers in session.py, and the tokens that a request continues in store.py.
 
-The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, which the SDKs of OpenAI read by themselves, the same for
-Anthropic's, and the row of data. All its answers are trained on, in as many trajectories as its conversations have
-branches, under one verdict. It is ended with everything it started when the sample ends, whatever ends it.
+The program's environment has `OPENAI_BASE_URL` and `OPENAI_API_KEY`, which OpenAI's SDKs read, the same variables for
+Anthropic's SDKs, and the data row. All its answers are trained on, in one trajectory per branch of its conversations,
+with one verdict. The program is killed with all its descendants when the sample ends.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from rollout.transcript import Transcript
 from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
 
 FAILED_IN = "agent"
-"""Names the agent as the origin of a verdict."""
+"""Name of the scorer in verdicts of the agent."""
 MAX_OUTPUT_BYTES = 4096
-"""Of the end of what a program prints; it explains a failure."""
+"""Bytes of the end of a program's output that are kept to explain a failure."""
 MAX_ROW_CHARS = 100_000
-"""Of a row in an environment variable; Linux takes 128 KiB."""
+"""Largest row in an environment variable; Linux allows 128 KiB."""
 RewardSource = Literal["scorer", "agent"]
 Failure = tuple[VerdictKind, str]
-"""Why a sample has no reward: the kind of its verdict, and words."""
+"""Why a sample has no reward: the kind of its verdict, and a message."""
 
 
 class AgentWorkflow:
@@ -53,19 +52,18 @@ class AgentWorkflow:
         self, *, command: Sequence[str], preload: Sequence[str] = (), reward: RewardSource = "scorer",
         timeout_s: float = 600.0, format: str | None = None, thinking: Thinking = "keep",
     ) -> None:  # fmt: skip
-        """
-        Args:
+        """Args:
             command: the program and its arguments; `python` is the interpreter of the run.
             preload: with a program in Python: modules to import once, in a process that every program is forked from.
                 They must not start threads, nor open connections, when they are imported. Linux only.
             reward: `scorer`: the scorers of the run judge the content of the last answer, or the text that the program
-                hands in by `POST $AREAL_LIKE_ANSWER_URL`, `{"answer": "7"}`. `agent`: the program reports the reward
-                by `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
-            timeout_s: time of one program; a longer one gives its sample no reward.
+                submits by `POST $AREAL_LIKE_ANSWER_URL`, `{"answer": "7"}`. `agent`: the program reports the reward by
+                `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
+            timeout_s: time limit of one program; the sample of a longer one gets no reward.
             format: how the model writes tool calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's
                 chat template shows it.
-            thinking: `keep`: the reasoning of earlier answers stays in the context. `template`: where the chat template
-                leaves it out, the conversation begins again from its text, as a trajectory of its own.
+            thinking: `keep`: the reasoning of earlier answers stays in the context. `template`: if the chat template
+                leaves it out, the conversation is rendered again from its text, as a separate trajectory.
 
         Raises:
             UserError: there is no such program or format, or a setting is out of range.
@@ -101,7 +99,7 @@ class AgentWorkflow:
 
     @asynccontextmanager
     async def _program(self, session: AgentSession, address: str) -> AsyncIterator[Program]:
-        """Start the program; it is gone, with all it started, when the block ends."""
+        """Start the program; it is killed with all its descendants when the block ends."""
         environment = {
             **os.environ,
             **{name: _with_loopback(os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")},
@@ -122,7 +120,8 @@ class AgentWorkflow:
             await asyncio.shield(program.end())
 
     async def _ended(self, session: AgentSession, program: Program) -> Failure | None:
-        """Wait for the program; why its sample has no reward, None: it may have one. Raises what cut the sample."""
+        """Wait for the program. Returns why its sample has no reward, or None if it may have one. Raises the error that
+        ended the sample."""
         output = asyncio.create_task(_last_output(program))
         try:
             waited: set[asyncio.Future[Any]] = {output, session.broken}
@@ -150,7 +149,7 @@ class AgentWorkflow:
             **{name: float(count) for name, count in session.counts.items()},
         }
         if failure is None and not session.store.turns:
-            failure = "invalid", "the program never asked for an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)"
+            failure = "invalid", "the program never requested an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)"
         if failure is None and self._reward == "agent" and session.reward is None:
             failure = "invalid", "the program reported no reward (AREAL_LIKE_REWARD_URL)"
         if failure is not None:
@@ -167,12 +166,12 @@ class AgentWorkflow:
 
 
 def _with_loopback(no_proxy: str) -> str:
-    """Hosts that are reached without the machine's proxy, and the policy among them."""
+    """Hosts that are reached without the machine's proxy, including the policy's."""
     return ",".join([*filter(None, no_proxy.split(",")), "127.0.0.1"])
 
 
 async def _one_token(tools: SampleTools) -> Trajectory:
-    """A sample needs a token; its verdict decides what becomes of it."""
+    """Sample one token, because a sample needs at least one; its verdict decides how it is used."""
     prompt = tools.tokens.prompt({"messages": [{"role": "user", "content": "-"}]})
     transcript = Transcript(prompt, encode=tools.tokens.encode)
     transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
@@ -180,7 +179,7 @@ async def _one_token(tools: SampleTools) -> Trajectory:
 
 
 async def _last_output(program: Program) -> str:
-    """What the program printed last, when it has closed its output, as it does by ending."""
+    """The end of the program's output, once the output is closed."""
     kept = b""
     while read := await program.output.read(1 << 16):
         kept = (kept + read)[-MAX_OUTPUT_BYTES:]

@@ -1,10 +1,10 @@
-"""How each family of models writes tool calls: one reader per notation.
+"""Parsers of tool calls, one for each notation of the model families.
 
-Owns: text to calls. Refuses: reasoning, stop marks and which model writes what (formats.py); whether a tool of that
-name exists, or takes those arguments.
+Reasoning, stop tokens and the notation of each family are in formats.py. Whether a tool exists, and takes the
+arguments, is not checked here.
 
-A reader never raises. A call that cannot be read is a `ToolCall` with a `fault`. JSON is read by a decoder from where
-it begins, and not cut at the next closing mark, since a string in it may contain that mark.
+A parser never raises. A call that cannot be parsed is a `ToolCall` with a `fault`. JSON is parsed by a decoder from its
+beginning, and not cut at the next closing marker, since a string in it may contain that marker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Read(NamedTuple):
-    """What a reader found in a text.
+    """The result of parsing a text.
 
-    content: what is no call. calls: in order. spans: where those without a fault stand in the text, [begin, end) in
-    characters; what is written there is an argument, whatever mark it looks like.
+    content: the text outside calls. calls: in order. spans: positions in the text of calls without a fault, [begin,
+    end) in characters; text within them is an argument, even if it looks like a marker.
     """
 
     content: str
@@ -39,21 +39,21 @@ Reader = Callable[[str, Schemas], Read]
 
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_CALL = re.compile(r'\s*\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
-"""How a call begins that no mark stands before; an answer in JSON may well have a `type` of another value."""
+"""Beginning of a call without a marker before it; other answers in JSON may have a `type` with another value."""
 _UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
-"""What json and ast raise for texts; SyntaxError apart."""
+"""Exceptions that json and ast raise for a text, except SyntaxError."""
 _MAX_SHOWN = 120
 
 
 def read_hermes(text: str, _: Schemas) -> Read:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as often as there are calls."""
+    """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once for each call."""
     return _scan(text, "<tool_call>", lambda at: _json_call(text, at, "<tool_call>", "</tool_call>"))
 
 
 def read_qwen_xml(text: str, schemas: Schemas) -> Read:
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
 
-    A value is text; where the tool's schema has another type for it, it is read as JSON.
+    A value is text; if the tool's schema has another type for it, it is parsed as JSON.
     """
     return _scan(text, "<tool_call>", lambda at: _xml_call(text, at, schemas))
 
@@ -66,8 +66,8 @@ def read_mistral(text: str, _: Schemas) -> Read:
 def read_deepseek(text: str, _: Schemas) -> Read:
     """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
 
-    Or with `function` in place of the name, and the name and a fenced block of JSON behind it. Two more marks stand
-    around all calls.
+    Or `function` instead of the name, followed by the name and a fenced block of JSON. Two more markers enclose all
+    calls.
     """
     found = _scan(text, "<｜tool▁call▁begin｜>", lambda at: _deepseek_call(text, at))
     content = found.content
@@ -77,7 +77,7 @@ def read_deepseek(text: str, _: Schemas) -> Read:
 
 
 def read_llama_json(text: str, _: Schemas) -> Read:
-    """`{"name": ..., "parameters": {...}}` as the whole answer, several apart by `;`, or after `<|python_tag|>`.
+    """`{"name": ..., "parameters": {...}}` as the whole answer, several separated by `;`, or after `<|python_tag|>`.
 
     Also `{"type": "function", "name": ...}`, and the object that a declaration has: `{"type": "function", "function":
     {"name": ..., "parameters": ...}}`.
@@ -108,7 +108,7 @@ def read_pythonic(text: str, _: Schemas) -> Read:
         return Read(text.strip())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in the model's strings
+            warnings.simplefilter("ignore")  # invalid escapes in the model's strings
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, *_UNREADABLE) as error:
         return Read("", (ToolCall("", body, f"the calls are not a Python list of calls ({_words(error)})"),))
@@ -120,7 +120,8 @@ def read_pythonic(text: str, _: Schemas) -> Read:
 
 
 def _scan(text: str, mark: str, read: Callable[[int], tuple[list[ToolCall], int]]) -> Read:
-    """Everything between calls, and the calls; `read` is given the place behind a mark and says where it ends."""
+    """Find the calls and the text between them. `read` gets the position after a marker and returns where the call
+    ends."""
     at, kept, calls, spans = 0, [], [], []
     while (start := text.find(mark, at)) >= 0:
         kept.append(text[at:start].strip())
@@ -133,7 +134,7 @@ def _scan(text: str, mark: str, read: Callable[[int], tuple[list[ToolCall], int]
 
 
 def _unwrapped(value: Any) -> Any:
-    """The function in an object that names its type, as declarations do."""
+    """The value of `function` in an object with a `type`, as in declarations."""
     is_wrapped = isinstance(value, dict) and value.get("type") == "function" and "name" not in value
     return value.get("function") if is_wrapped else value
 
@@ -164,7 +165,7 @@ def _xml_call(text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int
     types = _types_of(schemas.get(name))
     while parameter := re.compile(r"\s*<parameter=([^<>\n]+)>\n?").match(text, place):
         key, start = parameter[1].strip(), parameter.end()
-        end = text.find("</parameter>", start)  # not by an expression: many that are open took minutes
+        end = text.find("</parameter>", start)  # not by a regular expression: many unclosed tags took minutes
         if end < 0:
             return fault(f"parameter {key} does not end with </parameter>")
         arguments[key] = _typed(text[start:end].removesuffix("\n"), types.get(key, frozenset()))
@@ -182,7 +183,7 @@ def _types_of(schema: Mapping[str, Any] | None) -> dict[str, frozenset[str]]:
         return {}
     try:
         return {key: _types_in(one) for key, one in properties.items()}
-    except _UNREADABLE:  # a server's schema may be anything; values are then text
+    except _UNREADABLE:  # a server's schema may be invalid; values are then text
         return {}
 
 
@@ -249,7 +250,7 @@ def _deepseek_call(text: str, at: int) -> tuple[list[ToolCall], int]:
 def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
     written = ast.get_source_segment(body, node) or body
     if not isinstance(node, ast.Call):
-        return ToolCall("", written, "the list holds something that is no call")
+        return ToolCall("", written, "the list contains an item that is not a call")
     try:
         name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
     except RecursionError:  # a.a.a. and so on
@@ -265,7 +266,7 @@ def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
 
 
 def _call_of(value: Any, written: str) -> ToolCall:
-    """The call that a JSON value is: {name, arguments} or {name, parameters}."""
+    """Convert a JSON value to a call: {name, arguments} or {name, parameters}."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return ToolCall("", written, 'the call is not an object with "name" and "arguments"')
@@ -301,7 +302,7 @@ _decoder = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int] | tuple[str, None]:
-    """The JSON value that begins at a place and where it ends, or what is wrong with it."""
+    """The JSON value that begins at a position and its end, or an error message."""
     try:
         return _decoder.raw_decode(text, at)
     except _UNREADABLE as error:
@@ -313,14 +314,14 @@ def _words(error: BaseException) -> str:
 
 
 def _skip(text: str, at: int, *, also: str = "") -> int:
-    """The next place that is not white space."""
+    """The next position that is not white space."""
     while at < len(text) and (text[at].isspace() or text[at] in also):
         at += 1
     return at
 
 
 def _rest(text: str, at: int, opens: str, closes: str) -> tuple[str, int]:
-    """What a call that cannot be read consists of, and where the next thing begins."""
+    """The text of a call that cannot be parsed, and the position after it."""
     end = text.find(closes, at) if closes else -1
     following = text.find(opens, at)
     if end >= 0 and not 0 <= following < end:

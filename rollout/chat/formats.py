@@ -1,10 +1,9 @@
-"""The table of chat formats: what the answers of each family of models look like, and which family a tokenizer is of.
+"""The table of chat formats: the format of each model family's answers, and how a tokenizer's family is detected.
 
-Owns: `ChatFormat`, `ParsedAnswer`, `FORMATS`, `find_format`. Refuses: tokens (texts only; a chat template writes what
-is given to the policy), torch and transformers, running tools.
+It works on texts only, and imports neither torch nor transformers.
 
-The text of an answer must be decoded with its special tokens: some families have marks among them. What the policy
-sampled is never written again from what was parsed.
+The text of an answer must be decoded with its special tokens: some families have markers among them. Sampled tokens are
+never recreated from the parsed text.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from rollout.chat.calls import (
 class ParsedAnswer:
     """An answer in parts. Texts are without the white space around them.
 
-    reasoning: between the reasoning marks; empty: none. content: the rest, without calls. calls: in order; one that
-    cannot be read has a `fault`. is_reasoning_open: it ends before its reasoning does, so that all of it is reasoning.
+    reasoning: between the reasoning markers; empty: none. content: the rest, without calls. calls: in order; one that
+    cannot be parsed has a `fault`. is_reasoning_open: the answer ends before its reasoning is closed, so all of it is
+    reasoning.
     """
 
     reasoning: str
@@ -44,14 +44,15 @@ class ParsedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What the answers of one family look like.
+    """The format of one family's answers.
 
-    name: how a configuration names it. read: its notation of calls. stop_marks: special tokens that end an answer, the
-    first one of which closes an answer that was cut. reasoning_marks: around its reasoning. signs: texts of which a
-    chat template of the family contains all; empty: it must be named. foreign_signs: texts of which it contains none.
-    call_marks: no call begins without one of them, but one whose text is the whole answer and begins with one of
-    call_openings. has_text_arguments: the chat template wants the arguments of past calls as JSON text, not as an
-    object. num_past_calls: fewest and most calls of a message with which it writes the end of that message.
+    name: its name in a configuration. read: parser of its calls. stop_marks: special tokens that end an answer; the
+    first one closes an answer that was truncated. reasoning_marks: markers around its reasoning. signs: texts that a
+    chat template of the family contains, all of them; empty: the format must be named. foreign_signs: texts that it
+    does not contain. call_marks: a call begins with one of them, except a call that is the whole answer and begins with
+    one of call_openings. has_text_arguments: the chat template takes the arguments of past calls as JSON text, not as
+    an object. num_past_calls: smallest and largest number of calls in a message for which the template writes the end
+    of that message.
     """
 
     name: str
@@ -66,17 +67,17 @@ class ChatFormat:
     num_past_calls: tuple[int, int] = (1, 64)
 
     def parse(self, text: str, *, schemas: Schemas | None = None, is_reasoning_open: bool = False) -> ParsedAnswer:
-        """Take an answer apart. Never raises.
+        """Parse an answer. Never raises.
 
         Args:
             text: the answer, decoded with its special tokens; stop marks at its end are dropped.
             schemas: JSON schemas of the tools' arguments, for a notation that does not show the type of a value.
-            is_reasoning_open: the prompt ends with the mark that opens the reasoning (`opens_reasoning`).
+            is_reasoning_open: the prompt ends with the marker that opens the reasoning (`opens_reasoning`).
 
         Returns:
-            Its parts. All that stands before the end of the last reasoning is reasoning, whatever it begins with; a
-            reasoning that is not closed goes on to the end of the answer. A call inside it is none. Marks in the
-            arguments of a call that can be read are text.
+            Its parts. All text before the end of the last reasoning is reasoning, whatever it begins with; a reasoning
+                that is not closed extends to the end of the answer. A call inside it does not count. Markers in the
+                arguments of a call that can be parsed are text.
 
         Example:
             >>> FORMATS["hermes"].parse('<think>Add.</think><tool_call>{"name": "add"}</tool_call><|im_end|>').calls
@@ -105,13 +106,13 @@ class ChatFormat:
         return ParsedAnswer(reasoning, found.content, found.calls)
 
     def parse_begun(self, text: str, *, is_reasoning_open: bool, reads_calls: bool) -> tuple[str, str]:
-        """Reasoning and content of an answer that goes on: beginnings of what `parse` says of the whole of it.
+        """Reasoning and content of an unfinished answer: prefixes of the result of `parse` for the whole answer.
 
-        An answer that closes its reasoning a second time is the exception: what was content is reasoning then.
+        The exception is an answer that closes its reasoning a second time: earlier content then becomes reasoning.
 
         Args:
-            text: the answer so far. An end of it that may be the beginning of a mark, or of a character, is left out.
-            is_reasoning_open: as of `parse`.
+            text: the answer so far. A suffix that may be the beginning of a marker or of a character is left out.
+            is_reasoning_open: as in `parse`.
             reads_calls: the answer may call tools.
 
         Example:
@@ -135,15 +136,15 @@ class ChatFormat:
         return prompt.rstrip().endswith(self.reasoning_marks[0])
 
     def closing(self, answer: ParsedAnswer) -> str:
-        """Text that closes an answer that was cut, so that another message may follow: it is given, not sampled."""
+        """Text that closes a truncated answer, so that another message may follow; it is given, not sampled."""
         return (
             f"\n{self.reasoning_marks[1]}\n\n{self.stop_marks[0]}" if answer.is_reasoning_open else self.stop_marks[0]
         )
 
     def past_calls(self, names: Iterable[str]) -> dict[str, Any]:
-        """A message of the assistant with calls of these tools, for a chat template that is to write results after it.
+        """A message of the assistant with calls of these tools, for a chat template that then writes results after it.
 
-        The calls have no arguments: of the text that a template makes of it, only what follows the message is used.
+        The calls have no arguments, because only the template's text after the message is used.
         """
         fewest, most = self.num_past_calls
         names = [name or "unknown" for name in names][:most]
@@ -164,7 +165,7 @@ class ChatFormat:
 
 
 def _settled(text: str, marks: Iterable[str]) -> str:
-    """The text before the first mark, and before an end that may become one."""
+    """The text before the first marker, and without a suffix that may become one."""
     for mark in marks:
         text = text.partition(mark)[0]
         for size in range(min(len(mark) - 1, len(text)), 0, -1):
@@ -175,7 +176,7 @@ def _settled(text: str, marks: Iterable[str]) -> str:
 
 
 def _last_outside(text: str, mark: str, spans: Sequence[tuple[int, int]]) -> int:
-    """Where the last of these marks begins that is in none of the spans; -1: there is none."""
+    """Position of the last marker outside all spans; -1: there is none."""
     at = text.rfind(mark)
     for begin, end in reversed(spans):
         if at >= end or at < 0:
@@ -185,7 +186,7 @@ def _last_outside(text: str, mark: str, spans: Sequence[tuple[int, int]]) -> int
 
 
 def call_id(index: int) -> str:
-    """Name of the call at a place of its message; nine characters, which is what Mistral's templates insist on."""
+    """Id of the call with this index in its message; nine characters, as Mistral's templates require."""
     return f"call{index:05d}"
 
 
@@ -212,7 +213,7 @@ FORMATS: dict[str, ChatFormat] = {
             signs=("<|eot_id|>", "ipython", '"parameters": '), num_past_calls=(1, 1), call_marks=("<|python_tag|>",),
             call_openings=("{",),
         ),
-        # Llama models that were trained to write Python calls; no template shows it
+        # Llama models that were trained to write Python calls; it cannot be detected from a template
         ChatFormat(
             name="llama_pythonic", read=read_pythonic, stop_marks=("<|eot_id|>", "<|eot|>", "<|eom_id|>", "<|eom|>"),
             call_openings=("[", "<|python_start|>"),
@@ -227,22 +228,22 @@ FORMATS: dict[str, ChatFormat] = {
             signs=("<｜tool▁call▁begin｜>", "```json"), has_text_arguments=True, num_past_calls=(2, 64),
             call_marks=_DEEPSEEK_CALLS,
         ),
-        # DeepSeek V3.1: arguments behind the name
+        # DeepSeek V3.1: arguments after the name
         ChatFormat(
             name="deepseek_v31", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS, signs=("<｜tool▁call▁begin｜>",),
             foreign_signs=("```json",), has_text_arguments=True, call_marks=_DEEPSEEK_CALLS,
         ),
     )
 }  # fmt: skip
-"""By name."""
+"""Chat formats by name."""
 
 
 def find_format(chat_template: Any, *, name: str | None = None, where: str) -> ChatFormat:
     """The format of a tokenizer's answers.
 
     Args:
-        chat_template: the tokenizer's; text, or texts by name, or None.
-        name: a key of FORMATS, which decides where it is given.
+        chat_template: the tokenizer's template: text, or texts by name, or None. name: a key of FORMATS, or None to
+            detect the format.
         where: the setting that names the format.
 
     Raises:

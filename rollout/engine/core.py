@@ -1,11 +1,12 @@
-"""The generation loop's body: admit, step, swap, cancel. One thread, no asyncio, no clock but for timings.
+"""The body of the generation loop: admit, step, swap, cancel. It runs in one thread, without asyncio.
 
-Owns: the order of things at a token boundary, and what an ended answer's outcome says. Refuses: threads and futures
-(embedded.py), the forward pass (the decoder's).
+It defines the order of operations at a token boundary, and the outcome of an ended answer. Threads and futures are in
+embedded.py, the forward pass in the decoder.
 
-Invariant between calls: for each running answer the cache holds every token but the newest, which the next step feeds.
-So a fresh prompt, a continued answer and a re-prefill after a swap are one thing: prefill all tokens but the last, less
-what a row of the same group can lend, or what was kept of the turn before in the same conversation.
+Invariant between calls: for each running answer the cache contains every token except the newest, which is the input of
+the next step. So a new prompt, a continued answer and a prefill after a swap are the same operation: prefill all tokens
+except the last, minus those that can be copied from a row of the same group, or that were kept from the previous turn
+of the conversation.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from rollout.engine.sessions import KeptRow, Sessions
 from rollout.engine.slots import Answer, Slots
 
 REST_PER_PROMPT = 2
-"""Tokens behind a prompt, for each of its own, up to which an answer that goes on borrows it."""
+"""Number of tokens after a prompt, relative to the prompt's length, up to which a continued answer copies the prompt
+from another row."""
 LONGEST_REST = 1024
-"""Behind any prompt: what a token sees is a mask [tokens, tokens and prompt]."""
+"""Largest number of tokens after any prompt: the attention mask has the size [tokens, tokens and prompt]."""
 Ended = tuple[int, GenerationOutcome | EngineError]
-"""(ticket, how it ended)."""
+"""Ticket and outcome."""
 
 
 class GenerationCore:
@@ -54,8 +56,8 @@ class GenerationCore:
         has_memory: bool = True,
         session_bytes: int = 0,
     ) -> None:
-        """`make_decoder` allocates a decoder's memory: now, if `has_memory`, and again after each release.
-        `session_bytes`: for keys and values of conversations between their turns."""
+        """`make_decoder` allocates a decoder's memory: now if `has_memory`, and again after each release.
+        `session_bytes`: memory for keys and values of conversations between their turns."""
         self._make_decoder, self.device, self._tracer = make_decoder, device, tracer
         self.vocab_size, self.has_memory = vocab_size, has_memory
         if has_memory:
@@ -65,7 +67,7 @@ class GenerationCore:
         self.version = -1
         self.is_admitting = True
         self.paused_s = 0.0
-        """How long generation has stood still, all in all; its owner adds to it."""
+        """Total time for which generation was paused; the owner adds to it."""
         names = ("tokens", "prefill_tokens", "shared_prefill_tokens", "kept_prefill_tokens", "steps", "swaps",
                  "moved_rows")  # fmt: skip
         self.counts = dict.fromkeys(names, 0)
@@ -80,7 +82,7 @@ class GenerationCore:
         self.scheduler.push(answer)
 
     def cancel(self, ticket: int) -> None:
-        """Drop an answer, wherever it is; unknown tickets (it has just ended) are ignored."""
+        """Cancel a waiting or running answer; unknown tickets (it has just ended) are ignored."""
         if self.scheduler.remove(ticket) is None:
             for answer in self.slots.running():
                 if answer.ticket == ticket:
@@ -97,11 +99,11 @@ class GenerationCore:
             )))  # fmt: skip
 
     def end_session(self, session_key: int) -> None:
-        """A conversation is over."""
+        """End a conversation."""
         self.sessions.forget(session_key)
 
     def take_ended(self) -> list[Ended]:
-        """What has ended since the last call."""
+        """Answers that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -127,7 +129,7 @@ class GenerationCore:
             self._order()
 
     def _order(self) -> None:
-        """Bring rows into an order in which steps read less padding, where that pays."""
+        """Reorder rows so that steps read less padding, if that pays."""
         decoder, slots = self.decoder, self.slots
         lengths_B = slots.positions_B + 1
         moves = moves_that_pay(lengths_B, decoder.cost, slots.max_context, decoder.max_moved_tokens)
@@ -137,14 +139,14 @@ class GenerationCore:
             self._move(*moves)
 
     def _move(self, sources: list[int], targets: list[int]) -> None:
-        """Keys and values follow their records."""
+        """Move records, and with them keys and values."""
         if sources:
             self.decoder.move_rows(sources, targets, self.slots.positions_B[targets].tolist())
             self.counts["moved_rows"] += len(sources)
         self._plan = None
 
     def _is_ahead(self, answer: Answer) -> bool:
-        """`stamped-versions`: an answer whose prefix is newer than these weights must not go on under them."""
+        """Reject an answer whose prefix is newer than these weights (`stamped-versions`)."""
         newest = answer.request.prefix.last_version
         if newest > self.version:
             error = EngineError(f"the prefix was sampled by version {newest}, the engine has {self.version}")
@@ -160,10 +162,10 @@ class GenerationCore:
                 answer.admitted_s, answer.paused_before_s = now_s, self.paused_s
                 self.slots.place(answer, row, self.version)
         self._plan = None
-        self._fill(answers, {answer: start for answer in answers if (start := self._go_on(answer))})
+        self._fill(answers, {answer: start for answer in answers if (start := self._restore_kept(answer))})
 
-    def _go_on(self, answer: Answer) -> int:
-        """How many tokens its row holds now, because the turn before was kept."""
+    def _restore_kept(self, answer: Answer) -> int:
+        """Restore the kept row of the previous turn; returns the number of tokens that the row then contains."""
         key = answer.request.session_key
         found = self.sessions.take(key, self.slots.context(answer)) if key >= 0 else None
         if found is None:
@@ -174,7 +176,7 @@ class GenerationCore:
         return num_tokens
 
     def _keep(self, answer: Answer) -> None:
-        """Its conversation may have another turn: keep the keys and values of its row, where there is room."""
+        """Keep the keys and values of its row for another turn of its conversation, if there is room."""
         key, decoder = answer.request.session_key, self.decoder
         if key < 0 or not decoder.can_share:
             return
@@ -184,36 +186,38 @@ class GenerationCore:
             self.sessions.keep(key, KeptRow(tokens, decoder.save_row(answer.row, len(tokens)), num_bytes))
 
     def _fill(self, answers: list[Answer], kept: Mapping[Answer, int] = MappingProxyType({})) -> None:
-        """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied. `kept`:
-        how many tokens rows hold already."""
+        """Prefill rows up to all tokens except the newest; a prompt that a row contains under these weights is copied.
+        `kept`: number of tokens that rows contain already."""
         alone: list[Answer] = []
         shared: list[tuple[Answer, Answer]] = []
-        for answer in sorted(answers, key=self.slots.length, reverse=True):  # the longest lend: they gain least
+        for answer in sorted(
+            answers, key=self.slots.length, reverse=True
+        ):  # the longest are copied from: they gain least
             may_borrow = self.decoder.can_share and answer not in kept and self._pays(answer)
-            lender = self.scheduler.lender(answer) if may_borrow else None
-            if lender is None:
+            owner = self.scheduler.prompt_owner(answer) if may_borrow else None
+            if owner is None:
                 alone.append(answer)
-                self.scheduler.lend(answer)
+                self.scheduler.share_prompt(answer)
             else:
-                shared.append((lender, answer))
+                shared.append((owner, answer))
         self._prefill(alone, [kept.get(answer, 0) for answer in alone])
         if not shared:
             return
-        lenders, borrowers = zip(*shared, strict=True)
-        lengths = [len(answer.request.prompt_P) - 1 for answer in borrowers]
-        self.decoder.share_rows([one.row for one in lenders], [one.row for one in borrowers], lengths)
+        owners, receivers = zip(*shared, strict=True)
+        lengths = [len(answer.request.prompt_P) - 1 for answer in receivers]
+        self.decoder.share_rows([one.row for one in owners], [one.row for one in receivers], lengths)
         self.counts["shared_prefill_tokens"] += sum(lengths)
-        self._prefill(borrowers, lengths)
-        for answer in borrowers:
-            self.scheduler.lend(answer)
+        self._prefill(receivers, lengths)
+        for answer in receivers:
+            self.scheduler.share_prompt(answer)
 
     def _pays(self, answer: Answer) -> bool:
-        """Whether to borrow a prompt: attention from its end on sees every key, where a whole pass skips half."""
+        """Whether copying a prompt pays: attention from its end on sees every key, while a whole pass skips half."""
         prompt, rest = len(answer.request.prompt_P) - 1, self.slots.length(answer) - len(answer.request.prompt_P)
         return rest <= min(REST_PER_PROMPT * prompt, LONGEST_REST)
 
     def _prefill(self, answers: Sequence[Answer], starts: Sequence[int]) -> None:
-        """From the position on from which a row holds nothing yet."""
+        """Prefill answers from the first position that a row does not contain."""
         contexts = [self.slots.context(answer) for answer in answers]
         self.decoder.prefill([answer.row for answer in answers], contexts, starts)
         self.counts["prefill_tokens"] += sum(map(len, contexts)) - sum(starts)
@@ -242,7 +246,7 @@ class GenerationCore:
                     self._end(answer, slots.end_reason(row))
 
     def _fetch(self, tokens_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """To the host, with one wait for the device."""
+        """Copy to the host, with one wait for the device."""
         if self.device.type == "cpu":
             return tokens_B1.numpy()[:, 0], logprobs_B1.numpy()[:, 0]
         both = torch.cat((tokens_B1.double(), logprobs_B1.double()), 1).cpu().numpy()
@@ -283,19 +287,20 @@ class GenerationCore:
     def _release(self, answer: Answer) -> None:
         with self._lock:
             self.slots.release(answer)
-        self.scheduler.recall(answer)
+        self.scheduler.unshare_prompt(answer)
         self._plan = None
 
     # ------------------------------------------------------------------ versions
 
     def release(self) -> int:
-        """Give the decoder's memory back: weights, the spare ones, keys and values; the bytes. All answers end."""
+        """Release the decoder's memory (weights, spare weights, keys and values) and return the number of bytes. All
+        answers end."""
         if not self.has_memory:
             return 0
         self.cancel_all()
         num_bytes = self.decoder.num_bytes + self.sessions.num_bytes
         self.sessions.clear()
-        self.scheduler.recall_all()
+        self.scheduler.unshare_all()
         self._plan = None
         del self.decoder
         self.version, self.has_memory = -1, False
@@ -303,12 +308,12 @@ class GenerationCore:
         return num_bytes
 
     def take_memory(self) -> None:
-        """Have a decoder again, without weights, if it was released."""
+        """Allocate a decoder again, without weights, if it was released."""
         if not self.has_memory:
             self.decoder, self.has_memory = self._make_decoder(), True
 
     def swap(self, version: int, interruption: Interruption) -> None:
-        """Go over to the staged weights. Answers with tokens of a newer version (a rollback) end as `cancelled`."""
+        """Switch to the staged weights. Answers with tokens of a newer version (a rollback) end as `cancelled`."""
         for answer in self.slots.running():
             segment = self.slots.segment(answer)
             if max(segment.last_version, answer.request.prefix.last_version) > version:
@@ -318,7 +323,7 @@ class GenerationCore:
         self.counts["swaps"] += 1
         with self._lock:
             self.slots.begin_version(version)
-        self.scheduler.recall_all()
+        self.scheduler.unshare_all()
         if interruption != "keep_kv":
             self.sessions.clear()
             self._fill(self.slots.running())

@@ -1,10 +1,10 @@
-"""The port behind which a model computes, and the lean decoder for the Llama, Qwen2 and Qwen3 families.
+"""The decoder protocol, and the lean decoder for the Llama, Qwen2 and Qwen3 families.
 
-Owns: the forward pass of one new token per row and of whole prompts, rotary tables, the two sets of weights.
-Refuses: sampling, requests, versions; other architectures (`generic.GenericDecoder`).
+Other architectures use `generic.GenericDecoder`.
 
 A step of a small model on a CPU is bounded by the number of operators as much as by arithmetic: q, k and v are one
-product, so are gate and up; norm and rotation serve q and k together; residuals ride on the output products.
+matrix product, and so are gate and up; norm and rotation are applied to q and k together; residuals are added by the
+output products.
 
 Legend: B rows of a step, N prompts of a prefill, M tokens of all of them, T tokens of one, H query heads, K key heads,
 G = H / K, D head size, C context, V vocabulary.
@@ -28,9 +28,10 @@ from rollout.engine.scoring import gathered
 from rollout.engine.shape import ModelShape
 
 PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
-"""Padded tokens of one prefill pass. A CPU's caches hold few: small passes are faster there, and take less memory."""
+"""Number of padded tokens of one prefill pass. Small passes fit a CPU's caches, so they are faster there, and take less
+memory."""
 SEEN_PER_TOKEN = 4
-"""Padded keys that a prefill pass may read, for each padded token that it may compute."""
+"""Number of padded keys that a prefill pass may read for each padded token that it computes."""
 ROTARY_CLASSES = {"llama": "LlamaRotaryEmbedding", "qwen2": "Qwen2RotaryEmbedding", "qwen3": "Qwen3RotaryEmbedding"}
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -41,7 +42,7 @@ class Decoder(Protocol):
 
     vocab_size: int
     can_share: bool
-    """Whether `share_rows`, `save_row` and `load_row` work: a row's first tokens may be copied elsewhere."""
+    """Whether `share_rows`, `save_row` and `load_row` are supported, which copy a row's first tokens."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,11 +51,11 @@ class Decoder(Protocol):
 
     @property
     def max_moved_tokens(self) -> int:
-        """How many tokens rows may have, all in all, to change places among themselves at once."""
+        """Total number of tokens that rows may have to be exchanged in one move."""
         ...
 
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Load into the spare weights, in any thread, while steps go on. Raises WeightError."""
+        """Load into the spare weights, in any thread, while steps continue. Raises WeightError."""
         ...
 
     def swap(self) -> None:
@@ -64,7 +65,7 @@ class Decoder(Protocol):
     def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
         """Compute keys and values of `contexts` (token ids from position 0) from position `starts` on.
 
-        What the rows hold before that stays (0 where `can_share` is false), what they held behind it is replaced.
+        Positions before `starts` are kept (`starts` is 0 if `can_share` is false), those after are replaced.
         """
         ...
 
@@ -74,40 +75,40 @@ class Decoder(Protocol):
 
     def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
         """Log-probs [T - start], float32, of tokens (int64) from position `start` (at least 1) on, each after all
-        before it. No row is touched."""
+        before it. No row is changed."""
         ...
 
     def cost(self, lengths_B: np.ndarray) -> int:
-        """What a step spends on attending rows of these lengths in this order, in keys of a layer that are read."""
+        """Cost of attention over rows of these lengths in this order: number of keys of a layer that are read."""
         ...
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Row sources[i] (so many tokens long) becomes row targets[i], all at once: a row may be both.
+        """Move row sources[i] (with lengths[i] tokens) to row targets[i], all at once: a row may be both.
 
-        Sources that are no targets are free afterwards. Only rows that change places among themselves are held in
-        memory alongside the cache.
+        Sources that are not targets are free afterwards. Only rows that are exchanged are copied to memory outside the
+        cache.
         """
         ...
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Rows `targets` begin with as many first tokens of rows `sources`; no row is both."""
+        """Copy the first tokens of rows `sources` to rows `targets`; no row is both."""
         ...
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token, as `save_row` copies them."""
+        """Bytes of keys and values of one token in the copies of `save_row`."""
         ...
 
     def save_row(self, row: int, num_tokens: int) -> Any:
-        """A copy of the first tokens of a row, in memory of its own."""
+        """Copy the first tokens of a row to separate memory."""
         ...
 
     def load_row(self, row: int, saved: Any, num_tokens: int) -> None:
-        """A row begins with the first `num_tokens` of what `save_row` returned, of this row or of another."""
+        """Restore the first `num_tokens` of a result of `save_row`, for this row or another one."""
         ...
 
     def clear_rows(self, rows: Sequence[int]) -> None:
-        """Forget what non-finite weights may have left in these rows."""
+        """Clear non-finite values from these rows."""
         ...
 
 
@@ -121,7 +122,7 @@ def _torch_norm(eps: float) -> Norm:
 def _length_norm(eps: float, width: int) -> Norm:
     """x / sqrt(mean(x^2) + eps) = x / hypot(|x|, sqrt(width eps)) * sqrt(width); the last factor is in the weight.
 
-    Half the time of F.rms_norm on a CPU, where that is made of six operators.
+    Takes half the time of F.rms_norm on a CPU, which consists of six operators there.
     """
     floor = torch.tensor((width * eps) ** 0.5)
 
@@ -159,7 +160,7 @@ def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class LeanDecoder:
     """Llama-like decoder with fused weights and a slotted key/value cache.
 
-    has_spare: False for one set of weights, which may be staged while no answer runs.
+    has_spare: False for one set of weights, which may only be staged while no answer runs.
     """
 
     can_share = True
@@ -257,9 +258,10 @@ class LeanDecoder:
             self._prefill_pass([rows[index] for index in members], parts, [starts[index] for index in members])
 
     def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
-        """One batch, packed: products run over the M tokens there are, only attention sees prompts side by side [N, T].
+        """Prefill one packed batch: matrix products run over the M actual tokens, and only attention uses padded
+        prompts [N, T].
 
-        There padding comes after a prompt's tokens, so causal attention never sees it from them.
+        The padding follows a prompt's tokens, so causal attention of these tokens never reads it.
         """
         shape, group = self.shape, self.shape.num_queries_per_key
         stops = np.array([len(context) for context in contexts])
@@ -276,14 +278,14 @@ class LeanDecoder:
         tokens_M = np.concatenate([context[start:] for context, start in zip(contexts, starts, strict=True)])
         x = self._weights.embedding.index_select(0, self._on_device(tokens_M.astype(np.int64)))
         seen = self._seen(starts, longest, num_seen) if any(starts) else None
-        # CUDA's kernels for float32 and for masks take no grouped heads: torch would fall back to T x T scores.
+        # CUDA's kernels for float32 and for masks do not support grouped heads: torch would fall back to T x T scores.
         repeats = group if x.is_cuda and (x.dtype == torch.float32 or seen is not None) else 1
         spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
         for index, layer in enumerate(self._weights.layers):
             heads, value = self._project(x, layer, cos, sin)
             self.cache.write(index, places, heads[:, :, group], value)
             if index + 1 == shape.num_layers:
-                break  # nothing after the last layer's keys and values is needed
+                break  # the rest of the last layer is not needed
             spread.index_copy_(0, spots, heads[:, :, :group])
             query = spread.view(num_prompts, longest, shape.num_heads, shape.head_size).transpose(1, 2)
             keys, values = self.cache.read(index, targets, num_seen)
@@ -296,7 +298,9 @@ class LeanDecoder:
             x = self._finish_layer(x, attended, layer)
 
     def _seen(self, starts: Sequence[int], num_queries: int, num_keys: int) -> Tensor:
-        """Bool [N, 1, num_queries, num_keys]: query i of a prompt stands at its start + i and sees keys up to there."""
+        """Bool [N, 1, num_queries, num_keys]: query i of a prompt is at position start + i and sees keys up to
+        there.
+        """
         places = self._on_device(np.asarray(starts)[:, None] + np.arange(num_queries))
         return (torch.arange(num_keys, device=self.device) <= places[:, :, None])[:, None]
 
@@ -327,7 +331,7 @@ class LeanDecoder:
     def _copies(
         self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """(rows, their targets, tokens) of rows of like lengths, at most `tokens_per_copy` together."""
+        """(rows, their targets, tokens) of rows of similar lengths, at most `tokens_per_copy` together."""
         used = [index for index, length in enumerate(lengths) if length]
         for chosen in plan_passes([lengths[index] for index in used], self.cache.tokens_per_copy):
             members = [used[place] for place in chosen]

@@ -1,8 +1,9 @@
-"""What the rest of the program asks of an engine without importing it: its settings, its needs, how it is made.
+"""The descriptor of an engine: its settings, requirements and factory, for code that must not import the engine.
 
-Owns: `EngineDescriptor`, the base class of every engine's description, and what it is asked with. Refuses: torch, and
-everything an engine does (port.py). The controller asks a descriptor when it judges a configuration, the worker when it
-makes the engine. No other package compares `rollout.engine.kind` with a name.
+The controller uses a descriptor to validate a configuration, the worker to create the engine. Descriptors do not import
+torch. No other package compares `rollout.engine.kind` with a name. The engine itself implements port.py. The controller
+asks a descriptor when it judges a configuration, the worker when it makes the engine. No other package compares
+`rollout.engine.kind` with a name.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ PYTHON_KEY = "rollout.engine.python"
 
 @dataclass(frozen=True)
 class EngineJob:
-    """What an engine may know of the run that uses it when it judges settings."""
+    """The facts about a run that a descriptor uses to validate settings."""
 
     settings: EngineSettings
     num_workers: int
     interruption: Interruption
-    """What a new version does to running answers."""
+    """Handling of running answers when a new version is swapped in."""
     model_dtype: DType
     startup_timeout_s: float
-    """Of a worker, and of a server that it starts."""
+    """Longest start of a worker, and of a server that it starts."""
     is_colocated: bool
     """Engines and trainer share devices in turns."""
 
@@ -46,63 +47,63 @@ class EngineJob:
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What an engine is made from, in the process of its worker."""
+    """The arguments with which an engine is created, in the process of its worker."""
 
     worker: str
     """Name of the worker, such as `rollout-3`."""
     index: int
     """Number of the worker."""
     model_dir: Path
-    """Folder of the starting model, in the form of Hugging Face; weights come with the first version."""
+    """Hugging Face folder of the starting model; weights come with the first version."""
     settings: EngineSettings
-    """`device` is this worker's own."""
+    """Settings; `device` is the device of this worker."""
     dtype: DType
     """Compute dtype."""
     num_threads: int
     seed: int
     """The run's seed."""
     interruption: Interruption
-    """The one with which `load_version` will be called."""
+    """The mode with which `load_version` will be called."""
     max_new_tokens: int
     starts_empty: bool
-    """The device is shared in turns: take memory with the first version, not before."""
+    """The device is shared in turns: allocate memory with the first version, not before."""
     startup_timeout_s: float
     log_dir: Path
     emulation: EmulationSettings | None
     tracer: Tracer
     report: Callable[[str], None]
-    """Receives, in a sentence each, what broke inside the engine and was recovered there."""
+    """Called with a sentence for each failure inside the engine from which it recovered."""
 
 
 @dataclass(frozen=True)
 class EngineEnvironment:
-    """A Python environment of an engine's own, in which nothing of ours is imported."""
+    """A separate Python environment of an engine, in which our packages are not imported."""
 
     python: str
     """Default of `rollout.engine.python`."""
     package: str
     """Distribution that must be installed there."""
     build: str
-    """Command that builds it on a machine without a GPU."""
+    """Command that creates it on a machine without a GPU."""
 
 
 @dataclass(frozen=True)
 class ServingDemand:
-    """What an engine holds of a model. Bytes of the whole model, whatever the number of its devices.
+    """Memory that an engine needs for a model, in bytes for the whole model, whatever the number of devices.
 
-    device_bytes: memory of one device; None: not known.
+    device_bytes: memory of one device; None: unknown.
     """
 
     weights_bytes: float
     cache_token_bytes: float
-    """Keys and values of one token."""
+    """Bytes of keys and values of one token."""
     device_bytes: float | None = None
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What one of a worker's devices holds, by the name of the part. needed_bytes: with less it cannot work; where
-    it is smaller than the sum, the rest is a cache as large as it is allowed to be. words: what follows, for people."""
+    """Memory of one of a worker's devices, by name of the part. needed_bytes: the required minimum; if it is smaller
+    than the sum, the rest is a cache that uses the allowed memory. words: explanation for the user."""
 
     parts: Mapping[str, float]
     needed_bytes: float
@@ -110,8 +111,8 @@ class EngineMemory:
 
 
 class EngineDescriptor:
-    """One engine, for everything but generating. Subclass it, override what differs, and register an instance
-    (registry.py) or name it in `rollout.engine.kind` by import path. Its module imports no torch.
+    """Describes one engine. Subclass it, override what differs, and register an instance (registry.py) or name it in
+    `rollout.engine.kind` by import path. Its module must not import torch.
 
     Example:
         >>> class Echo(EngineDescriptor):
@@ -122,44 +123,44 @@ class EngineDescriptor:
     """
 
     name: str
-    """Value of `rollout.engine.kind`, where it is registered."""
+    """Value of `rollout.engine.kind`, if it is registered."""
     title: str
-    """In messages."""
+    """Name in messages."""
     factory: str
     """`module:function`, imported by the worker only and called with an EngineContext; returns the Engine."""
     section: str = ""
     """Its section of `rollout.engine`; empty: it is configured by `rollout.engine.options`, or not at all."""
     environment: EngineEnvironment | None = None
-    """None: it runs in ours."""
+    """Its separate environment; None: it runs in ours."""
     interruptions: tuple[Interruption, ...] = ("recompute", "keep_kv", "drain")
-    """Values of `rollout.interruption` that it can do."""
+    """Supported values of `rollout.interruption`."""
     joins_process_groups: bool = False
-    """It can receive weights by a process group (`Engine.load_from_group`)."""
+    """It can receive weights through a process group (`Engine.load_from_group`)."""
     releases_memory: bool = False
-    """It can give its memory to the trainer between steps (`Engine.release_memory`)."""
+    """It can release its memory to the trainer between steps (`Engine.release_memory`)."""
     can_be_emulated: bool = False
-    """Emulated devices can stand in for it."""
+    """It can be replaced by emulated devices."""
     ends_at_stop_strings: bool = False
-    """Ends an answer with the token that completes a text of `sampling.stop` (`GenerationRequest.stops`)."""
+    """It ends an answer with the token that completes a text of `sampling.stop` (`GenerationRequest.stops`)."""
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
-        """GPUs (on a CPU: processes) of one worker."""
+        """Number of GPUs (on a CPU: processes) of one worker."""
         return 1
 
     def settings_for_devices(self, devices: int) -> dict[str, str] | None:
-        """Settings, as `key: value`, with which a worker has so many devices; None where it cannot."""
+        """Settings, as `key: value`, with which a worker has `devices` devices; None if that is not possible."""
         return {} if devices == 1 else None
 
     def interpreter(self, settings: EngineSettings) -> str | None:
-        """The interpreter it needs on the worker's machine besides ours, as configured; None: none."""
+        """The configured interpreter that it needs on the worker's machine in addition to ours; None: none."""
         return None if self.environment is None else settings.python or self.environment.python
 
     def server_ports(self, job: EngineJob) -> tuple[str, Sequence[int]]:
-        """The setting that fixes ports on the workers' machine, and these; no ports: any free ones."""
+        """The setting that fixes ports on the workers' machine, and these ports; no ports: any free ones."""
         return "", ()
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
-        """What is wrong with `rollout.engine.options`. Here: that there are any."""
+        """Problems of `rollout.engine.options`. By default any option is one."""
         if options:
             what = f"{self.title} has no options (here: {', '.join(options)})"
             yield SettingProblem(
@@ -167,31 +168,32 @@ class EngineDescriptor:
             )
 
     def setting_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """Settings that contradict each other. Pure."""
+        """Settings that contradict each other. A pure function."""
         yield from ()
 
     def model_problems(self, job: EngineJob, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
-        """What a model's config.json (or `model.init`) has against the settings. Pure."""
+        """Conflicts of a model's config.json (or `model.init`) with the settings. A pure function."""
         yield from ()
 
     def environment_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """What this machine lacks. May look at files and start short processes."""
+        """Requirements that this machine does not meet. It may read files and start short processes."""
         yield from ()
 
     def group_problems(self, job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
-        """Why weights cannot reach it by a process group; the keys are its own. `model`: where known. Pure."""
+        """Reasons why it cannot receive weights through a process group, with its own keys. `model`: if known. A pure
+        function."""
         if not self.joins_process_groups:
             yield SettingProblem((KIND_KEY,), f"{self.title} cannot join a process group")
 
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """Why it cannot share its devices with the trainer. Pure."""
+        """Reasons why it cannot share its devices with the trainer. A pure function."""
         if not self.releases_memory:
             yield SettingProblem(
                 ("placement", KIND_KEY), f"{self.title} cannot release its memory", "placement: disaggregated"
             )
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
-        """What one device of a worker holds. Here: one copy of the weights, and a cache for every slot."""
+        """Memory of one device of a worker. By default one copy of the weights, and a cache for every slot."""
         engine = job.settings
         cache = demand.cache_token_bytes * engine.num_slots * engine.max_context
         devices = self.devices_per_worker(engine)
@@ -199,22 +201,24 @@ class EngineDescriptor:
         return EngineMemory(parts, sum(parts.values()))
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
-        """Smaller settings that need less memory, the smallest change first, each with its words. Here: fewer slots."""
+        """Settings that need less memory, the smallest change first, each with a description. By default fewer
+        slots.
+        """
         slots = job.settings.num_slots // 2
         while slots:
             yield f"rollout.engine.num_slots: {slots}", job.settings.model_copy(update={"num_slots": slots})
             slots //= 2
 
     def rounding_key(self, settings: EngineSettings) -> str:
-        """The setting by which it computes with fewer bits than the trainer, so that its log-probs are those of another
-        policy and need the correction weight; empty: none.
+        """The setting that makes it compute with fewer bits than the trainer, so that its log-probs differ and need the
+        correction weight; empty: none.
         """
         return ""
 
     def recoveries(self, job: EngineJob) -> Iterator[Recovery]:
-        """Each way in which it may stand still and then go on by itself."""
+        """Situations in which it may stall and then recover by itself."""
         yield from ()
 
     def advice(self, job: EngineJob) -> Iterator[str]:
-        """Settings that work but waste something."""
+        """Advice on settings that work but are inefficient."""
         yield from ()

@@ -1,8 +1,6 @@
-"""What a CUDA device needs that a CPU does not: a wait before a clock is read, a stream of its own for staging.
+"""Helpers for CUDA devices: synchronisation before a clock is read, and a separate stream for staging.
 
-Owns: finding the device a config names, waiting for it, the staging stream, freed memory. Refuses: tensors.
-
-All threads of a process share CUDA's default stream, where work runs in the order it was asked for.
+All threads of a process share CUDA's default stream, where work runs in the order in which it was submitted.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from areal_like.process import trim_heap
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a name as in `rollout.engine.device`. Raises UserError where there is none."""
+    """The device with this name, as in `rollout.engine.device`. Raises UserError if there is none."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -31,13 +29,13 @@ def find_device(name: str) -> torch.device:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until what this thread has asked of the device is done: on CUDA a call returns before its work is."""
+    """Wait until the work that this thread has submitted to the device is done: on CUDA a call returns before that."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def give_back(device: torch.device) -> None:
-    """What was freed goes back to the device, or to the operating system, for other processes to have."""
+    """Return freed memory to the device, or to the operating system."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -47,10 +45,10 @@ def give_back(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def during_generation(device: torch.device) -> Iterator[None]:
-    """Copies in the block do not stand between the steps of generation; they are done when the block ends.
+    """Run the copies in the block concurrently with generation; they are done when the block ends.
 
-    On CUDA they get a stream of their own, which first waits for what is queued by now: the last steps that computed
-    with the weights about to be overwritten.
+    On CUDA they use a separate stream, which first waits for the work that is queued now: the last steps that use the
+    weights to be overwritten.
     """
     if device.type != "cuda":
         yield

@@ -1,15 +1,14 @@
-"""The embedded engine: the Engine port over a core that runs in a thread of its own.
+"""The embedded engine: implements the Engine protocol over a core that runs in a separate thread.
 
-Owns: that thread, the way in (commands, run at token boundaries) and out (one loop callback per step that ended
-something), staging of versions in a second thread. Refuses: the forward pass, admission, sampling (decoder, scheduler,
-core).
+Commands are sent to the thread and run at token boundaries; results return by one loop callback per step that ended an
+answer. A second thread stages versions. The forward pass, admission and sampling are in decoder, scheduler and core.
 
 Map of threads
   caller's asyncio loop   posts commands; awaits futures; `progress` takes a snapshot under the core's lock
-  engine                  loop: commands -> swap if one is ready -> admit -> one token for all rows -> hand over what
-                          ended; with nothing to do it sleeps until a command wakes it (never longer than REST_S)
+  engine                  loop: commands -> swap if one is ready -> admit -> one token for all rows -> deliver what
+                          ended; without work it sleeps until a command wakes it (never longer than REST_S)
   stager                  maps, checks and copies a published version into the spare weights, one version at a time;
-                          a load asked for meanwhile waits for the one before it
+                          a load requested meanwhile waits for the previous one
 A crash of the engine thread fails every request, present and future, with EngineError, and is logged.
 """
 
@@ -64,12 +63,14 @@ class _Swap:
     interruption: Interruption
     future: asyncio.Future[float]
     bring: Callable[[], float] | None = None
-    """Fills the spare weights inside the pause, and returns the seconds the payload travelled; None: they are full."""
+    """Fills the spare weights within the pause, and returns the seconds of the transfer; None: they are filled
+    already.
+    """
     transfer_s: float = 0.0
 
 
 class EmbeddedEngine:
-    """Continuous batching inside this process; see rollout/engine/port.py for what the methods promise."""
+    """Continuous batching inside this process; the methods are specified in rollout/engine/port.py."""
 
     def __init__(
         self,
@@ -82,8 +83,9 @@ class EmbeddedEngine:
         starts_empty: bool = False,
         has_spare: bool = True,
     ) -> None:
-        """`dtype` is the model's; `settings.dtype` overrules it. Weights come with the first `load_version`, and with
-        `starts_empty` all other memory too. has_spare: False for one set of weights, loaded before the first answer.
+        """`dtype` is the model's; `settings.dtype` overrides it. Weights are allocated at the first `load_version`, and
+        with `starts_empty` all other memory too. has_spare: False for one set of weights, loaded before the first
+        answer.
         """
         self._starts_empty, self._has_spare = starts_empty, has_spare
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
@@ -101,7 +103,7 @@ class EmbeddedEngine:
         self._num_tickets = 0
         self._swap: _Swap | None = None
         self._member: GroupMember | None = None
-        """Our place in the process group that brings versions, from the first call on."""
+        """Membership in the process group for weights, from the first call on."""
         self._is_paused = False
         self._is_closing = False
         self._error: EngineError | None = None
@@ -146,7 +148,7 @@ class EmbeddedEngine:
         if self._member is not None:
             self._stager.submit(self._member.leave)
         self._stager.shutdown(wait=False)
-        await asyncio.sleep(0)  # lets the last hand-over run
+        await asyncio.sleep(0)  # lets the last delivery run
         self._fail_pending(EngineError("the engine was closed"))
 
     # ------------------------------------------------------------------ requests
@@ -171,7 +173,7 @@ class EmbeddedEngine:
             del self._futures[ticket]
 
     def end_session(self, session_key: int) -> None:
-        """What is kept of this conversation goes at the next token boundary."""
+        """Drop the kept keys and values of this conversation at the next token boundary."""
         core = self._core
         if core is not None:
             self._post(lambda: core.end_session(session_key))
@@ -181,11 +183,11 @@ class EmbeddedEngine:
         return self._core.progress() if self._core else {}
 
     async def pause(self) -> None:
-        """Stop at the next token boundary, where tests hold this engine; the port has no pause."""
+        """Pause at the next token boundary. Only tests use it; it is not part of the Engine protocol."""
         await self._set_paused(True)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume generation."""
         await self._set_paused(False)
 
     async def _set_paused(self, is_paused: bool) -> None:
@@ -211,18 +213,18 @@ class EmbeddedEngine:
     # ------------------------------------------------------------------ versions
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
-        """See the port. Loads are done in the order they are asked for.
+        """See the port. Loads are done in the order in which they are requested.
 
         With `drain` a paused engine swaps once it is resumed and empty. Cancelling the caller does not undo a load.
         """
         return await self._in_order(self._load(manifest_path, interruption))
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
-        """See the port. The payload is received, checked and put into the spare weights inside the pause."""
+        """See the port. The payload is received, checked and copied into the spare weights within the pause."""
         return await self._in_order(self._load_from_group(call, interruption))
 
     async def release_memory(self) -> int:
-        """See the port. Waits for loads asked for before."""
+        """See the port. Waits for loads that were requested before."""
         async with self._load_lock:
             core = self._check_alive()
             future = self._control_future()
@@ -261,7 +263,7 @@ class EmbeddedEngine:
     async def _at_boundary(
         self, version: int, interruption: Interruption, stage_s: float, bring: Callable[[], float] | None = None
     ) -> LoadReport:
-        self._check_alive()  # a future made after the engine's end would wait indefinitely
+        self._check_alive()  # a future created after the engine's end would wait indefinitely
         swap = _Swap(version, interruption, self._control_future(), bring)
 
         def apply() -> None:
@@ -272,7 +274,8 @@ class EmbeddedEngine:
         return LoadReport(version=version, stage_s=stage_s, pause_s=pause_s, transfer_s=swap.transfer_s)
 
     def _bring(self, core: GenerationCore, member: GroupMember, call: GroupCall) -> float:
-        """Into the spare weights, from the group; the seconds it travelled. Raises TransferBroken, WeightError."""
+        """Receive from the group into the spare weights; returns the seconds of the transfer. Raises TransferBroken,
+        WeightError."""
         start_s = time.monotonic()
         core.take_memory()
         manifest, payload = member.receive(call)
@@ -299,7 +302,7 @@ class EmbeddedEngine:
             with torch.inference_mode():
                 while not self._is_closing:
                     self._turn(self._core)
-                self._obey()
+                self._run_commands()
                 self._core.cancel_all()
                 self._hand_over(self._core)
         except BaseException as error:
@@ -309,7 +312,7 @@ class EmbeddedEngine:
 
     def _turn(self, core: GenerationCore) -> None:
         start_s = time.monotonic()
-        self._obey()
+        self._run_commands()
         if self._swap is not None:
             core.is_admitting = self._swap.interruption != "drain"
             if core.is_admitting or not core.slots.num_running:
@@ -331,7 +334,7 @@ class EmbeddedEngine:
         else:
             self._spent_s[spent] += elapsed_s
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         while self._commands:
             self._commands.popleft()()
 

@@ -1,7 +1,4 @@
-"""What the rest of the program must know of the embedded engine.
-
-Owns: the answers of `EngineDescriptor` for it. Refuses: torch.
-"""
+"""The descriptor of the embedded engine. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from rollout.engine.descriptor import EngineDescriptor, EngineJob, EngineMemory,
 
 
 class EmbeddedDescriptor(EngineDescriptor):
-    """Generates inside the worker's process; needs nothing besides it."""
+    """Describes the embedded engine, which generates inside the worker's process."""
 
     name = "embedded"
     title = "the embedded engine"
@@ -20,7 +17,8 @@ class EmbeddedDescriptor(EngineDescriptor):
     can_be_emulated = True
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
-        """Two sets of weights, of which one is filled while the other generates; the whole cache, from the start."""
+        """Memory of two sets of weights, one of which is filled while the other generates, and of the whole
+        preallocated cache."""
         engine = job.settings
         cache = demand.cache_token_bytes * engine.num_slots * engine.max_context
         parts = {"weights": demand.weights_bytes, "next weights": demand.weights_bytes, "KV cache": cache}

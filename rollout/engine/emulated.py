@@ -1,13 +1,13 @@
-"""The emulated engine: the Engine port over a GPU that takes time instead of computing.
+"""The emulated engine: implements the Engine protocol over a GPU that waits instead of computing.
 
-Owns: when answers start, end and change version, by a roofline and a batch that decodes at one rate; the timer that
-ends them. Refuses: what a decode step costs (areal_like/emulation/roofline.py), the batch itself (replica.py).
+It decides when answers start, end and change version, by a roofline and a batch that decodes at one rate. The cost of a
+decode step is in areal_like/emulation/roofline.py, the batch in replica.py.
 
-One emulated clock, `speedup` times the machine's. Everything that falls due is done at the emulated moment it was due,
-in order, however late the timer is: an answer that ends lets the next one start at that moment, so lateness does not
-add up; what came in from outside (requests, versions) is taken at the moment it came. Lateness is counted.
+The emulated clock is `speedup` times as fast as the machine's. Events are processed in order at the emulated time at
+which they were due, however late the timer is: when an answer ends, the next one starts at that time, so delays do not
+add up. Requests and versions are processed at the time at which they arrived. Delays are counted.
 
-What an answer holds, and how long it is, is emulated_answer.py's.
+The content and the length of an answer are in emulated_answer.py.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from rollout.engine.requests import check_request, ended_already
 log = logging.getLogger(__name__)
 
 ANY_TOKEN = 2**31 - 1
-"""A vocabulary as large as tokens can be: which model's they are is not looked at."""
+"""Vocabulary size without effect, because the model's vocabulary is not checked."""
 
 
 @dataclass(eq=False)
 class _Load:
-    """A version on its way in."""
+    """A version that is being loaded."""
 
     version: int
     interruption: Interruption
     future: asyncio.Future[LoadReport]
     began_s: float
     due_s: float
-    """When it is staged, then when it is swapped in; infinite while the engine drains."""
+    """Time at which it is staged, then at which it is swapped in; infinite while the engine drains."""
     phase: str = "stage"
     pause_s: float = 0.0
 
 
 class EmulatedEngine:
-    """See rollout/engine/port.py for what the methods promise."""
+    """The methods are specified in rollout/engine/port.py."""
 
     def __init__(
         self, emulation: EmulationSettings, settings: EngineSettings, *, max_new_tokens: int, seed: int
     ) -> None:
-        """Raises UserError for a GPU or model that is not known."""
+        """Raises UserError for an unknown GPU or model."""
         self._emulation, self._settings = emulation, settings
         self._costs = roofline_of(emulation, slots=settings.num_slots)
         self._planner = Planner(emulation, max_new_tokens=max_new_tokens, max_context=settings.max_context, seed=seed)
@@ -76,7 +76,7 @@ class EmulatedEngine:
         self._lateness = Lateness()
         self._answers: dict[Sequence, Answer] = {}
         self._prefilled: set[int] = set()
-        """Prompts in the cache under the present weights."""
+        """Prompts in the cache under the current weights."""
         self._load: _Load | None = None
         self._load_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -139,14 +139,14 @@ class EmulatedEngine:
         answer = Answer(request, sequence, plan.stop, plan.end_reason, self._loop.create_future(), self._replica.now_s)
         self._answers[answer.sequence] = answer
         self._replica.add(answer.sequence)
-        self._go_on()
+        self._start_and_schedule()
         try:
             return await answer.future
         except asyncio.CancelledError:
             self._advance()
             if self._answers.pop(answer.sequence, None) is not None and not self._is_closed:
                 self._replica.remove(answer.sequence)
-                self._go_on()
+                self._start_and_schedule()
             raise
 
     def end_session(self, session_key: int) -> None:
@@ -159,7 +159,7 @@ class EmulatedEngine:
         return {answer.request.request_id: segment_of(answer, self._index(answer)) for answer in active}
 
     def counters(self) -> dict[str, float]:
-        """Monotonic, in tokens on the wire and real seconds; and how late the machine was for what was due."""
+        """Monotonic counters in real tokens and real seconds, and the delays of events."""
         self._advance()
         replica, scale, speedup = self._replica, self._emulation.token_scale, self._emulation.speedup
         return {
@@ -176,7 +176,7 @@ class EmulatedEngine:
     # ------------------------------------------------------------------ versions
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
-        """See the port. What really travelled is checked; the emulated weights take their own time."""
+        """See the port. The real payload is verified; the transfer of the emulated weights takes emulated time."""
         self._check_alive()
         return await asyncio.shield(self._loop.create_task(self._load_in_turn(manifest_path, interruption)))
 
@@ -202,7 +202,7 @@ class EmulatedEngine:
             return await future
 
     def _change_version(self, now_s: float) -> None:
-        """Take the load as far as this moment allows."""
+        """Advance the load to the current time."""
         load, replica = self._load, self._replica
         if load is None:
             return
@@ -243,7 +243,7 @@ class EmulatedEngine:
     # ------------------------------------------------------------------ time
 
     def _advance(self) -> None:
-        """Do all that has fallen due, each at its own moment, and bring the batch to now."""
+        """Process all events that are due, each at its own time, and advance the batch to now."""
         if self._is_closed:
             return
         real_s = self._loop.time()
@@ -266,7 +266,7 @@ class EmulatedEngine:
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Fill free slots, and price the next decode step."""
+        """Fill free slots, and compute the time of the next decode step."""
         scale = self._emulation.token_scale
         for sequence in self._replica.refill():
             answer = self._answers[sequence]
@@ -278,8 +278,8 @@ class EmulatedEngine:
             if request.share_key >= 0:
                 self._prefilled.add(request.share_key)
 
-    def _go_on(self) -> None:
-        """After something came from outside, or went: start what can be, and set the timer."""
+    def _start_and_schedule(self) -> None:
+        """Start waiting answers and set the timer, after a request or version was added or removed."""
         self._change_version(self._replica.now_s)
         self._start_waiting()
         self._schedule()
@@ -312,7 +312,7 @@ class EmulatedEngine:
         return [self._answers[sequence] for sequence in self._replica.active if sequence in self._answers]
 
     def _index(self, answer: Answer) -> int:
-        """Tokens on the wire that the answer has by now."""
+        """Number of real tokens that the answer has so far."""
         return int(self._replica.tokens_of(answer.sequence) / self._emulation.token_scale + 1e-9)
 
     def _end(self, answer: Answer, reason: EndReason, now_s: float) -> None:
@@ -342,7 +342,7 @@ class EmulatedEngine:
 
 
 def _checked(manifest_path: Path) -> int:
-    """The version of a payload whose checksums are right. Raises WeightError."""
+    """Verify a payload's checksums and return its version. Raises WeightError."""
     manifest, payload = open_payload(manifest_path)
     verify(manifest, payload)
     return manifest.version

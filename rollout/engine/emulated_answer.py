@@ -1,9 +1,9 @@
-"""An emulated answer: how long it will be, which tokens it has, which versions sampled them.
+"""Answers of the emulated engine: their lengths, tokens and versions.
 
-Owns: `Answer`, `Planner` (lengths by seed, prompt and sample), `segment_of`. Refuses: time (emulated.py).
+Time is in emulated.py.
 
-Tokens are the prompt's, repeated, with the model's end-of-sequence id at the end; log-probs are -1. Indexes count
-tokens on the wire, prefix included; one of them stands for `token_scale` emulated tokens.
+Tokens are the prompt's, repeated, with the model's end-of-sequence id at the end; log-probs are -1. Indexes count real
+tokens, including the prefix; each stands for `token_scale` emulated tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Answer:
     request: GenerationRequest
     sequence: Sequence
     stop: int
-    """Tokens at its end."""
+    """Number of tokens at its end."""
     end_reason: EndReason
     future: asyncio.Future[GenerationOutcome]
     submitted_s: float
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def has_started(self) -> bool:
-        """It is, or was, in the batch."""
+        """Whether it is, or was, in the batch."""
         return not math.isnan(self.started_s)
 
 
@@ -56,7 +56,7 @@ class Plan:
 
 
 class Planner:
-    """Draws lengths; the same for the same seed, prompt and sample, whatever the mode."""
+    """Draws lengths, which depend only on seed, prompt and sample, not on the mode."""
 
     def __init__(self, emulation: EmulationSettings, *, max_new_tokens: int, max_context: int, seed: int) -> None:
         self._scale, self._max_context = emulation.token_scale, max_context
@@ -64,7 +64,7 @@ class Planner:
         self._draws = NamedDraws(self.lengths, seed)
 
     def plan(self, request: GenerationRequest) -> Plan | None:
-        """How the answer will end; None where its prefix is that long already."""
+        """How the answer will end; None if its prefix already has this length."""
         num_prefix = len(request.prefix)
         group = request.share_key if request.share_key >= 0 else request.seed
         emulated = self._draws(group, request.seed)

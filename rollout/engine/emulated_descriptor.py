@@ -1,7 +1,4 @@
-"""What the rest of the program must know of the engine of emulated devices.
-
-Owns: the answers of `EngineDescriptor` for it. It has no kind: the section `emulation` chooses it.
-"""
+"""The descriptor of the emulated engine. It has no kind: the section `emulation` selects it."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from rollout.engine.descriptor import EngineDescriptor, EngineJob
 
 
 class EmulatedDescriptor(EngineDescriptor):
-    """Takes time instead of computing."""
+    """Describes the engine that waits instead of computing."""
 
     name = "emulated"
     title = "the emulated engine"
     factory = "rollout.engine.emulated:make"
 
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """Always: there is no memory to hand over."""
+        """Always a problem: there is no memory to release."""
         yield SettingProblem(
             ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
         )

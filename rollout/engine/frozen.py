@@ -1,9 +1,9 @@
-"""An engine of a model that is not the policy of the moment: a folder's weights, or a copy of an earlier version.
+"""An engine for a frozen model: the weights of a folder, or a copy of an earlier version of the policy.
 
-Owns: reading a folder's weights, log-probs of given tokens. Refuses: generating (embedded.py), the forward pass
-(the decoder's), when a copy is replaced (rollout/models/hosting.py).
+Generating is in embedded.py, the forward pass in the decoder; rollout/models/hosting.py decides when a copy is
+replaced.
 
-Without `is_refreshed` there is one set of weights instead of two: nothing is staged while answers run.
+Without `is_refreshed` there is one set of weights instead of two: versions are not staged while answers run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollout.engine.requests import check_tokens
 
 
 class FrozenEngine(EmbeddedEngine):
-    """The embedded engine (port.py), which also loads a folder and gives log-probs of tokens."""
+    """The embedded engine, which also loads a folder and computes log-probs of tokens."""
 
     def __init__(
         self, model_dir: Path, settings: EngineSettings, *, dtype: str, num_threads: int, is_refreshed: bool = False
@@ -32,7 +32,7 @@ class FrozenEngine(EmbeddedEngine):
         super().__init__(model_dir, settings, dtype=dtype, num_threads=num_threads, has_spare=is_refreshed)
 
     async def load_folder(self, version: int) -> None:
-        """Take the weights of the model's own folder, stamped as this version. Raises UserError, WeightError."""
+        """Load the weights of the model's own folder as this version. Raises UserError, WeightError."""
         core = self._check_alive()
         await self._loop.run_in_executor(self._stager, self._stage_folder, core, version)
         await self._at_boundary(version, "recompute", 0.0)
@@ -44,9 +44,9 @@ class FrozenEngine(EmbeddedEngine):
     async def logprobs(
         self, prompt_P: np.ndarray, tokens_R: np.ndarray, temperature: float = 1.0
     ) -> tuple[np.ndarray, int]:
-        """Log-probs [R] float32 of tokens after a prompt, and the version that they are of.
+        """Log-probs [R] float32 of tokens after a prompt, and the version that computed them.
 
-        Computed at a token boundary; answers of this engine wait meanwhile. Raises UserError: tokens outside the
+        They are computed at a token boundary, while answers of this engine wait. Raises UserError: tokens outside the
         vocabulary, or too many for the context.
         """
         core = self._check_alive()
@@ -68,7 +68,7 @@ class FrozenEngine(EmbeddedEngine):
 
 
 def _folder_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights of a model's folder by the names that published versions have."""
+    """Weights of a model's folder, by their names in published versions."""
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)

@@ -1,8 +1,7 @@
-"""Any other Hugging Face causal LM, through its own module: one cache and one forward pass per row.
+"""A decoder for any other Hugging Face causal LM, through its own module: one cache and one forward pass per row.
 
-Owns: `GenericDecoder`. Refuses: speed. A step costs one forward call per active row, but whatever a model's cache is
-(sliding windows, recurrent state), it is the one transformers makes for it, so results are right for every
-architecture.
+It is slow: a step costs one forward call per active row. Results are correct for every architecture, because the cache
+(sliding windows, recurrent state) is the one that transformers creates for the model.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rollout.engine.scoring import gathered
 
 
 class _Copy:
-    """One instance of the model and where each published tensor goes in it."""
+    """One instance of the model, and the target of each published tensor in it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -48,7 +47,7 @@ class GenericDecoder:
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         except ValueError as error:
             raise UserError(f"model type {config.model_type} is not a causal language model ({error})") from error
-        model.tie_weights()  # part of the initialisation that was skipped
+        model.tie_weights()  # the skipped initialisation would have done this
         model = model.to(device).eval().requires_grad_(False)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = device
@@ -58,7 +57,7 @@ class GenericDecoder:
 
     @property
     def num_bytes(self) -> int:
-        """Of both copies of the model; caches come and go with their rows."""
+        """Bytes of both copies of the model; caches are allocated and freed with their rows."""
         return sum(tensor.nbytes for one in {self._active, self._spare} for tensor in one.model.state_dict().values())
 
     @property

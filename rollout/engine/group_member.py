@@ -1,10 +1,11 @@
-"""A worker's end of the process group that carries weights.
+"""The worker's end of the process group that transfers weights.
 
-Owns: meeting the others, receiving a payload, checking it. Refuses: the pause and what becomes of the tensors (the
-engine), joining (receiver.py). All methods block: call them from a thread. Each wait in them has a deadline.
+The pause and the use of the tensors are in the engine, joining in receiver.py. All methods block: call them from a
+thread. Each wait has a deadline. All methods block: call them from a thread. Each wait in them has a deadline.
 
-A payload is received into one buffer that stays for the next one. Checksums of a bucket are computed while the next
-one arrives. Whatever fails on the wire, the group is left: its other members notice that their connections close.
+A payload is received into a buffer that is reused for the next one. Checksums of a bucket are computed while the next
+bucket arrives. After any failure of the transfer the member leaves the group; the other members notice that their
+connections close.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from areal_like.weights.process_group import Bucket, GroupCall, buckets, store_p
 from areal_like.weights.weight_store import WeightManifest
 
 ProcessGroup = Any
-"""Torch's own class; its stubs know neither the constructors' options nor `abort`."""
+"""Torch's class; its stubs lack the constructors' options and `abort`."""
 GLOO: Any = dist.ProcessGroupGloo
 ROOT = 0
 """The trainer's rank in the group."""
@@ -33,17 +34,17 @@ POLL_S = 0.0005
 
 
 class GroupMember:
-    """One engine's place in a group, or in its successor."""
+    """One engine's membership in a group, or in the group that replaces it."""
 
     def __init__(self, device: torch.device) -> None:
-        """`device`: the engine's; only nccl sends straight into it, gloo goes through host memory."""
+        """`device`: the engine's; nccl receives directly into it, gloo through host memory."""
         self._device = device
         self._name = ""
         self._group: ProcessGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def meet(self, call: GroupCall) -> None:
-        """Be in the group that is called; generation may go on meanwhile. Raises TransferBroken."""
+        """Join the group of the call; generation may continue meanwhile. Raises TransferBroken."""
         if self._group is not None and self._name == call.group:
             return
         self.leave()
@@ -52,12 +53,13 @@ class GroupMember:
         try:
             self._group, self._name = _enter(call, self._device), call.group
         except (RuntimeError, OSError) as error:
-            raise TransferBroken(f"{call.group} was not met: {_words(error)}") from error
+            raise TransferBroken(f"cannot join {call.group}: {_words(error)}") from error
 
     def receive(self, call: GroupCall) -> tuple[WeightManifest, dict[str, memoryview]]:
-        """The version's manifest and each tensor's bytes in host memory, checked; they are overwritten by the next.
+        """Receive the version: its manifest and each tensor's verified bytes in host memory, which the next call
+        overwrites.
 
-        Raises TransferBroken when it did not come, WeightError when what came is not what was sent.
+        Raises TransferBroken if it did not arrive, WeightError if it arrived damaged.
         """
         manifest = msgspec.json.decode(call.manifest, type=WeightManifest)
         if self._buffer.numel() < manifest.num_bytes:
@@ -69,7 +71,7 @@ class GroupMember:
             corrupt = self._take(manifest, call, bytes_, until_s)
         except (RuntimeError, OSError, TransferBroken) as error:
             broken = _words(error)
-        if broken:  # outside: what a traceback holds keeps connections open, and those at their ends wait
+        if broken:  # outside the handler: a traceback would keep connections open, on which the other members wait
             self.leave()
             raise TransferBroken(f"version {call.version} by {call.group} broke off: {broken}")
         if corrupt:
@@ -82,11 +84,11 @@ class GroupMember:
         """Close the connections; safe in any state."""
         group, self._group, self._name = self._group, None, ""
         if group is not None:
-            with contextlib.suppress(RuntimeError):  # gone is gone
+            with contextlib.suppress(RuntimeError):  # it is closed already
                 group.abort()
 
     def _take(self, manifest: WeightManifest, call: GroupCall, payload: memoryview, until_s: float) -> str:
-        """All buckets; the name of the first tensor that is damaged, or nothing."""
+        """Receive all buckets. Returns the name of the first damaged tensor, or an empty text."""
         corrupt = ""
         before: Bucket | None = None
         for bucket in buckets(manifest, call.bucket_bytes):
@@ -98,7 +100,7 @@ class GroupMember:
         return corrupt or (_corrupt(before, payload) if before is not None else "")
 
     def _arriving(self, bucket: Bucket, call: GroupCall) -> tuple[dist.Work, torch.Tensor]:
-        assert self._group is not None, "met before"
+        assert self._group is not None, "joined before"
         part = self._buffer[bucket.offset : bucket.offset + bucket.num_bytes]
         if call.backend == "nccl":
             part = torch.empty_like(part, device=self._device)
@@ -123,7 +125,7 @@ def _enter(call: GroupCall, device: torch.device) -> ProcessGroup:
     if call.backend == "nccl":
         torch.cuda.set_device(device)
         nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = 10 * patience  # ours comes first: the library's own ends the process
+        nccl._timeout = 10 * patience  # our own deadline comes first, because the library's ends the process
         return dist.ProcessGroupNCCL(store, call.rank, call.size, nccl)
     host = own_host(f"tcp://{call.host}:{call.port}").strip("[]")
     gloo = GLOO._Options()
@@ -133,7 +135,7 @@ def _enter(call: GroupCall, device: torch.device) -> ProcessGroup:
 
 
 def _corrupt(bucket: Bucket, payload: memoryview) -> str:
-    """Name of the first tensor of a bucket whose checksum differs; empty where none does."""
+    """Name of the first tensor of a bucket whose checksum differs; empty if there is none."""
     for entry in bucket.entries:
         if zlib.crc32(payload[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
             return entry.name

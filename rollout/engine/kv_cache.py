@@ -1,9 +1,8 @@
-"""Keys and values of all slots, preallocated, and attention of one new token per row over them.
+"""Preallocated keys and values of all slots, and attention of one new token per row over them.
 
-Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing which request sits in which row, the order
-of rows (row_order.py).
+The order of rows is in row_order.py.
 
-Rows 0..B-1 take part in a step: the scheduler keeps the active rows a prefix, so nothing is gathered here.
+Rows 0..B-1 take part in a step: the scheduler keeps the active rows at the front, so no row is gathered here.
 
 Legend: B rows of a step, N prompts, M tokens, K key/value heads, G query heads per key/value head,
 D head size, C context, T positions.
@@ -24,18 +23,18 @@ from rollout.engine.shape import ModelShape
 
 COPY_BYTES = 256 << 20
 CPU_CALL_BYTES = 256 << 10
-"""Keys and values that a CPU's core reads in about the time of one more call. An accelerator attends all rows in one
-call: what several cost there has not been measured."""
+"""Number of keys and values that a CPU core reads in about the time of one more call. On an accelerator all rows are
+attended in one call; the cost of several calls has not been measured there."""
 
 
 class StepPlan(NamedTuple):
-    """What all layers of one decode step share: where the new token goes and what may be attended."""
+    """Data that all layers of one decode step share: the position of the new token, and the attended positions."""
 
     num_rows: int
     blocks: list[Block]
     places: Tensor
     biases: list[Tensor]
-    """Of each block, [rows, 1, 1, span]."""
+    """Mask of each block, [rows, 1, 1, span]."""
 
 
 class KVCache:
@@ -46,7 +45,7 @@ class KVCache:
     ) -> None:
         self.num_heads, self.head_size, self.max_context = shape.num_key_heads, shape.head_size, max_context
         dims = (shape.num_layers, num_slots, self.num_heads, max_context, self.head_size)
-        # Zeros, not empty: positions behind a row's end are masked, and 0 * NaN would still be NaN.
+        # Zeros, not empty: positions after a row's end are masked, and 0 * NaN would still be NaN.
         self._keys = torch.zeros(dims, dtype=dtype, device=device)
         self._values = torch.zeros(dims, dtype=dtype, device=device)
         self._layers = list(zip(self._keys.unbind(0), self._values.unbind(0), strict=True))
@@ -59,39 +58,39 @@ class KVCache:
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
         bytes_per_token = 2 * self.num_heads * self.head_size * self._keys.element_size()
         self.call_tokens = CPU_CALL_BYTES // bytes_per_token if device.type == "cpu" else ONE_BLOCK
-        """Padding that costs as much as one more call."""
+        """Number of padded tokens that cost as much as one more call."""
 
     @property
     def tokens_per_copy(self) -> int:
-        """Padded tokens whose keys and values of all layers `take` may hold."""
+        """Number of padded tokens whose keys and values of all layers `take` may copy."""
         return max(1, COPY_BYTES // self.token_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token, all layers."""
+        """Bytes of keys and values of one token in all layers."""
         return 2 * self._keys[:, 0, :, 0].numel() * self._keys.element_size()
 
     @property
     def num_bytes(self) -> int:
-        """Keys and values of all slots."""
+        """Bytes of keys and values of all slots."""
         return self._keys.nbytes + self._values.nbytes
 
     def places(self, rows_M: Tensor, positions_M: Tensor) -> Tensor:
-        """Where `write` puts M tokens, at these positions of these rows."""
+        """Indices at which `write` stores M tokens, for these positions of these rows."""
         return (self._head_starts.index_select(0, rows_M) + positions_M[:, None]).view(-1)
 
     def blocks(self, lengths_B: np.ndarray) -> list[Block]:
-        """How rows of these lengths are attended, in this order."""
+        """Blocks in which rows of these lengths are attended, in this order."""
         return blocks_of(lengths_B, self.max_context, self.call_tokens)
 
     def cost(self, lengths_B: np.ndarray) -> int:
-        """Of that, in keys of a layer that are read."""
+        """Cost of attending these blocks: number of keys of a layer that are read."""
         return cost_of(self.blocks(lengths_B), self.call_tokens)
 
     def plan(self, positions_B: Tensor, lengths_B: np.ndarray) -> StepPlan:
         """Prepare a step that writes at `positions_B` and attends positions 0..position of each row.
 
-        lengths_B: 1 + those, on the host.
+        lengths_B: positions + 1, on the host.
         """
         num_rows, blocks = len(positions_B), self.blocks(lengths_B)
         span_T = blocks[0].span
@@ -115,7 +114,7 @@ class KVCache:
     def attend(self, layer: int, plan: StepPlan, query_BKGD: Tensor) -> Tensor:
         """Attention of one new token per row, whose keys and values are written; returns [B, K * G * D].
 
-        The G query heads of a key head stand in as G query positions: grouped attention without repeating keys.
+        The G query heads of a key head are treated as G query positions: grouped attention without repeating keys.
         """
         keys, values = self._layers[layer]
         parts = [
@@ -128,27 +127,27 @@ class KVCache:
         return attended.reshape(plan.num_rows, -1)
 
     def take(self, rows: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """A copy of keys and values of the first `num_tokens` positions of these rows, all layers.
+        """Copy keys and values of the first `num_tokens` positions of these rows, for all layers.
 
-        Not by index_select, which on a CPU first copies everything that it selects from.
+        index_select is not used, because on a CPU it first copies its whole input.
         """
         return self._keys[:, :, :, :num_tokens][:, rows], self._values[:, :, :, :num_tokens][:, rows]
 
     def put(self, rows: Tensor, taken: tuple[Tensor, Tensor]) -> None:
-        """What `take` copied becomes the first tokens of these rows."""
+        """Store a result of `take` as the first tokens of these rows."""
         for buffer, part in zip((self._keys, self._values), taken, strict=True):
             buffer[:, :, :, : part.shape[3]][:, rows] = part
 
     def save_row(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """A copy of keys and values [layers, K, T, D] of the first `num_tokens` positions of one row."""
+        """Copy keys and values [layers, K, T, D] of the first `num_tokens` positions of one row."""
         return self._keys[:, row, :, :num_tokens].clone(), self._values[:, row, :, :num_tokens].clone()
 
     def load_row(self, row: int, saved: tuple[Tensor, Tensor], num_tokens: int) -> None:
-        """The first `num_tokens` of what `save_row` copied become the first tokens of a row."""
+        """Store the first `num_tokens` of a result of `save_row` as the first tokens of a row."""
         for buffer, part in zip((self._keys, self._values), saved, strict=True):
             buffer[:, row, :, :num_tokens] = part[:, :, :num_tokens]
 
     def clear_rows(self, rows: Tensor) -> None:
-        """Zero whole rows (after numbers that are not finite got in)."""
+        """Zero whole rows (after non-finite numbers were stored)."""
         self._keys.index_fill_(1, rows, 0.0)
         self._values.index_fill_(1, rows, 0.0)

@@ -1,11 +1,10 @@
-"""From a published payload to tensors a decoder computes with.
+"""Converts a published payload to the tensors that a decoder computes with.
 
-Owns: reading and checking a payload, fused weights of the lean decoder, the names and shapes they need.
-Refuses: deciding when a version is swapped in.
+It reads and verifies payloads, and holds the fused weights of the lean decoder.
 
-Weights are kept the way a small batch multiplies them fastest: [in, out], with q, k, v side by side, and gate and up
-side by side. Columns of q and k are grouped by key head (its G query heads, then the key head itself), so that one view
-serves norm and rotation of both, and the queries of a key head are adjacent.
+Weights are stored in the layout that is fastest for small batches: [in, out], with q, k, v side by side, and gate and
+up side by side. Columns of q and k are grouped by key head (its G query heads, then the key head itself), so that one
+view serves norm and rotation of both, and the queries of a key head are adjacent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 warnings.filterwarnings(
     "ignore", message="The given buffer is not writable"
-)  # payloads are mapped read-only, on purpose
+)  # payloads are mapped read-only intentionally
 
 
 def open_verified(manifest_path: Path) -> tuple[WeightManifest, dict[str, Tensor]]:
@@ -49,7 +48,7 @@ def tensors_of(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> d
 
 @dataclass(frozen=True)
 class Place:
-    """Where a published tensor goes: `view` is its form before copying into `target`, which is then scaled."""
+    """Target of a published tensor: `view` is its shape before it is copied into `target`, which is then scaled."""
 
     shape: tuple[int, ...]
     view: tuple[int, ...]
@@ -58,10 +57,10 @@ class Place:
 
 
 def fill(places: Mapping[str, Place], tensors: Mapping[str, Tensor], optional: frozenset[str], version: int) -> None:
-    """Copy every published tensor to its place.
+    """Copy every published tensor to its target.
 
-    Raises WeightError when one is missing, unknown, of another shape or not finite. `optional`: names a payload may
-    have although nothing needs them (a tied head).
+    Raises WeightError if one is missing, unknown, of another shape or not finite. `optional`: names that a payload may
+    contain although they are not needed (a tied head).
     """
     missing = [name for name in places if name not in tensors]
     if missing:
@@ -76,14 +75,14 @@ def fill(places: Mapping[str, Place], tensors: Mapping[str, Tensor], optional: f
                 f"version {version}: {name} has shape {tuple(source.shape)}, the model's is {place.shape}"
             )
         if not bool(torch.isfinite(source.sum(dtype=torch.float32))) and not bool(torch.isfinite(source).all()):
-            raise WeightError(f"version {version}: {name} holds a value that is not finite")
+            raise WeightError(f"version {version}: {name} contains a value that is not finite")
         place.target.copy_(source.view(place.view))
         if place.scale != 1.0:
             place.target.mul_(place.scale)
 
 
 class LayerWeights:
-    """Fused weights of one layer; biases are None where the family has none."""
+    """Fused weights of one layer; biases are None if the family has none."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
         def empty(*dims: int) -> Tensor:
@@ -105,7 +104,7 @@ class LayerWeights:
         self.down_bias = empty(hidden) if shape.has_mlp_bias else None
 
     def places(self, prefix: str, shape: ModelShape, norm_scale: bool) -> Iterator[tuple[str, Place]]:
-        """Hugging Face name and place of each tensor of this layer."""
+        """Hugging Face name and target of each tensor of this layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         num_keys, group, size = shape.num_key_heads, shape.num_queries_per_key, shape.head_size
         num_rotated = num_keys * (group + 1) * size
@@ -169,10 +168,10 @@ class FusedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Of all fused tensors; what is a view of another counts once."""
+        """Bytes of all fused tensors; views of another tensor count once."""
         storages = {place.target.untyped_storage() for place in self.places.values()}
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Take over a version's tensors. Raises WeightError when they do not fit; this set is then unusable."""
+        """Copy a version's tensors. Raises WeightError if they do not fit; this set is then unusable."""
         fill(self.places, tensors, self._optional, version)

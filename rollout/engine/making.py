@@ -1,6 +1,6 @@
-"""From a model's folder and the settings to a core that can generate once weights are loaded.
+"""Creates a core from a model's folder and the settings; it can generate once weights are loaded.
 
-Owns: the choice of decoder, the room for its cache. Refuses: weights (loading.py), threads (embedded.py).
+Weights are in loading.py, threads in embedded.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def make_core(
     has_memory: bool = True,
     has_spare: bool = True,
 ) -> GenerationCore:
-    """Allocate both sets of weights and the cache, or leave that to the first version where `has_memory` is False.
+    """Allocate both sets of weights and the cache, or leave that to the first version if `has_memory` is False.
     has_spare: False for one set of weights.
 
-    Raises UserError: no such device or model, a context the model's positions do not cover exactly, no room.
+    Raises UserError: no such device or model, a context that the model does not cover exactly, or not enough memory.
     """
     config = read_config(model_dir)
     max_context = exact_context(config, settings.max_context)

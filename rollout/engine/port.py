@@ -1,9 +1,8 @@
-"""The port every generation engine sits behind: the embedded one (embedded.py), an SGLang server (sglang/), and
-the one that takes time instead of computing (emulated.py).
+"""The protocol of generation engines: the embedded one (embedded.py), an SGLang server (sglang/), and the emulated one
+(emulated.py).
 
-Owns: the request, the outcome, the protocol. Refuses: leases, groups, rewards (the worker's), sockets.
-
-Threading: all methods are called from one asyncio loop and never block it; an engine computes wherever it likes.
+Threading: all methods are called from one asyncio loop and never block it; where an engine computes is up to the
+engine.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ EndReason = Literal["stop", "length", "segment", "cancelled"]
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to generate or to continue.
 
-    prompt_P: int32 prompt tokens. prefix: answer tokens sampled before (they are prefilled, not sampled again).
-    sampling.max_new_tokens bounds the whole answer, prefix included. seed keys the random stream by answer position.
-    segment_tokens: stop with reason "segment" after this many new tokens (0: never).
+    prompt_P: int32 prompt tokens. prefix: answer tokens that were sampled before (they are prefilled, not sampled
+    again). sampling.max_new_tokens bounds the whole answer, prefix included. seed keys the random stream by answer
+    position. segment_tokens: stop with reason "segment" after this many new tokens (0: never).
     share_key: requests of equal share_key have equal prompts; their prompt may be prefilled once.
-    session_key: requests of equal session_key are turns of one conversation; keys and values of what an earlier turn
-    ended with may be used for a prompt that begins with the same tokens. -1: nothing is kept.
+    session_key: requests of equal session_key are turns of one conversation; keys and values of an earlier turn may be
+    reused for a prompt that begins with the same tokens. -1: nothing is kept.
     stops: finds `sampling.stop` in the answer, prefix included; the answer ends with the token that completes one, with
     the reason "stop". None: there are no stop strings.
     """
@@ -51,8 +50,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended. `segment` holds the newly sampled tokens only (the prefix is not repeated).
 
-    routed_experts: where the engine was asked for them, int32 [prompt + whole answer - 1, layers, experts per token]:
-    which experts each position was sent to, as computed last (after a swap positions are computed again).
+    routed_experts: if configured, int32 [prompt + whole answer - 1, layers, experts per token]: the experts that each
+    position was routed to in the last computation (after a swap positions are computed again).
     """
 
     request_id: int
@@ -65,17 +64,17 @@ class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What loading a version cost, in seconds."""
+    """The seconds that loading a version took."""
 
     version: int
     stage_s: float
     pause_s: float
     transfer_s: float = 0.0
-    """Of the pause: the payload's own travel, where it travels inside the pause."""
+    """The part of the pause in which the payload was transferred, if it is transferred within the pause."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do, so that the worker need not ask for its type."""
+    """Capabilities of an engine, so that the worker need not know its type."""
 
     num_slots: int
     max_context: int
@@ -84,9 +83,9 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     per_request_seed: bool
     """The random stream is keyed by (seed, position), so a sample does not depend on its neighbours."""
     group_ranks: int = 0
-    """Places the engine takes in a process group that carries weights; 0: it can only load files."""
+    """Number of ranks of the engine in a process group for weights; 0: it can only load files."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where it computes."""
+    """Device type that it computes on."""
 
 
 class Engine(Protocol):
@@ -101,7 +100,7 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Become ready to accept `load_version` and `generate`. Raises UserError or EngineError."""
+        """Prepare to accept `load_version` and `generate`. Raises UserError or EngineError."""
         ...
 
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
@@ -111,7 +110,7 @@ class Engine(Protocol):
             request: prompt, tokens sampled before, sampling settings and seed.
 
         Returns:
-            The newly sampled tokens and why they ended.
+            The newly sampled tokens, and the reason for the end.
 
         Raises:
             UserError: prompt plus one token does not fit the context.
@@ -119,7 +118,7 @@ class Engine(Protocol):
         ...
 
     def end_session(self, session_key: int) -> None:
-        """No further request will have this session key: what is kept for it may go."""
+        """Declare that no further request will have this session key, so that its kept data may be dropped."""
         ...
 
     def progress(self) -> Mapping[int, Segment]:
@@ -127,15 +126,15 @@ class Engine(Protocol):
         ...
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
-        """Stage and verify the payload while generation goes on, then swap it in at a token boundary.
+        """Stage and verify the payload while generation continues, then swap it in at a token boundary.
 
         Args:
             manifest_path: manifest of a full version.
             interruption: `recompute`: running requests are prefilled again (prompt plus partial answer) under the new
-                weights. `keep_kv`: they go on with the old keys and values. `drain`: they finish first, none starts.
+                weights. `keep_kv`: they continue with the old keys and values. `drain`: they finish first, none starts.
 
         Returns:
-            What it cost, in seconds.
+            The seconds that it took.
 
         Raises:
             WeightError: checksum, shape or a missing file; the old version then stays in use.
@@ -143,18 +142,19 @@ class Engine(Protocol):
         ...
 
     async def release_memory(self) -> int:
-        """Give weights and cache back; the bytes. `version` is -1 until the next load, which takes memory again.
+        """Release weights and cache, and return the number of bytes. `version` is -1 until the next load, which
+        allocates memory again.
 
         Answers that still run end as `cancelled`, with the tokens they have.
         """
         ...
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
-        """Meet the group while generation goes on; then stand still at a token boundary, take the payload, check it,
-        swap it in. Modes as in `load_version`. Only where `capabilities.group_ranks` is not 0.
+        """Join the group while generation continues; then pause at a token boundary, receive the payload, verify it and
+        swap it in. Modes as in `load_version`. Only if `capabilities.group_ranks` is not 0.
 
-        Raises TransferBroken when the payload did not come, WeightError when it is not what was sent; the old version
-        then stays in use.
+        Raises TransferBroken if the payload did not arrive, WeightError if it arrived damaged; the old version then
+        stays in use.
         """
         ...
 

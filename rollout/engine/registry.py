@@ -1,7 +1,6 @@
-"""The engines that come with this program. Torch-free: an engine itself is imported by its worker only.
+"""The built-in engines by `rollout.engine.kind`. Does not import torch: only its worker imports an engine.
 
-Owns: from `rollout.engine.kind` to a descriptor. Refuses: knowing anything else of an engine. A new one is a line in
-ENGINES.
+A new engine needs one line in ENGINES. A new one is a line in ENGINES.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ ENGINES: Mapping[str, EngineDescriptor] = {
         SGLANG,
     )
 }
-"""By `rollout.engine.kind`."""
+"""Descriptors by `rollout.engine.kind`."""
 
 
 def find_engine(kind: str, *, is_emulated: bool = False) -> EngineDescriptor:
-    """The engine of that kind, or the one that stands in for it on emulated devices.
+    """Find the engine of that kind, or the emulated engine in a run with emulated devices.
 
     Args:
-        kind: a key of ENGINES, or the import path of a descriptor of the user's.
+        kind: a key of ENGINES, or the import path of a user's descriptor.
         is_emulated: the run has the section `emulation`.
 
     Raises:
@@ -45,6 +44,6 @@ def find_engine(kind: str, *, is_emulated: bool = False) -> EngineDescriptor:
 
 
 def make_engine(descriptor: EngineDescriptor, context: EngineContext) -> Engine:
-    """The engine of one worker. Raises UserError."""
+    """Create the engine of one worker. Raises UserError."""
     engine: Engine = import_factory(descriptor.factory, KIND_KEY)(context)
     return engine

@@ -1,7 +1,4 @@
-"""Which requests an engine can take at all: the checks every engine makes before it generates.
-
-Owns: those checks. Refuses: waiting, generating.
-"""
+"""Checks of requests that every engine makes before it generates."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 
 
 def check_request(request: GenerationRequest, *, context: int, vocab_size: int) -> None:
-    """Raises UserError when the request cannot be generated with a context of so many tokens and this vocabulary."""
+    """Raise UserError if the request does not fit this context (in tokens) or vocabulary."""
     num_known = len(request.prompt_P) + len(request.prefix)
     if not len(request.prompt_P):
         raise UserError("an empty prompt", remedy="prompts need at least one token")
@@ -30,7 +27,7 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int) 
 
 
 def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
-    """Raises UserError where a token is outside the vocabulary."""
+    """Raise UserError if a token is outside the vocabulary."""
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
         raise UserError(
@@ -40,7 +37,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def ended_already(request: GenerationRequest) -> GenerationOutcome | None:
-    """The outcome when the answer handed in is complete, else None."""
+    """The outcome if the prefix is already a complete answer, else None."""
     prefix, sampling = request.prefix, request.sampling
     is_stopped = len(prefix) > 0 and int(prefix.tokens_R[-1]) in sampling.stop_token_ids
     is_stopped |= request.stops is not None and request.stops.is_end(prefix.tokens_R)

@@ -1,12 +1,12 @@
-"""In which order answers are stored in the cache's rows, and which of them a decode step attends together.
+"""The order of answers in the cache's rows, and the blocks of rows that a decode step attends together.
 
-Owns: blocks of rows with a span each, the moves that bring rows into order. Refuses: tensors, requests, doing the
-moves.
+The moves themselves are made by the decoder.
 
 One call of attention over many rows reads as many keys of each as the longest has. Lengths of answers have a long tail,
-so most of what it reads would be padding. Rows are attended in blocks instead, each with a span of its own. That pays
-where rows of like lengths lie together: the longest first. Every row grows by a token a step, so the order stays; only
-answers that come or end disturb it, and it is restored when what that costs in a few steps is more than the moves.
+so most of what it reads would be padding. Rows are attended in blocks instead, each with its own span. That pays if
+rows of similar lengths are adjacent, the longest first. Every row grows by one token per step, so the order stays
+valid; only answers that start or end disturb it, and it is restored when that saves more in a few steps than the moves
+cost.
 
 Legend: B rows of a step.
 """
@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 SPAN_TOKENS = 16
-"""A span is a multiple of this."""
+"""Spans are multiples of this."""
 LOOK_EVERY = 8
-"""Decode steps from one look at the order to the next, and over which moves must pay."""
+"""Number of decode steps between two checks of the order, over which moves must pay."""
 COPY_COST = 2
-"""Keys that are read in the time in which one is copied away and back."""
+"""Number of keys that are read in the time of copying one out and back."""
 ONE_BLOCK = 1 << 62
-"""For `call_tokens`: no padding costs as much as a call."""
+"""Value of `call_tokens` with which all rows are one block."""
 
 
 class Block(NamedTuple):
@@ -42,12 +42,14 @@ def spans_of(lengths_B: np.ndarray, max_context: int) -> np.ndarray:
 
 
 def blocks_of(lengths_B: np.ndarray, max_context: int, call_tokens: int) -> list[Block]:
-    """Blocks that cover rows of these lengths in this order; a row that lies before longer ones is attended like them.
+    """Blocks that cover rows of these lengths in this order; a row before longer ones is attended over their span.
 
-    call_tokens: padding that costs as much as one more block. From the last row on, rows join a block until the padding
-    that it holds would be more than that.
+    call_tokens: padding that costs as much as one more block. Starting at the last row, rows join a block until its
+    padding would exceed that.
     """
-    spans_B = np.maximum.accumulate(spans_of(lengths_B, max_context)[::-1])[::-1]  # of each and all behind it
+    spans_B = np.maximum.accumulate(spans_of(lengths_B, max_context)[::-1])[
+        ::-1
+    ]  # maximum of each row and all after it
     starts = [0, *(np.flatnonzero(spans_B[1:] != spans_B[:-1]) + 1).tolist()]
     spans = spans_B[starts].tolist()
     blocks: list[Block] = []
@@ -62,15 +64,15 @@ def blocks_of(lengths_B: np.ndarray, max_context: int, call_tokens: int) -> list
 
 
 def cost_of(blocks: list[Block], call_tokens: int) -> int:
-    """Of attending them, in keys that are read, padding included."""
+    """Cost of attending the blocks: number of keys that are read, including padding."""
     return sum((block.stop - block.start) * block.span for block in blocks) + (len(blocks) - 1) * call_tokens
 
 
 def order_of(lengths_B: np.ndarray, max_context: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, the rows they go to): a permutation that brings the longest to the front, as far as spans tell.
+    """(rows, target rows): a permutation that moves the longest rows to the front, ordered by span.
 
-    Where all that are in a wrong place have more than `max_tokens` tokens: the longest of them and those in whose
-    places they belong, as many as have no more, but two at least; calls after one another come to the whole order.
+    If all misplaced rows together have more than `max_tokens` tokens, only as many of the longest as fit, with the rows
+    whose places they take, but at least two; repeated calls reach the complete order.
     """
     spans_B = spans_of(lengths_B, max_context)
     wrong = np.flatnonzero(spans_B != np.sort(spans_B)[::-1])
@@ -86,7 +88,8 @@ def order_of(lengths_B: np.ndarray, max_context: int, max_tokens: int) -> tuple[
 def moves_that_pay(
     lengths_B: np.ndarray, cost: Callable[[np.ndarray], int], max_context: int, max_tokens: int
 ) -> tuple[list[int], list[int]] | None:
-    """`order_of`, if it spares more until the next look than it costs. cost: of a step with rows of these lengths."""
+    """The moves of `order_of`, if they save more until the next check than they cost. cost: function that returns the
+    cost of a step with rows of these lengths."""
     sources, targets = order_of(lengths_B, max_context, max_tokens)
     if not len(sources):
         return None

@@ -1,11 +1,9 @@
-"""From logits to tokens, for all rows at once.
-
-Owns: the random stream, the top-k and top-p cut, the draw, the recorded log-prob. Refuses: stop conditions.
+"""Samples tokens from logits, for all rows at once, and records their log-probs.
 
 The stream: answer position p of a sample with seed s is drawn with the p-th output of Philox4x64 keyed by s (numpy
-keeps that stream stable), so it depends on nothing else: not on the batch, the slot, the worker or the segment. A token
-is the inverse of the cumulative distribution at that number. Log-probs that differ in the last bits (another batch size
-picks another matrix kernel) can change a token only where the number falls within about 1e-6 of a boundary.
+keeps that stream stable), so it does not depend on the batch, the slot, the worker or the segment. A token is the
+inverse of the cumulative distribution function at that number. Log-probs that differ in the last bits (another batch
+size picks another matrix kernel) can change a token only where the number falls within about 1e-6 of a boundary.
 
 Legend: B rows, V vocabulary.
 """
@@ -26,10 +24,10 @@ _SEED_MASK = (1 << 64) - 1
 def uniforms(seed: int, start: int, count: int) -> np.ndarray:
     """float64 [count] in (0, 1): the stream of `seed` from answer position `start` on.
 
-    32 bits and a half: so that number * total < total holds in float64 whatever the total.
+    The numbers are 32-bit integers plus a half, scaled, so that number * total < total holds in float64 for any total.
     """
     stream = np.random.Philox(key=seed & _SEED_MASK)
-    stream.advance(start // 4)  # one counter value makes four outputs
+    stream.advance(start // 4)  # one counter value gives four outputs
     skipped = start % 4
     raw = stream.random_raw(skipped + count)[skipped:]
     return ((raw >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
@@ -37,7 +35,7 @@ def uniforms(seed: int, start: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DrawPlan:
-    """Sampling parameters of the active rows; a part is None where no row needs it."""
+    """Sampling parameters of the active rows; a part is None if no row needs it."""
 
     temperature_B1: Tensor | None = None
     is_greedy_B1: Tensor | None = None
@@ -67,7 +65,8 @@ class DrawPlan:
 
 
 def cut(logprobs_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tensor:
-    """-inf outside the support: the k likeliest, and of those the fewest that reach top_p of their mass."""
+    """Set log-probs to -inf outside the support: the k most likely tokens, and among them the smallest set with top_p
+    of their probability."""
     ordered, order = logprobs_BV.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logprobs_BV.shape[-1], device=logprobs_BV.device)
     mass = ordered.exp().masked_fill(ranks >= top_k_B1, 0.0)
@@ -78,9 +77,10 @@ def cut(logprobs_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tensor:
 
 
 def draw(logits_BV: Tensor, plan: DrawPlan, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Next tokens (int64 [B, 1]) and their log-probs (float32 [B, 1]): log_softmax(logits / temperature), no cut.
+    """Next tokens (int64 [B, 1]) and their log-probs (float32 [B, 1]): log_softmax(logits / temperature), before top-k
+    and top-p.
 
-    uniforms_B: float64 in (0, 1). Where logits are not finite, neither is the log-prob.
+    uniforms_B: float64 in (0, 1). If logits are not finite, neither is the log-prob.
     """
     logits = logits_BV.float()
     if plan.temperature_B1 is not None:

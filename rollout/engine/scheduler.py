@@ -1,7 +1,4 @@
-"""Who gets a free row, and whose prompt need not be computed again.
-
-Owns: the queue, when to admit, which running answer can lend its prompt. Refuses: rows, tensors, time.
-"""
+"""Admission of waiting answers to free rows, and reuse of prompts that are in the cache."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ class Scheduler:
     """First in, first out.
 
     While more answers wait than rows are free, admission waits until a sixteenth of the rows is free: a prefill costs
-    about as much as a decode step however few prompts it has, and a free row costs little in the meantime. The bound on
-    the queue is the worker's (it leases no more samples than it may hold).
+    about as much as a decode step even with few prompts, and a free row costs little in the meantime. The worker bounds
+    the queue, because it takes no more samples than its capacity.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._queue: deque[Answer] = deque()
         self._admission_rows = max(1, num_slots // 16)
-        self._lenders: dict[int, list[Answer]] = {}
+        self._owners: dict[int, list[Answer]] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -39,7 +36,7 @@ class Scheduler:
         return [self._queue.popleft() for _ in range(min(num_free, len(self._queue)))]
 
     def remove(self, ticket: int) -> Answer | None:
-        """Take an answer out of the queue; None when it is not there."""
+        """Remove an answer from the queue; None if it is not there."""
         for answer in self._queue:
             if answer.ticket == ticket:
                 self._queue.remove(answer)
@@ -54,26 +51,26 @@ class Scheduler:
 
     # ------------------------------------------------------------------ prompts of a group
 
-    def lender(self, answer: Answer) -> Answer | None:
-        """A running answer whose row holds this one's prompt under the present weights."""
-        for other in self._lenders.get(answer.request.share_key, ()):
+    def prompt_owner(self, answer: Answer) -> Answer | None:
+        """A running answer whose row contains this one's prompt under the current weights."""
+        for other in self._owners.get(answer.request.share_key, ()):
             if np.array_equal(other.request.prompt_P, answer.request.prompt_P):
                 return other
         return None
 
-    def lend(self, answer: Answer) -> None:
-        """From now on this answer's row can lend its prompt."""
+    def share_prompt(self, answer: Answer) -> None:
+        """Register that this answer's row contains its prompt, which can be copied."""
         if answer.request.share_key >= 0:
-            self._lenders.setdefault(answer.request.share_key, []).append(answer)
+            self._owners.setdefault(answer.request.share_key, []).append(answer)
 
-    def recall(self, answer: Answer) -> None:
-        """This answer's row is free; it lends nothing any more."""
-        lenders = self._lenders.get(answer.request.share_key, [])
-        if answer in lenders:
-            lenders.remove(answer)
-            if not lenders:
-                del self._lenders[answer.request.share_key]
+    def unshare_prompt(self, answer: Answer) -> None:
+        """Unregister this answer's row, which is free now."""
+        owners = self._owners.get(answer.request.share_key, [])
+        if answer in owners:
+            owners.remove(answer)
+            if not owners:
+                del self._owners[answer.request.share_key]
 
-    def recall_all(self) -> None:
-        """No row holds keys and values of the present weights alone."""
-        self._lenders.clear()
+    def unshare_all(self) -> None:
+        """Unregister all rows: none has keys and values of the current weights only."""
+        self._owners.clear()

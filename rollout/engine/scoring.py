@@ -1,7 +1,5 @@
 """Log-probs of given tokens from logits, a few positions at a time.
 
-Owns: `gathered`. Refuses: the forward pass (the decoders').
-
 Shape legend: T tokens, V vocabulary.
 """
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 128
-"""Positions whose logits are in memory at once."""
+"""Number of positions whose logits are in memory at once."""
 
 
 def gathered(logits_of: Callable[[slice], Tensor], tokens_T: Tensor, start: int, temperature: float) -> Tensor:

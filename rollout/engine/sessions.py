@@ -1,10 +1,10 @@
 """Keys and values of conversations between their turns, within a budget of bytes.
 
-Owns: which conversations are kept, the oldest leaving first, and how much of a kept one a new request may go on from.
-Refuses: copying keys and values (decoder.py, kv_cache.py), when they are outdated (core.py).
+The least recently used conversation is removed first. Keys and values are copied in decoder.py and kv_cache.py; core.py
+decides when they are outdated.
 
-A conversation's entry holds the tokens whose keys and values it has. A later request may continue them, or branch off
-at any of them: the longest common beginning is used.
+A conversation's entry contains the tokens whose keys and values it has. A later request may continue them, or branch
+off at any of them: the longest common prefix is used.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ class Sessions:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_evicted = 0
-        """Entries that left for lack of room."""
+        """Number of entries that were removed for lack of room."""
         self._kept: OrderedDict[int, KeptRow] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def make_room(self, key: int, num_bytes: int) -> bool:
-        """Whether so many bytes may be kept under `key`: its present entry goes, and as many others as must."""
+        """Make room for an entry of `num_bytes` under `key`, by removing its current entry and as many others as
+        necessary. Returns whether it fits."""
         self.forget(key)
         if num_bytes > self.max_bytes:
             return False
@@ -49,14 +50,14 @@ class Sessions:
         return True
 
     def keep(self, key: int, kept: KeptRow) -> None:
-        """Keep an entry that `make_room` has made room for."""
+        """Store an entry for which `make_room` has made room."""
         self._kept[key] = kept
         self.num_bytes += kept.num_bytes
 
     def take(self, key: int, tokens: np.ndarray) -> tuple[KeptRow, int] | None:
-        """Remove and return the entry of `key`, and how many of its first tokens are the first of `tokens`.
+        """Remove and return the entry of `key`, and the length of its common prefix with `tokens`.
 
-        None where there is no entry, or it begins with another token.
+        None if there is no entry, or no common prefix.
         """
         kept = self.forget(key)
         if kept is None:

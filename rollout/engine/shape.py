@@ -1,8 +1,4 @@
-"""Which decoder a model gets, read from its config: the dimensions of the lean one, or the reason it does not fit.
-
-Owns: `ModelShape`, the rule of what the lean decoder covers, the longest context, reading a config. Refuses: weights,
-tensors, tokenizers.
-"""
+"""Reads a model's config: the dimensions of the lean decoder, or the reason why it does not support the model."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ log = logging.getLogger(__name__)
 
 LEAN_FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
-"""Rotary variants with one table for all positions; the last two within `exact_context` alone."""
+"""Rotary variants with one table for all positions; the last two only within `exact_context`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +67,9 @@ class ModelShape:
 
 
 def exact_context(config: PreTrainedConfig, max_context: int) -> int:
-    """Longest sequence of an engine set to `max_context` tokens: fewer where the model has fewer positions.
+    """Longest sequence of an engine set to `max_context` tokens: fewer if the model has fewer positions.
 
-    Raises UserError where its rotary frequencies depend on the length of a sequence before that.
+    Raises UserError if its rotary frequencies depend on the sequence length before that.
     """
     limit = context_limit(vars(config.get_text_config()))
     if limit is None:
@@ -85,7 +81,7 @@ def exact_context(config: PreTrainedConfig, max_context: int) -> int:
 
 
 def why_not_lean(config: PreTrainedConfig) -> str:
-    """The first reason why the lean decoder cannot run this model; empty when it can."""
+    """The first reason why the lean decoder cannot run this model; empty if it can."""
     if config.model_type not in LEAN_FAMILIES:
         return f"model type {config.model_type} is not one of {', '.join(LEAN_FAMILIES)}"
     if config.hidden_act != "silu":
@@ -102,7 +98,7 @@ def why_not_lean(config: PreTrainedConfig) -> str:
 
 
 def read_config(model_dir: Path) -> PreTrainedConfig:
-    """The transformers config of a model folder. Raises UserError when there is none, or an unknown one."""
+    """The transformers config of a model folder. Raises UserError if there is none, or if it is unknown."""
     if not (model_dir / "config.json").is_file():
         raise UserError(
             "no config.json here", where=str(model_dir), remedy="model.path must be a Hugging Face model folder"

@@ -1,12 +1,11 @@
-"""The host's record of every running answer: tokens, log-probs, versions, limits, as arrays over rows.
+"""Records of all running answers on the host: tokens, log-probs, versions and limits, as arrays over rows.
 
-Owns: which answer sits in which row, recording a step, finding finished rows, handing out segments. Refuses: torch, the
-queue, weights.
+It assigns answers to rows, records steps, finds finished rows, and returns segments. It does not import torch.
 
-A *row* is a place in the decoder's cache; active rows are always 0..count-1 after `compaction`, so rows change when
-others end or are brought into order. A *slot* is where an answer's own record lies; it stays for the answer's whole
-life, so moving a row copies no record. Everything about a token is stored at its absolute position (prompt first),
-which is also its place in the cache.
+A *row* is a position in the decoder's cache; active rows are always 0..count-1 after `compaction`, so an answer's row
+changes when others end or are reordered. A *slot* is the index of an answer's record; it does not change while the
+answer runs, so moving a row copies no record. All data of a token is stored at its absolute position (prompt first),
+which is also its position in the cache.
 
 Legend: S slots, C context, B active rows.
 """
@@ -25,7 +24,7 @@ from rollout.engine.sampler import uniforms
 
 @dataclass(eq=False)
 class Answer:
-    """One request from submission to its end. `ticket` names it inside the engine; positions are absolute."""
+    """One request from submission to its end. `ticket` identifies it inside the engine; positions are absolute."""
 
     ticket: int
     request: GenerationRequest
@@ -73,12 +72,12 @@ class Slots:
 
     @property
     def num_running(self) -> int:
-        """Answers in rows."""
+        """Number of answers in rows."""
         return self.num_slots - len(self._free_slots)
 
     @property
     def tokens_B(self) -> np.ndarray:
-        """int64: the newest token of each row, which the next step feeds."""
+        """int64: the newest token of each row, the input of the next step."""
         return self._next_token[: self.count]
 
     @property
@@ -163,7 +162,7 @@ class Slots:
     def segment(self, answer: Answer) -> Segment:
         """All new tokens of a running answer so far."""
         stop = int(self._position[answer.row]) + 1
-        if len(answer.spans) == 1:  # nearly always, and every end of a turn asks
+        if len(answer.spans) == 1:  # nearly always, and this runs at the end of every turn
             versions = np.full(stop - answer.start, answer.spans[0][1], np.int32)
         else:
             starts = [start for start, _ in answer.spans] + [stop]
@@ -175,15 +174,17 @@ class Slots:
         )
 
     def length(self, answer: Answer) -> int:
-        """Tokens of a running answer, prompt and newest included."""
+        """Number of tokens of a running answer, including prompt and newest token."""
         return int(self._position[answer.row]) + 1
 
     def context(self, answer: Answer) -> np.ndarray:
-        """int32: what the cache must hold of a running answer before its next step (all tokens but the newest)."""
+        """int32: tokens of a running answer that the cache must contain before its next step (all except the
+        newest).
+        """
         return self._tokens[answer.slot, : int(self._position[answer.row])].copy()
 
     def begin_version(self, version: int) -> None:
-        """Tokens from now on are sampled under `version`."""
+        """Record that tokens are sampled with `version` from now on."""
         for answer in self.running():
             answer.spans.append((int(self._position[answer.row]) + 1, version))
 
@@ -194,7 +195,7 @@ class Slots:
         self._free_slots.append(answer.slot)
 
     def compaction(self) -> tuple[list[int], list[int]]:
-        """Close the holes: moves records of the last rows into them; returns (rows moved, their new rows)."""
+        """Move the records of the last rows into holes; returns (rows moved, their new rows)."""
         holes = self.holes()
         count = self.count - len(holes)
         sources = [row for row in range(count, self.count) if self.answers[row] is not None]
@@ -204,7 +205,8 @@ class Slots:
         return sources, targets
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """The records of rows `sources` go to rows `targets`, all at once; sources that are no targets are free."""
+        """Move the records of rows `sources` to rows `targets`, all at once; sources that are not targets are free
+        afterwards."""
         for array in (self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids):
             array[targets] = array[sources]
         moved = [self.answers[source] for source in sources]

@@ -1,1 +1,1 @@
-"""Models that a workflow calls by name besides the policy, and roles of the policy."""
+"""Models that a workflow calls by name in addition to the policy, and roles of the policy."""

@@ -1,7 +1,6 @@
-"""The models of one sample, as its workflow calls them.
+"""The models of one sample, as its workflow calls them: models with separate weights, and roles of the policy.
 
-Owns: `CalledModels` (by name), a call of a model with weights of its own, a call of a role of the policy. Refuses:
-engines and their weights (hosting.py), the policy's generation (rollout/sample.py).
+Engines and weights are in hosting.py, the policy's generation in rollout/sample.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rollout.models.port import CalledModel, TokenLogprobs
 from rollout.transcript import Answer, Transcript
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""As of turns of the policy: each call draws from a stream of its own."""
+"""Odd constant as for turns of the policy: each call draws from a separate random stream."""
 
 
 class Caller(Protocol):
@@ -35,16 +34,16 @@ class Caller(Protocol):
     engine_error: EngineError | None
 
     async def generate_as(self, role: CalledModelSettings, prompt: np.ndarray | Transcript, **asked: Any) -> Answer:
-        """An answer of the policy in this role."""
+        """Generate an answer of the policy in this role."""
         ...
 
     def waiting(self) -> Any:
-        """A context in which time counts as spent on other models."""
+        """A context manager whose time counts as spent on other models."""
         ...
 
 
 class CalledModels(Mapping[str, CalledModel]):
-    """`tools.models`: the declared models by name; another name is a UserError."""
+    """`tools.models`: the declared models by name. Raises UserError for another name."""
 
     def __init__(self, caller: Caller, hosts: ModelHosts, request_ids: Iterator[int], deadline_s: float) -> None:
         self._hosts = hosts
@@ -68,13 +67,13 @@ class CalledModels(Mapping[str, CalledModel]):
         return len(self._made)
 
     def end_session(self, session_key: int) -> None:
-        """The sample is over: what engines keep of its conversations may go."""
+        """End the sample's conversations, so that engines may drop what they keep of them."""
         for host in self._hosts.hosts.values():
             host.engine.end_session(session_key)
 
 
 class PolicyRole:
-    """The policy under another name (port.CalledModel)."""
+    """A role of the policy (port.CalledModel)."""
 
     def __init__(self, caller: Caller, settings: CalledModelSettings) -> None:
         self._caller, self._settings = caller, settings
@@ -108,7 +107,7 @@ class PolicyRole:
 
 
 class HostedModel:
-    """A model with weights of its own (port.CalledModel)."""
+    """A model with separate weights (port.CalledModel)."""
 
     def __init__(self, caller: Caller, host: ModelHost, request_ids: Iterator[int], deadline_s: float) -> None:
         self._caller, self._host = caller, host
@@ -124,7 +123,7 @@ class HostedModel:
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
-        """See CalledModel. Raises EngineError when its engine broke: the worker ends then."""
+        """See CalledModel. Raises EngineError if its engine failed; the worker then exits."""
         prompt_P, own = _tokens(prompt), self._host.settings
         given = msgspec.structs.replace(self._caller.task.sampling, stop=())  # which are the policy's
         sampling = call_sampling(
@@ -146,11 +145,15 @@ class HostedModel:
             )  # fmt: skip
 
         outcome: GenerationOutcome = await self._with_engine(ask)
-        while outcome.end_reason == "cancelled":  # the policy fell back to an earlier version, and so did its copy
+        while (
+            outcome.end_reason == "cancelled"
+        ):  # the policy was rolled back to an earlier version, and so was its copy
             outcome = await self._with_engine(ask)
         segment = outcome.segment
         ended_by = end_of(segment, sampling, len(prompt_P), end_ids=self._host.end_ids, max_context=max_context)
-        if ended_by is None or (outcome.end_reason == "stop") != (ended_by in STOPS):  # the engine's word counts
+        if ended_by is None or (outcome.end_reason == "stop") != (
+            ended_by in STOPS
+        ):  # the engine's reason takes precedence
             ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
         return answer_of(segment, ended_by, is_trainable=False, model=self.name)
 
@@ -170,7 +173,7 @@ class HostedModel:
         return TokenLogprobs(logprobs_R=logprobs_R, model=self.name, version=version)
 
     async def _with_engine(self, ask: Callable[[], Any]) -> Any:
-        """The answer of the engine, once it has weights; a failure of its own ends the worker."""
+        """The answer of the engine, once it has weights; a failure of the engine ends the worker."""
         with self._caller.waiting():
             await self._host.gate.wait(0, self._deadline_s)
             try:

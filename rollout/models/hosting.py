@@ -1,11 +1,9 @@
-"""The models with weights of their own in one rollout worker: their engines, and when a copy of the policy is replaced.
+"""The models with separate weights in one rollout worker: their engines, and the replacement of copies of the policy.
 
-Owns: `ModelHosts` and `ModelHost`. Refuses: calls of one sample (calls.py), the policy's own versions
-(rollout/weights/versions.py).
+Calls of one sample are in calls.py, the policy's versions in rollout/weights/versions.py.
 
-A copy is replaced while its answers go on, at a token boundary as everywhere: each token is stamped with the version
-that sampled it. Where the policy falls back to an earlier version, so does the copy, and its answers under way begin
-again.
+A copy is replaced at a token boundary while its answers continue: each token is stamped with the version that sampled
+it. If the policy is rolled back to an earlier version, so is the copy, and its running answers start again.
 """
 
 from __future__ import annotations
@@ -26,22 +24,24 @@ if TYPE_CHECKING:  # imports torch
     from rollout.engine.frozen import FrozenEngine
 
 FROZEN_VERSION = 0
-"""Of a model that is never replaced."""
+"""Version of a model that is never replaced."""
 
 log = logging.getLogger(__name__)
 
 
 class ModelHost:
-    """One model with weights of its own. refresh_every: of a copy of the policy; None: frozen."""
+    """One model with separate weights. refresh_every: interval of a copy of the policy; None: frozen."""
 
     def __init__(self, settings: CalledModelSettings, engine: FrozenEngine, end_ids: tuple[int, ...]) -> None:
         self.settings, self.engine, self.end_ids = settings, engine, end_ids
         self.gate = VersionGate()
-        """Open once there are weights."""
+        """Set once there are weights."""
         self.num_failed = 0
 
     async def start(self) -> None:
-        """Allocate, and load what does not come with the policy's versions. Raises UserError, EngineError."""
+        """Allocate memory, and load weights that do not come with the policy's versions. Raises UserError,
+        EngineError.
+        """
         await self.engine.start()
         if self.settings.refresh_every is None:
             try:
@@ -51,24 +51,24 @@ class ModelHost:
             self.gate.set(FROZEN_VERSION)
 
     def is_due(self, version: int) -> bool:
-        """The copy is to be replaced by this version of the policy."""
+        """Whether the copy must be replaced by this version of the policy."""
         every, now = self.settings.refresh_every, self.engine.version
         return every is not None and (now < 0 or version < now or version // every > now // every)
 
     async def take(self, manifest_path: Path) -> None:
-        """Copy a version of the policy. One that cannot be read leaves the copy as it is until the next one."""
+        """Copy a version of the policy. If it cannot be read, the copy stays unchanged until the next one."""
         try:
             report = await self.engine.load_version(manifest_path, "recompute")
         except WeightError as error:
             self.num_failed += 1
-            log.warning("model %s goes on with version %d: %s", self.settings.name, self.engine.version, error)
+            log.warning("model %s continues with version %d: %s", self.settings.name, self.engine.version, error)
             return
         self.gate.set(report.version)
         log.info("model %s is now version %d", self.settings.name, report.version)
 
 
 class ModelHosts:
-    """Those of one worker, by name; and the roles of the policy, which have no host."""
+    """The model hosts of one worker, by name, and the roles of the policy, which have no host."""
 
     def __init__(self, declared: Sequence[CalledModelSettings] = (), hosts: Sequence[ModelHost] = ()) -> None:
         self.declared: Mapping[str, CalledModelSettings] = {one.name: one for one in declared}
@@ -76,22 +76,22 @@ class ModelHosts:
 
     @property
     def has_roles(self) -> bool:
-        """The policy is called by its roles only."""
+        """Whether the policy is called by its roles only."""
         return any(not one.has_weights for one in self.declared.values())
 
     async def start(self) -> None:
-        """One after the other: loading takes host memory for a moment."""
+        """Start the hosts one after the other, because loading temporarily takes host memory."""
         for host in self.hosts.values():
             await host.start()
 
     async def policy_loaded(self, manifest_path: Path, version: int) -> None:
-        """The worker samples with this version of the policy, whose files are still there."""
+        """Replace copies that are due. The worker samples with this version of the policy, whose files still exist."""
         for host in self.hosts.values():
             if host.is_due(version):
                 await host.take(manifest_path)
 
     def counters(self) -> dict[str, float]:
-        """Monotonic, by model: tokens sampled, seconds in which it generated, copies taken and failed."""
+        """Monotonic counters by model: tokens sampled, seconds of generation, copies made and failed."""
         found: dict[str, float] = {}
         for name, host in self.hosts.items():
             own = host.engine.counters()
@@ -106,7 +106,8 @@ class ModelHosts:
 
 
 def make_hosts(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any) -> ModelHosts:
-    """What `rollout.models` declares; nothing is allocated yet. Raises UserError: a model has another tokenizer."""
+    """Create the hosts that `rollout.models` declares; nothing is allocated yet. Raises UserError if a model has
+    another tokenizer."""
     return ModelHosts(
         settings.models,
         [_host(one, spec, settings, model_dir, tokenizer) for one in settings.models if one.has_weights],
@@ -134,7 +135,8 @@ def _host(
 
 
 def check_tokenizer(name: str, policy: Any, load: Callable[[], Any]) -> None:
-    """Raises UserError where tokens of the policy are other text for the model: they are exchanged as numbers."""
+    """Raise UserError if a token id stands for different text in the policy and the model, because models exchange
+    token ids."""
     ours, theirs = policy.get_vocab(), load().get_vocab()
     if ours != theirs:
         differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))

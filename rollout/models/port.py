@@ -1,6 +1,4 @@
-"""What a workflow sees of a model that it calls by name.
-
-Owns: the port `CalledModel`, `TokenLogprobs`. Refuses: engines, versions to wait for, which models there are.
+"""The interface of a model that a workflow calls by name.
 
 Shape legend: P tokens of a prompt, R tokens of an answer.
 """
@@ -17,9 +15,10 @@ from rollout.transcript import Answer, Transcript
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model says of tokens that it did not sample.
+    """Log-probs that a model computes for tokens that it did not sample.
 
-    logprobs_R: float32, log_softmax(logits / temperature) at each token. model, version: whose they are.
+    logprobs_R: float32, log_softmax(logits / temperature) at each token. model, version: the model and version that
+    computed them.
     """
 
     logprobs_R: np.ndarray
@@ -33,7 +32,7 @@ class CalledModel(Protocol):
 
     @property
     def name(self) -> str:
-        """As declared."""
+        """Its declared name."""
         ...
 
     @property
@@ -54,22 +53,22 @@ class CalledModel(Protocol):
         Args:
             prompt: [P] int32 tokens, or a transcript. It is not changed.
             max_new_tokens: longest answer; None: as declared.
-            stop_token_ids: as of `SampleTools.generate`.
+            stop_token_ids: as in `SampleTools.generate`.
             temperature: 0 is greedy; None: as declared.
 
         Returns:
-            The answer, whose `model` is the name of this one and whose versions are its own. Where a prompt leaves no
-            room in the context of a model with weights of its own, it is empty and has ended by `context`.
+            The answer, whose `model` is the name of this one and whose versions are its own. If a prompt leaves no room
+                in the context of a model with separate weights, it is empty and has ended by `context`.
 
         Raises:
-            UserError, SampleCut: as `SampleTools.generate`.
+            UserError, SampleCut: as in `SampleTools.generate`.
         """
         ...
 
     async def logprobs(
         self, prompt: np.ndarray | Transcript, tokens: np.ndarray, *, temperature: float = 1.0
     ) -> TokenLogprobs:
-        """Compute how likely this model finds tokens after a prompt. Only for models with weights of their own.
+        """Compute this model's log-probs of tokens after a prompt. Only for models with separate weights.
 
         Args:
             prompt: [P] int32 tokens, or a transcript; at least one.
@@ -77,7 +76,7 @@ class CalledModel(Protocol):
             temperature: logits are divided by it.
 
         Returns:
-            The log-probs, with the version that they are of.
+            The log-probs, with the version that computed them.
 
         Raises:
             UserError: a role of the policy, a token outside the model's vocabulary, or more tokens than its context.

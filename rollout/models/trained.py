@@ -1,9 +1,7 @@
-"""The check that a sample trains what is declared as trained, and nothing else.
+"""Checks that a sample trains tokens of trained roles of the policy, and no others.
 
-Owns: that check. Refuses: that no answer is trained twice (areal_like/trajectory.py), which models there are.
-
-A workflow is the user's own code: it may put any token into a trajectory. What is trained must be an answer that the
-policy gave in this sample in a role that is trained, token by token with its log-probs and versions.
+A workflow is the user's own code: it may put any token into a trajectory. Trained tokens must be an answer of the
+policy in this sample in a trained role, with the same tokens, log-probs and versions.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segm
         num_before: answers of earlier leases have numbers below this one, and were checked there.
 
     Raises:
-        UserError: something else is trained.
+        UserError: other tokens are trained.
     """
     for trajectory in trajectories:
         for number, trained in _answers(trajectory):
@@ -43,7 +41,7 @@ def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segm
 
 
 def _answers(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
-    """Number and tokens of what is trained; number -1 where it is not known."""
+    """Number and tokens of each trained answer; number -1 if it is unknown."""
     mask_T = trajectory.loss_mask_T
     trained = Segment(trajectory.tokens_T[mask_T], trajectory.logprobs_T[mask_T], trajectory.versions_T[mask_T])
     if trajectory.answer_ends_A is None or trajectory.answer_ids_A is None:

@@ -1,7 +1,4 @@
-"""The receiver that a run's weight transfer needs.
-
-Owns: `receiver_of`. Refuses: receiving.
-"""
+"""Creates the receiver for the run's weight transfer."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rollout.weights.port import JoinAs, MakeReceiver, MakeWire, Receiver
 
 
 def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
-    """The worker's half of `trainer.weights.kind`; it opens nothing before the first version. Raises UserError."""
+    """The receiver for `trainer.weights.kind`; it opens nothing before the first version. Raises UserError."""
     transfer = find_transfer(spec.weight_transfer)
     make: MakeReceiver = import_factory(transfer.receiver, KIND_KEY)
     receiver = make(spec, make_wire)
@@ -31,7 +28,7 @@ def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
 
 
 class _BySchemeReceiver:
-    """A receiver that is asked for locations of its scheme only; any other is the path of a full manifest."""
+    """Passes locations of a scheme to a receiver; any other location is the path of a full manifest."""
 
     def __init__(self, receiver: Receiver, scheme: str) -> None:
         self._receiver, self._scheme = receiver, scheme

@@ -1,6 +1,6 @@
-"""A payload on its way in: the file it fills, which chunks are there, and who waits for which.
+"""A payload that is being received: its file, the chunks that have arrived, and their checksums.
 
-Owns: checksums of chunks, the place of each. Refuses: asking for chunks (fetching.py), sockets, what the bytes mean.
+Chunks are requested in fetching.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ class ChunkFile:
     """One payload, filled in any order. `path` has its full size from the start; it is mapped, not held in memory."""
 
     def __init__(self, path: Path, payload: Payload) -> None:
-        """Raises WeightError where there is no room."""
+        """Raises WeightError if there is not enough space."""
         self.path, self.payload = path, payload
         self._has_N = np.zeros(payload.num_chunks, bool)
         self._num_missing = payload.num_chunks
         try:
             self._file = path.open("wb+", buffering=0)
-            os.posix_fallocate(self._file.fileno(), 0, payload.num_bytes)  # else a full tmpfs kills us by SIGBUS later
+            os.posix_fallocate(
+                self._file.fileno(), 0, payload.num_bytes
+            )  # otherwise a full tmpfs would kill the process by SIGBUS later
             self._map = memoryview(mmap.mmap(self._file.fileno(), payload.num_bytes, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             path.unlink(missing_ok=True)
@@ -34,16 +36,16 @@ class ChunkFile:
 
     @property
     def is_complete(self) -> bool:
-        """Every chunk is there, and each matched its checksum."""
+        """Whether every chunk has arrived and matched its checksum."""
         return not self._num_missing
 
     @property
     def data(self) -> memoryview:
-        """The bytes; meaningful where chunks are there."""
+        """The bytes, valid for chunks that have arrived."""
         return self._map
 
     def missing(self) -> list[int]:
-        """Chunks that are not there yet, in order."""
+        """Chunks that have not arrived yet, in order."""
         return [int(index) for index in np.flatnonzero(~self._has_N)]
 
     def chunk(self, index: int) -> np.ndarray | None:
@@ -52,10 +54,10 @@ class ChunkFile:
         return np.frombuffer(self.data[span], np.uint8) if self._has_N[index] else None
 
     def put(self, index: int, data: np.ndarray) -> bool:
-        """Take a chunk in; False where its bytes are not what the trainer sent. Raises WeightError where it cannot be.
+        """Store a chunk; False if its checksum differs. Raises WeightError if it does not exist or cannot be written.
 
-        Written, not copied into the map: touching a page of that for the first time takes 10 us and more with Python's
-        lock held, and the engine's thread stood still for 100 to 180 ms of every version.
+        It is written to the file and not copied into the mapping: the first access to a mapped page takes 10 us or more
+        with the GIL held, which paused the engine's thread for 100 to 180 ms per version.
         """
         span = self.payload.span(index)
         is_whole = data.dtype == np.uint8 and data.shape == (span.stop - span.start,)

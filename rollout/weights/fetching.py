@@ -1,12 +1,11 @@
-"""Gets payloads from the trainer, or from other workers that have them, whatever happens to these.
+"""Fetches payloads from the trainer, or from other workers that have them, and handles their failures.
 
-Owns: the connections to trainer and parents, the window of chunks asked for, giving up on a parent. Refuses: who is
-whose parent (the trainer says), what a payload is for (receiver.py), files (chunks.py).
+The trainer decides which worker fetches from which; the use of a payload is in receiver.py, files in chunks.py.
 
-One caller at a time. Waits and their ends: a reply of the trainer and a chunk of the parent are each waited for in
-pieces of POLL_S; a parent that is silent for SILENT_S, sends nothing for STALLED_S, has not got the payload, or sends
-MAX_BAD damaged chunks is given up and the trainer names another; the whole is bounded by the caller's deadline. Chunks
-that are here stay: only what is missing is asked for again.
+Used by one caller at a time. Replies of the trainer and chunks of the parent are awaited in intervals of POLL_S. A
+parent that is silent for SILENT_S, sends no chunk for STALLED_S, does not have the payload, or sends MAX_BAD damaged
+chunks is dropped, and the trainer names another. The caller's deadline bounds the whole. Received chunks are kept: only
+missing ones are requested again.
 """
 
 from __future__ import annotations
@@ -47,22 +46,24 @@ POLL_S = 0.25
 CONNECT_S = 5.0
 ASK_AGAIN_S = 3.0
 SILENT_S = 4.0
-"""Not even a heartbeat for so long: the parent's process is dead or stopped."""
+"""Time without a heartbeat after which the parent's process counts as dead or stopped."""
 STALLED_S = 15.0
-"""Heartbeats, but no chunk for so long. Longer than SILENT_S, so that a parent can replace its own parent first."""
+"""Time with heartbeats but without a chunk. It is longer than SILENT_S, so that a parent can replace its own parent
+first."""
 MAX_BAD = 8
 MAX_MOVES = 64
-"""Parents tried for one payload at most; far more than a tree is deep."""
+"""Largest number of parents tried for one payload; far more than the depth of the tree."""
 
 Reply = TypeVar("Reply", bound=Message)
 
 
 class ParentLost(OperationError):
-    """This parent will not bring the payload."""
+    """This parent does not provide the payload."""
 
 
 class Fetcher:
-    """`on_chunk(file, index)`: a chunk came (others may wait for it). `serve_address`: where others fetch from us."""
+    """`on_chunk(file, index)`: called when a chunk arrives (others may wait for it). `serve_address`: where other
+    workers fetch from this one."""
 
     def __init__(self, make_wire: MakeWire, serve_address: str, on_chunk: Callable[[ChunkFile, int], None]) -> None:
         self._make_wire, self._serve_address, self._on_chunk = make_wire, serve_address, on_chunk
@@ -71,7 +72,7 @@ class Fetcher:
         self.counters = {"fetched_chunks": 0.0, "fetched_bytes": 0.0, "damaged_chunks": 0.0, "lost_parents": 0.0}
 
     async def way(self, locator: Locator, base: Base | None) -> tuple[Payload, ...]:
-        """Payloads that lead to a version. Raises WeightError where there are none."""
+        """Payloads that lead to a version. Raises WeightError if there are none."""
         version, held = base if base is not None else (-1, "")
         asked = WayRequest(version=locator.version, lineage=locator.lineage, base_version=version, base_digest=held)
         wanted = (locator.version, locator.lineage)
@@ -100,7 +101,8 @@ class Fetcher:
         return await self._ask(address, request, pick)
 
     async def fetch(self, locator: Locator, file: ChunkFile) -> None:
-        """Fill `file`. Raises WeightError when nobody has the payload any more; the caller sets the deadline."""
+        """Fetch all chunks of `file`. Raises WeightError if the payload is no longer available; the caller sets the
+        deadline."""
         lost = ""
         for _ in range(MAX_MOVES):
             request = ParentRequest(payload=file.payload.name, address=self._serve_address, lost=lost)
@@ -124,7 +126,7 @@ class Fetcher:
         raise WeightError(f"{file.payload.name}: {MAX_MOVES} parents failed one after another")
 
     async def close(self) -> None:
-        """Leave the trainer."""
+        """Close the connection to the trainer."""
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
             await trainer.close("done")
@@ -162,11 +164,11 @@ class Fetcher:
                     raise ParentLost(f"sent {num_bad} damaged chunks")
             elif isinstance(message, NoChunk) and message.payload == file.payload.name:
                 raise ParentLost(message.reason)
-            elif isinstance(message, Welcome):  # it had forgotten us, and with us what we asked for
+            elif isinstance(message, Welcome):  # it has no record of this worker, nor of its requests
                 wanted.extendleft(sorted(asked, reverse=True))
                 asked.clear()
             elif message is None:
-                _check_patience(wire, time.monotonic() - progress_s)
+                _check_silence(wire, time.monotonic() - progress_s)
 
     def _put(self, file: ChunkFile, message: Chunk) -> bool:
         if not file.put(message.index, message.data):
@@ -189,7 +191,7 @@ class Fetcher:
         return wire
 
     async def _ask(self, address: str, request: Message, pick: Callable[[Message], Reply | None]) -> Reply:
-        """The trainer's reply; asked again as long as the caller's deadline lets us."""
+        """The trainer's reply; the request is repeated until the caller's deadline."""
         while True:
             try:
                 wire = await self._connected(address)
@@ -203,7 +205,7 @@ class Fetcher:
 
 
 async def _reply(wire: HubPeer, pick: Callable[[Message], Reply | None]) -> Reply | None:
-    """The first message that `pick` takes; None after ASK_AGAIN_S. Late chunks are passed over."""
+    """The first message that `pick` accepts; None after ASK_AGAIN_S. Late chunks are skipped."""
     until_s = time.monotonic() + ASK_AGAIN_S
     while (left_s := until_s - time.monotonic()) > 0:
         message = await wire.receive(min(left_s, POLL_S))
@@ -212,7 +214,7 @@ async def _reply(wire: HubPeer, pick: Callable[[Message], Reply | None]) -> Repl
     return None
 
 
-def _check_patience(wire: HubPeer, stalled_s: float) -> None:
+def _check_silence(wire: HubPeer, stalled_s: float) -> None:
     if wire.hub_silence_s > SILENT_S:
         raise ParentLost(f"silent for {wire.hub_silence_s:.1f} s")
     if stalled_s > STALLED_S:

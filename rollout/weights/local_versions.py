@@ -1,12 +1,11 @@
-"""Versions put together on this host: from a full payload and deltas to one verified file with its manifest.
+"""Versions assembled on this host: from a full payload and deltas to one verified file with its manifest.
 
-Owns: this worker's own folder of versions, the base that deltas are applied to, checksums of the result. Refuses: how
-the parts came here (receiver.py), loading them into an engine.
+How the parts arrive is in receiver.py.
 
-The folder is stored in shared memory where there is room, else among temporary files; it is emptied at the start,
-belongs to this process (areal_like.store_owner removes it should the process be killed) and goes with it. A version
-appears under its final name only when every checksum agrees, its manifest last. Two complete versions stay: the one in
-use and the newest, which is the base of the next delta.
+The folder is in shared memory if there is room, else among temporary files. It is emptied at the start, belongs to this
+process, and is removed with it (by areal_like.store_owner if the process is killed). A version gets its final name only
+when every checksum matches, and its manifest last. Two complete versions are kept: the one in use and the newest, which
+is the base of the next delta.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from areal_like.weights.weight_store import (
 
 KEEP = 2
 ROOM = 4
-"""Free space a folder needs, in versions: the base, the one being made, what it is made from, and one to spare."""
+"""Free space that a folder needs, in versions: the base, the one being assembled, its parts, and one in reserve."""
 
 
 class Held(NamedTuple):
-    """A complete version at hand: its manifest and all its bytes (mapped; they outlive the file's name)."""
+    """A complete local version: its manifest and all its bytes (mapped; they stay valid after the file is deleted)."""
 
     manifest: WeightManifest
     payload: memoryview
 
 
 class DeltaPart(NamedTuple):
-    """A delta at hand."""
+    """A local delta."""
 
     manifest: DeltaManifest
     payload: memoryview
 
 
 def local_roots(run_id: str, worker: str) -> tuple[Path, ...]:
-    """Where one worker's versions may lie, best first: shared memory, then temporary files."""
+    """Possible folders of one worker's versions, best first: shared memory, then temporary files."""
     name = "areal_like-" + re.sub(r"[^\w.-]", "_", f"{run_id}.{worker}-{os.getuid()}")
     folders = [SHARED_MEMORY] if SHARED_MEMORY.is_dir() else []
     return tuple(folder / name for folder in (*folders, Path(tempfile.gettempdir())))
@@ -63,21 +62,21 @@ class LocalVersions:
     """One worker's folder of versions. Methods block on files: call them from a thread, one at a time."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """`roots`: where they may lie, best first; nothing is made yet."""
+        """`roots`: possible folders, best first; nothing is created yet."""
         self._roots = roots
         self.root = roots[-1]
         self._is_open = False
         self._held: Held | None = None
 
     def open(self, version_bytes: int) -> None:
-        """Make the folder, empty and ours, where there is room for versions of this size. Raises WeightError.
+        """Create an empty folder with room for versions of this size. Raises WeightError.
 
-        Open already: nothing happens.
+        Does nothing if it is open already.
         """
         if self._is_open:
             return
         try:
-            for root in self._roots:  # what a dead process of our name left, or one of a dead worker alongside us
+            for root in self._roots:  # folders left by a dead process of this name, or by another dead worker
                 remove_if_dead(root)
             sweep_dead()
             roomy = (root for root in self._roots if _free_bytes(root.parent) >= ROOM * version_bytes)
@@ -89,7 +88,7 @@ class LocalVersions:
         self._is_open = True
 
     def close(self) -> None:
-        """Remove it all."""
+        """Remove the folder."""
         self._held = None
         if self._is_open:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -97,22 +96,22 @@ class LocalVersions:
 
     @property
     def base(self) -> Base | None:
-        """What a delta may start from."""
+        """The base for a delta."""
         return None if self._held is None else Base(self._held.manifest.version, digest(self._held.manifest))
 
     def part(self, name: str) -> Path:
-        """Where a payload is received."""
+        """Path at which a payload is received."""
         return self.root / f"{name}.part"
 
     def forget(self) -> None:
-        """The base is not to be trusted: the next version comes whole."""
+        """Discard the base, which may be damaged: the next version must be complete."""
         self._held = None
 
     def build(self, full: Held | None, deltas: Sequence[DeltaPart], received: Path | None = None) -> Path:
-        """Put a version together: from `full`, else from the base, by `deltas` in order. Returns its manifest's path.
+        """Assemble a version: from `full`, else from the base, by `deltas` in order. Returns its manifest's path.
 
-        `received`: the file `full` is stored in, when it is ours to rename. Raises WeightError when the chain does not
-        fit or a checksum of the result differs; the base then stays what it was.
+        `received`: the file of `full`, if it may be renamed. Raises WeightError if the chain does not fit or a checksum
+        of the result differs; the base is then unchanged.
         """
         start = full or self._held
         if start is None:
@@ -146,7 +145,7 @@ class LocalVersions:
         return path
 
     def _retire(self, keep: Path) -> None:
-        """Older versions go, all but the one before; so do received parts (the relay has them mapped)."""
+        """Remove all versions except this and the previous one, and received parts (the relay has them mapped)."""
         manifests = sorted(self.root.glob("v*.manifest.json"), key=lambda path: path.stat().st_mtime_ns)
         kept = [*[path for path in manifests if path != keep][1 - KEEP :], keep]
         stems = tuple(path.name.removesuffix("manifest.json") for path in kept)
@@ -156,7 +155,7 @@ class LocalVersions:
 
 
 def _unused(root: Path) -> Path:
-    """`root`, or a name alongside it where something is that does not belong to this user to remove."""
+    """`root`, or another name if that exists and cannot be removed by this user."""
     return root.with_name(f"{root.name}-{secrets.token_hex(4)}") if root.exists() else root
 
 

@@ -1,10 +1,10 @@
-"""Versions that are an adapter (LoRA) alone, made whole on the worker's host: base + scale B A, tensor by tensor.
+"""Completes versions that contain only an adapter (LoRA), on the worker's host: base + scale B A, tensor by tensor.
 
-Owns: `MergingReceiver`, the base that is read from the model's folder, the check that it is the trainer's. Refuses: how
-the adapter came here (the receiver inside), loading versions into an engine.
+It reads the base from the model's folder, and checks that it is the trainer's. How the adapter arrives is decided by
+the inner receiver.
 
-Engines get what they always get: the manifest of a whole version. So every engine takes adapters, and only A and B
-travel between hosts. The base is not copied: its files are read again for each version, from the system's cache.
+Engines get the manifest of a complete version as always. So adapters work with every engine, and only A and B are sent
+between hosts. The base is not copied: its files are read again for each version, from the system's cache.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from rollout.weights.port import JoinAs, Receiver
 
 
 class MergingReceiver:
-    """A receiver (port.py) around another. model_dir: the folder of the base. roots: where whole versions may lie."""
+    """A receiver (port.py) that wraps another one. model_dir: the folder of the base. roots: possible folders of
+    complete versions."""
 
     def __init__(self, receiver: Receiver, model_dir: Path, roots: Sequence[Path]) -> None:
         self._receiver, self._model_dir = receiver, model_dir
         self._local = LocalVersions(roots)
         self._store: WeightStore | None = None
         self._checked = ""
-        """Digest of the base that was compared already."""
+        """Digest of the base that has already been compared."""
         self._num_merged = 0
         self._thread = ThreadPoolExecutor(1, "merging")
         self.run, self.forget = receiver.run, receiver.forget
 
     async def receive(self, place: str, deadline_s: float) -> Path:
-        """See Receiver. Raises UserError where the base here is not the trainer's."""
+        """See Receiver. Raises UserError if the local base is not the trainer's."""
         path = await self._receiver.receive(place, deadline_s)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._whole, path)
 
     async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
-        """See Receiver: an adapter alone never comes by a group."""
+        """See Receiver. Adapters are never sent through a group."""
         return None
 
     def counters(self) -> dict[str, float]:
@@ -62,7 +63,7 @@ class MergingReceiver:
         self._thread.shutdown(wait=False)
 
     def _whole(self, path: Path) -> Path:
-        """The manifest of the whole version; `path` itself where it is whole already."""
+        """The manifest of the complete version; `path` itself if it is complete already."""
         note = open_payload(path)[0].adapter
         if note is None or note.lone is None:
             return path
@@ -98,7 +99,7 @@ class MergingReceiver:
 
 
 def _read(folder: Path, names: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of these names, one at a time. Raises UserError where the folder lacks one."""
+    """Read the tensors with these names, one at a time. Raises UserError if the folder lacks one."""
     with ExitStack() as stack:
         try:
             files = [stack.enter_context(safe_open(str(file), framework="pt")) for file in folder.glob("*.safetensors")]

@@ -1,11 +1,9 @@
-"""What a rollout worker's half of a weight transfer does.
+"""The interface of the receiver of a weight transfer in a rollout worker.
 
-Owns: the port `Receiver`. Refuses: when a version is swapped in (versions.py), loading it
-(the engine).
+versions.py decides when a version is swapped in.
 
-The contract with an engine: `receive` returns the path of a full version's manifest (areal_like.weights), whose payload
-is stored alongside it, complete and verified: safetensors wherever deltas or sockets are used. Generation continues
-meanwhile.
+`receive` returns the path of a full version's manifest (areal_like.weights); its payload is in the same folder,
+complete and verified. It is in safetensors format if deltas or sockets are used. Generation continues meanwhile.
 """
 
 from __future__ import annotations
@@ -20,33 +18,33 @@ from rollout.hub_peer import HubPeer
 
 
 class JoinAs(NamedTuple):
-    """How an engine takes part in a process group: so many places, on devices of this kind."""
+    """How an engine takes part in a process group: number of ranks, and kind of device."""
 
     num_ranks: int
     device: Literal["cpu", "cuda"]
 
 
 class Receiver(Protocol):
-    """What the version loader needs. Used from one loop; `receive` is called for one version at a time."""
+    """Receives versions for the version loader. Used from one loop; `receive` is called for one version at a time."""
 
     async def receive(self, place: str, deadline_s: float) -> Path:
         """The manifest of the announced version, complete and verified on this host.
 
-        `place`: its location, as the sender named it. Raises WeightError, and WeightsDamaged where the version has to
+        `place`: its location, as announced by the sender. Raises WeightError, and WeightsDamaged if the version has to
         be written again.
         """
         ...
 
     async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
-        """The call to the process group that brings the announced version; None where it comes otherwise."""
+        """The call to the process group for the announced version; None if it is transferred in another way."""
         ...
 
     async def run(self) -> None:
-        """Serve other workers indefinitely. Stop: cancelled."""
+        """Serve other workers until cancelled."""
         ...
 
     def forget(self) -> None:
-        """What was received is not to be trusted."""
+        """Discard received versions, which may be damaged."""
         ...
 
     def counters(self) -> dict[str, float]:
@@ -54,13 +52,14 @@ class Receiver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Free all resources."""
         ...
 
 
 MakeWire = Callable[[str, frozenset[type]], HubPeer]
-"""Makes a connection to an address that takes these messages."""
+"""Function that creates a connection to an address, which accepts these messages."""
 
 
 MakeReceiver = Callable[[ProcessSpec, MakeWire], Receiver]
-"""What `TransferDescriptor.receiver` names. The spec has the transfer's name and options, and the run's credentials."""
+"""Type of the factory that `TransferDescriptor.receiver` names. The spec has the transfer's name and options, and the
+run's credentials."""

@@ -1,11 +1,10 @@
-"""From the place a version was announced at to a complete, verified version on this host.
+"""The receiver of all built-in transfers: from an announced location to a complete, verified version on this host.
 
-Owns: which way a version comes (a manifest's path, deltas in a folder, a stream, a process group), its deadline, what
-is kept as a base. Refuses: when a version is swapped in (versions.py), loading it (the engine).
+It selects the transfer by the location (a manifest's path, deltas in a folder, a stream, a process group), enforces its
+deadline, and keeps the base of deltas. versions.py decides when a version is swapped in.
 
-It is the receiver (port.py) of all transfers that come with this program: the location says which way a version comes.
-`meet` returns a call to the process group, which the engine itself follows; who is not called takes the stream.
-Nothing is opened before the first version that needs it: a worker that gets plain paths has no folder and no hub.
+`meet` returns a call to the process group, which the engine itself joins; workers without a call use the stream. Folder
+and hub are opened for the first version that needs them: a worker that receives only paths has neither.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ Result = TypeVar("Result")
 
 
 class VersionReceiver:
-    """One worker's way to new versions. Used from one loop; `receive` is called for one version at a time."""
+    """Receives new versions for one worker. Used from one loop; `receive` is called for one version at a time."""
 
     def __init__(self, roots: Sequence[Path], *, make_wire: MakeWire, make_relay: Callable[[], Relay]) -> None:
-        """`roots`: folders for versions put together here, best first. Nothing is opened yet."""
+        """`roots`: possible folders for assembled versions, best first. Nothing is opened yet."""
         self._local, self._make_wire, self._make_relay = LocalVersions(roots), make_wire, make_relay
         self._relay: Relay | None = None
         self._fetcher: Fetcher | None = None
         self._serving = asyncio.Event()
         self._files_thread = ThreadPoolExecutor(1, "versions")
-        """One thread: what a deadline has cut short ends before the next version is put together."""
+        """One thread, so that work interrupted by a deadline ends before the next version is assembled."""
         self._ways: deque[frozenset[str]] = deque(maxlen=2)
-        """Payloads of the newest version and of the one before: what is served to others."""
+        """Payloads of the newest version and of the previous one, which are served to others."""
         self._newest = ("", Path())
-        """The place last received from, and what came of it."""
+        """The last location, and the path of the version received from it."""
         self._counts = {"received_full": 0.0, "received_by_delta": 0.0, "received_bytes": 0.0}
 
     async def receive(self, place: str, deadline_s: float) -> Path:
@@ -76,7 +75,7 @@ class VersionReceiver:
             raise WeightError(str(error)) from error
 
     async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
-        """See Receiver. The trainer answers when it has gathered the others."""
+        """See Receiver. The trainer replies when it has gathered the other members."""
         locator = Locator.parse(place)
         if locator is None or not locator.by_group or not who.num_ranks:
             return None
@@ -97,24 +96,24 @@ class VersionReceiver:
         return None
 
     async def run(self) -> None:
-        """Serve other workers what comes here. Waits for the first stream; its waker is `receive`."""
+        """Serve received payloads to other workers. Waits for the first stream, woken by `receive`."""
         await self._serving.wait()
         assert self._relay is not None
         await self._relay.run()
 
     def forget(self) -> None:
-        """The engine refused what was received: the next version comes whole."""
+        """Discard the base, because the engine refused a version: the next version must be complete."""
         self._newest = ("", Path())
         self._local.forget()
 
     def counters(self) -> dict[str, float]:
-        """Versions by the way they came, bytes and chunks in and out, damaged chunks, parents lost."""
+        """Number of versions by transfer, bytes and chunks received and sent, damaged chunks, parents lost."""
         fetched = self._fetcher.counters if self._fetcher is not None else {}
         relayed = self._relay.counters if self._relay is not None else {}
         return {f"weights_{name}": value for name, value in {**self._counts, **fetched, **relayed}.items()}
 
     async def close(self) -> None:
-        """Leave trainer and children, remove the folder."""
+        """Close the connections to trainer and children, and remove the folder."""
         if self._fetcher is not None:
             await self._fetcher.close()
         if self._relay is not None:

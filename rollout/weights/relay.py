@@ -1,10 +1,9 @@
-"""Serves to other workers what this worker fetches itself, so that the trainer sends a constant number of copies.
+"""Serves payloads that this worker fetches to other workers, so that the trainer sends a constant number of copies.
 
-Owns: this worker's hub for weights, requests that wait for a chunk still on its way. Refuses: fetching (fetching.py),
-deciding whose parent it is (the trainer does).
+Fetching is in fetching.py; the trainer assigns workers to parents.
 
-One loop, `run`: waits for the hub; its waker is any worker that fetches from us. A request for a chunk that is not here
-yet waits, at most MAX_WAITING of them; `arrived` answers it.
+One loop, `run`, waits for requests of other workers. A request for a chunk that has not arrived yet waits (at most
+MAX_WAITING of them); `arrived` answers it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rollout.weights.chunks import ChunkFile
 
 RECEIVE_S = 0.5
 MAX_WAITING = 64 * WINDOW_CHUNKS
-"""Requests that may wait for chunks: the windows of far more children than any tree is wide."""
+"""Number of requests that may wait for chunks: far more than the windows of all children."""
 
 
 class Relay:
@@ -37,7 +36,7 @@ class Relay:
         self.address = await self._hub.start()
 
     async def run(self) -> None:
-        """Serve indefinitely. Stop: cancelled by the worker."""
+        """Serve until cancelled by the worker."""
         while True:
             received = await self._hub.receive(RECEIVE_S)
             if received is not None and isinstance(received[1], ChunkRequest):
@@ -48,23 +47,23 @@ class Relay:
         await self._hub.close()
 
     def offer(self, file: ChunkFile) -> None:
-        """From now on others may fetch this payload from us."""
+        """Offer this payload to other workers."""
         self._files[file.payload.name] = file
 
     def keep_only(self, payloads: frozenset[str]) -> None:
-        """Let go of all other payloads; a mapped file takes its memory until then."""
+        """Drop all other payloads; a mapped file uses memory until then."""
         for name in self._files.keys() - payloads:
             self.withdraw(name, "too old")
 
     def withdraw(self, payload: str, reason: str) -> None:
-        """Others must look elsewhere for this payload."""
+        """Stop offering this payload; others must fetch it from another parent."""
         self._files.pop(payload, None)
         for key in [key for key in self._waiting if key[0] == payload]:
             for peer in self._waiting.pop(key):
                 self._hub.send(peer, NoChunk(payload=payload, index=key[1], reason=reason))
 
     def arrived(self, file: ChunkFile, index: int) -> None:
-        """A chunk came: the workers that wait for it get it."""
+        """Send a chunk that has arrived to the workers that wait for it."""
         for peer in self._waiting.pop((file.payload.name, index), ()):
             self._send(peer, file, index)
 

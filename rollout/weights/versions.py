@@ -1,11 +1,10 @@
-"""Which policy version this worker samples with: the gate samples wait at, and the loop that swaps versions.
+"""The policy version of a worker: the gate at which samples wait, and the loop that swaps versions.
 
-Owns: `VersionGate`, `VersionLoader`. Refuses: samples (the worker parks them), sockets (it is given `report`).
+The worker parks samples. Reports are sent through `report`.
 
-A version that is not newer than the loaded one is a rollback: the trainer fell back to a checkpoint. Answers already
-begun may hold tokens of the abandoned, higher versions, and versions never decrease along an answer
-(`stamped-versions`), so everything that runs is parked first: it keeps its tokens and waits until its version exists
-again.
+A version that is not newer than the loaded one is a rollback: the trainer returned to a checkpoint. Running answers may
+have tokens of the abandoned, higher versions, and versions never decrease along an answer (`stamped-versions`), so all
+running samples are parked first: they keep their tokens and wait until their version exists again.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ log = logging.getLogger(__name__)
 Load = Callable[[Interruption], Awaitable[LoadReport]]
 Result = TypeVar("Result")
 TURN_S = 600.0
-"""Longest wait of a staged version for its turn: far more than a round of all workers takes."""
+"""Longest wait of a staged version for its turn: far longer than the turns of all workers take."""
 
 
 class VersionGate:
-    """Lets a sample through once the engine samples with `min_version` or newer. `version` -1: nothing may pass."""
+    """Lets a sample through once the engine samples with `min_version` or newer. `version` -1: no sample may pass."""
 
     def __init__(self) -> None:
         self.version = -1
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def set(self, version: int) -> None:
-        """The engine now samples with `version` (-1 while it must sample with none)."""
+        """Set the version that the engine samples with (-1: none)."""
         self.version = version
         for min_version, waiter in self._waiting:
             if version >= min_version and not waiter.done():
@@ -70,8 +69,8 @@ class VersionGate:
             raise DeadlineExceeded(f"policy version {needed}", "controller", deadline_s) from None
 
 
-class _Void(Exception):
-    """The sender of this version is gone, or the memory it needs is wanted by others."""
+class _Superseded(Exception):
+    """The sender of this version has exited, or its memory must be released."""
 
 
 class VersionLoader:
@@ -91,8 +90,8 @@ class VersionLoader:
         on_swapped: Callable[[Path, int], Awaitable[None]] | None = None,
     ) -> None:
         """`receiver` None: versions are announced by the paths of their full manifests only. on_swapped: called with
-        the manifest of a version from files once it is in use, and waited for before that is reported: until then the
-        files stay.
+        the manifest of a version from files once it is in use, and awaited before that is reported; the files exist
+        until then.
         """
         self._on_swapped = on_swapped
         self._engine, self._gate, self._interruption = engine, gate, interruption
@@ -102,7 +101,7 @@ class VersionLoader:
         self._target: AnnounceVersion | None = None
         self._wake = asyncio.Event()
         self._turn: tuple[int, str] | None = None
-        """Version and lineage we were asked to swap in."""
+        """Version and lineage for which SwapVersion was received."""
         self._turn_wake = asyncio.Event()
         self.loaded: tuple[int, str] | None = None
         """Version and lineage now in use."""
@@ -111,12 +110,12 @@ class VersionLoader:
         self._num_superseded = 0
         self._num_broken = 0
         self._called: tuple[int, str] | None = None
-        """Version and lineage the group was last called for: a second time it comes as a stream."""
+        """Version and lineage of the last group call; a second announcement is fetched as a stream."""
         self._release_number: int | None = None
-        """Of the newest request to release memory that is not answered."""
+        """Number of the newest unanswered request to release memory."""
 
     def announce(self, message: AnnounceVersion) -> None:
-        """A version was announced; the newest announcement wins."""
+        """Handle an announced version; the newest announcement counts."""
         if self._target is not None:
             self._num_superseded += 1
         self._target = message
@@ -124,15 +123,15 @@ class VersionLoader:
         self._turn_wake.set()
 
     def swap(self, message: SwapVersion) -> None:
-        """It is our turn to swap in what we have staged."""
+        """Swap in the staged version, because it is this worker's turn."""
         self._turn = (message.version, message.lineage)
         self._turn_wake.set()
 
     def release(self, number: int) -> None:
-        """The engine's memory is wanted by others: give it back, and answer with the number of the request.
+        """Release the engine's memory, and answer with the number of the request.
 
-        A version announced before is void: loading it would take the memory again. One that the engine is already
-        loading is loaded first. One announced afterwards waits for the release.
+        A version that was announced before is dropped, because loading it would allocate the memory again. A version
+        that the engine is already loading is loaded first. One that is announced afterwards waits for the release.
         """
         self._release_number, self._target = number, None
         self._wake.set()
@@ -140,17 +139,19 @@ class VersionLoader:
 
     @property
     def is_release_due(self) -> bool:
-        """Memory was asked for and has not been released."""
+        """Whether a request to release memory is pending."""
         return self._release_number is not None
 
     def report_again(self) -> None:
-        """Tell once more which version is in use, if any is."""
+        """Report again which version is in use, if any."""
         if self.loaded is not None:
             version, lineage = self.loaded
             self._report(VersionLoaded(version=version, lineage=lineage, stage_s=0.0, pause_s=0.0))
 
     def counters(self) -> dict[str, float]:
-        """Versions loaded, failed, superseded before their turn, and broken off; what the receiver counts."""
+        """Number of versions loaded, failed, superseded before their turn, and cancelled; and the receiver's
+        counters.
+        """
         received = self._receiver.counters() if self._receiver is not None else {}
         return {
             **received,
@@ -161,9 +162,7 @@ class VersionLoader:
         }
 
     async def run(self) -> None:
-        """Load indefinitely. Stop: cancelled by the worker. Waker: `announce`. Raises EngineError when the engine
-        broke.
-        """
+        """Load versions until cancelled by the worker, woken by `announce`. Raises EngineError if the engine failed."""
         async with asyncio.TaskGroup() as group:
             if self._receiver is not None:
                 group.create_task(self._receiver.run(), name="weights:serve")
@@ -173,16 +172,16 @@ class VersionLoader:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._release_number is not None:  # every one of them came before what is announced now
+            while self._release_number is not None:  # all of them arrived before the current announcement
                 await self._release(self._release_number)
             target, self._target = self._target, None
             if target is not None:
                 await self._load(target)
 
     async def _release(self, number: int) -> None:
-        """Samples wait for a version from now on; the next announcement brings one, whichever it is.
+        """Release the memory; samples wait for a version until the next announcement.
 
-        A request that comes meanwhile is answered by itself.
+        A request that arrives meanwhile is answered separately.
         """
         self._gate.set(-1)
         self._park_all()
@@ -197,24 +196,27 @@ class VersionLoader:
         self._report(MemoryReleased(number=number, num_bytes=num_bytes, seconds=ended_s - started_s))
 
     async def _load(self, target: AnnounceVersion) -> None:
-        if self.loaded == (target.version, target.lineage):  # asked again, e.g. by a controller that missed our answer
+        if self.loaded == (
+            target.version,
+            target.lineage,
+        ):  # announced again, e.g. by a controller that missed the report
             self.report_again()
             return
         try:
-            if await self._came_by_group(target):
+            if await self._received_by_group(target):
                 return
             started_s = self._tracer.now_s()
-            manifest_path = await self._unless_void(target, self._receive(target))
+            manifest_path = await self._unless_superseded(target, self._receive(target))
             arrived_s = self._tracer.now_s() - started_s if self._receiver is not None else 0.0
             if not await self._has_turn(target):
                 self._num_superseded += 1
                 return
-        except _Void:
+        except _Superseded:
             self._num_superseded += 1
             return
         except WeightError as error:
             if self._receiver is not None and isinstance(error, WeightsDamaged):
-                self._receiver.forget()  # what is here may be the damaged part
+                self._receiver.forget()  # the local base may be the damaged part
             await self._failed(target, error)
             return
         self._doing.loading(True)
@@ -223,11 +225,11 @@ class VersionLoader:
         finally:
             self._doing.loading(False)
 
-    async def _came_by_group(self, target: AnnounceVersion) -> bool:
-        """Take the version by the process group, if the trainer calls us to one.
+    async def _received_by_group(self, target: AnnounceVersion) -> bool:
+        """Receive the version through the process group, if the trainer calls this worker.
 
-        False where it is available otherwise: the group is for who comes in time, and any failure of it ends there. A
-        payload that arrived damaged is the worker's failure, and said as such.
+        Returns False if it must be fetched in another way: if the worker is too late, or the group failed. A damaged
+        payload is reported as a failure of the worker.
         """
         can = self._engine.capabilities
         wanted = (target.version, target.lineage)
@@ -235,7 +237,9 @@ class VersionLoader:
             return False
         started_s = self._tracer.now_s()
         who = JoinAs(can.group_ranks, can.device)
-        call = await self._unless_void(target, self._receiver.meet(target.manifest_path, target.deadline_s / 2, who))
+        call = await self._unless_superseded(
+            target, self._receiver.meet(target.manifest_path, target.deadline_s / 2, who)
+        )
         if call is None:
             return False
         self._called = wanted
@@ -251,19 +255,19 @@ class VersionLoader:
             self._doing.loading(False)
         return True
 
-    async def _unless_void(self, target: AnnounceVersion, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`, which fetches `target`. Raises _Void once a version of another lineage is announced,
-        or memory is to be released.
+    async def _unless_superseded(self, target: AnnounceVersion, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`, which fetches `target`. Raises _Superseded once a version of another lineage is announced, or
+        memory must be released.
 
-        The trainer that was to send this one is gone, or waits for the memory: waiting for the version to the deadline
-        would hold everybody up.
+        Then the trainer that should send this version has exited, or waits for the memory: waiting for the version
+        until the deadline would delay all workers.
         """
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
                 is_replaced = self._target is not None and self._target.lineage != target.lineage
                 if is_replaced or self.is_release_due:
-                    raise _Void
+                    raise _Superseded
                 self._turn_wake.clear()
                 waker = asyncio.ensure_future(self._turn_wake.wait())
                 try:
@@ -282,7 +286,7 @@ class VersionLoader:
         return await self._receiver.receive(target.manifest_path, target.deadline_s)
 
     async def _has_turn(self, target: AnnounceVersion) -> bool:
-        """Wait for the turn of a held version; False when a newer announcement came first. Raises WeightError."""
+        """Wait for the turn of a held version; False if a newer announcement arrives first. Raises WeightError."""
         if not target.is_held:
             return True
         self._report(VersionStaged(version=target.version, lineage=target.lineage))
@@ -290,8 +294,8 @@ class VersionLoader:
             async with asyncio.timeout(TURN_S):
                 while self._turn != (target.version, target.lineage):
                     if self.is_release_due:
-                        raise _Void
-                    if self._target is not None and (again := self._said_again(target)) is not None:
+                        raise _Superseded
+                    if self._target is not None and (again := self._newer_announcement(target)) is not None:
                         return again
                     self._turn_wake.clear()
                     await self._turn_wake.wait()
@@ -299,9 +303,9 @@ class VersionLoader:
             raise WeightError(f"staged, but received no order to swap it in for {TURN_S:g} s") from None
         return True
 
-    def _said_again(self, target: AnnounceVersion) -> bool | None:
-        """What an announcement that came while `target` waited means for it: False: drop it, True: swap, None: wait."""
-        assert self._target is not None, "asked without an announcement"
+    def _newer_announcement(self, target: AnnounceVersion) -> bool | None:
+        """Effect of an announcement that arrived while `target` waited: False: drop it, True: swap, None: wait."""
+        assert self._target is not None, "called without an announcement"
         if (self._target.version, self._target.lineage) != (target.version, target.lineage):
             return False
         is_held, self._target = self._target.is_held, None
@@ -313,12 +317,12 @@ class VersionLoader:
     async def _swap(
         self, target: AnnounceVersion, load: Load, arrived_s: float, manifest_path: Path | None = None
     ) -> None:
-        """Raises TransferBroken: nothing was said, another way may do."""
+        """Swap the version in and report it. Raises TransferBroken: nothing was reported, another transfer may work."""
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
             self._gate.set(-1)
             self._park_all()
-            await asyncio.sleep(0)  # the engine learns of it before the swap
+            await asyncio.sleep(0)  # the engine is notified before the swap
         started_s = self._tracer.now_s()
         try:
             report = await load(self._interruption)
@@ -330,9 +334,9 @@ class VersionLoader:
                 self._receiver.forget()
             await self._failed(target, error)
             return
-        except (EngineError, UserError):  # the latter: of a server that comes up with its first version
+        except (EngineError, UserError):  # UserError: from a server that starts with its first version
             raise
-        except Exception as error:  # whatever else an engine raises, it is broken: the process restarts
+        except Exception as error:  # after any other exception the engine is unusable: the process restarts
             raise EngineError(f"loading version {target.version}: {type(error).__name__}: {error}") from error
         self.loaded = (target.version, target.lineage)
         self._num_loaded += 1
@@ -348,13 +352,16 @@ class VersionLoader:
         )
 
     async def _failed(self, target: AnnounceVersion, error: WeightError) -> None:
-        """The old version stays in use. Nothing is said of a version that a newer announcement replaced meanwhile."""
+        """Report the failure; the old version stays in use. A version that a newer announcement has replaced is not
+        reported."""
         self._gate.set(self._engine.version)
         if self._target is not None:
             self._num_superseded += 1
             return
         self._num_failed += 1
-        log.warning("version %d could not be loaded, going on with %d: %s", target.version, self._engine.version, error)
+        log.warning(
+            "version %d could not be loaded, continuing with %d: %s", target.version, self._engine.version, error
+        )
         is_damaged = isinstance(error, WeightsDamaged)
         self._report(
             VersionFailed(version=target.version, lineage=target.lineage, reason=str(error), is_damaged=is_damaged)

@@ -113,7 +113,7 @@ class RewardServer:
             else None
         )
         self._pool = Pool(settings, self._environment_pids)
-        self._hub = Hub(
+        self._hub: Hub = Hub(
             run_id=spec.run_id,
             role="reward",
             bind=spec.bind_address,

@@ -24,7 +24,7 @@ class Link:
         self.client, self.plan = client, list(plan)
         self.asked: list[EnvironmentRequest] = []
         self.closed: list[str] = []
-        self.takes_questions, self.is_broken = True, False
+        self.accepts_requests, self.is_broken = True, False
         client.links.append(self)
 
     async def send(self, message: Any) -> None:
@@ -100,7 +100,7 @@ def test_an_episode_moves_to_another_service_with_its_history(how: str) -> None:
         second = Link(client)
         calling = asyncio.create_task(episode.step("a"))
         await asyncio.sleep(0)
-        first.takes_questions = False
+        first.accepts_requests = False
         client.wake(first)
         assert await calling is not None
         assert second.asked[0].history is not None

@@ -190,12 +190,12 @@ def test_episode_stays_where_it_is_while_that_service_takes_questions() -> None:
             await episode.step("a")
         assert (len(first.asked), len(second.asked)) == (4, 0)
         assert client.counters == {}
-        first.takes_questions = False
+        first.accepts_requests = False
         await episode.step("a")
         assert (len(first.asked), len(second.asked)) == (4, 1)
         assert client.counters == {"environment_moved": 1.0}
         other = client.episode(TASK)
-        first.takes_questions = True
+        first.accepts_requests = True
         await other.reset()
         assert len(first.asked) == 5, "it has none any more, and the second one has one"
 
@@ -235,7 +235,7 @@ def test_second_answer_to_a_call_is_counted_and_dropped() -> None:
 def test_restart_of_another_service_changes_nothing_for_a_call() -> None:
     async def scene(client: EnvironmentClient) -> None:
         link = Link(client, None)
-        other = SimpleNamespace(takes_questions=False)
+        other = SimpleNamespace(accepts_requests=False)
         calling = asyncio.create_task(client.episode(TASK).reset())
         await asyncio.sleep(0)
         client.wake(other)  # type: ignore[arg-type]

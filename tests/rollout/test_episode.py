@@ -31,7 +31,7 @@ def ids(text: str) -> np.ndarray:
 class Service:
     """A link whose service is this object: it runs `environment` and answers at once."""
 
-    takes_questions = True
+    accepts_requests = True
 
     def __init__(self, client: EnvironmentClient, environment: Any) -> None:
         self.client, self.environment, self.asked = client, environment, []

@@ -47,7 +47,7 @@ def test_an_answer_in_two_trajectories_is_refused_and_the_error_says_how_to_mask
     other = first.copied()  # not `forked`: it would train on answer 0 as well
     other.sampled(answer(6, number=1))
     made = {"trajectory": first.close(), "verdict": m.Verdict(kind="scored", value=1.0), "response_text": ""}
-    with pytest.raises(ValueError, match="answer 0 of the sample is trained on twice; go on from it in `transcript"):
+    with pytest.raises(ValueError, match="answer 0 of the sample is trained on twice; continue from it in `transcript"):
         Sample(others=(other.close(),), **made)
     with pytest.raises(ValueError, match="answer 0"):
         m.SampleFinished(
@@ -64,7 +64,7 @@ def test_an_answer_in_two_trajectories_is_refused_and_the_error_says_how_to_mask
 def test_several_trajectories_of_unknown_answers_are_refused() -> None:
     by_hand = Trajectory.from_prompt(np.array([1], np.int32), segment(2), "stop")
     check_disjoint([by_hand])
-    with pytest.raises(ValueError, match="does not say which answers it has; build each by a Transcript"):
+    with pytest.raises(ValueError, match="does not say which answers it has; build each with a Transcript"):
         check_disjoint([by_hand, by_hand])
 
 

@@ -205,7 +205,7 @@ def test_service_that_never_answers_gives_a_crashed_verdict_saying_so(fake):
         assert verdict.kind == "crashed"
         assert "no verdict from the reward service" in verdict.reason
         assert client.num_outstanding == 0
-        assert not client._links[0].questions
+        assert not client._links[0].pending
         await end(client, loop, service)
 
     run(scenario)

@@ -96,7 +96,7 @@ class Bench:
             await self.say(number, None)
 
     def id_of(self, answer: str) -> str:
-        return next(i for i, question in self.client._questions.items() if question.request.response == answer)
+        return next(i for i, question in self.client._pending.items() if question.request.response == answer)
 
     async def answer(self, service: int, answer: str, **facts: Any) -> None:
         await self.say(service, m.ScoreReply(request_id=self.id_of(answer), verdict=SCORED, **facts))

@@ -38,7 +38,7 @@ def order(folder: Path, **fields: Any) -> ServeSpec:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("a" * 70, "is no address of this machine"), ("192.0.2.1", "cannot listen at")]
+    ("host", "said"), [("a" * 70, "is not an address of this machine"), ("192.0.2.1", "cannot listen at")]
 )
 def test_an_address_that_cannot_be_had_is_a_user_error(host: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):

@@ -89,7 +89,7 @@ class Tools:
         self.client.links.append(self)  # type: ignore[arg-type]
         self.hosted = ToolEnvironment(tools=[f"{__name__}:TOOLS"], **options)
 
-    takes_questions = True
+    accepts_requests = True
 
     async def send(self, message: Any) -> None:
         """As the service answers: what crosses is encoded and decoded."""

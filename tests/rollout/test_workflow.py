@@ -246,7 +246,7 @@ def test_users_workflow_is_found_by_name(user_module):
         ("users_own_workflow:Missing", "has no Missing"),
         ("users_own_workflow:Incomplete", "is_resumable"),
         ("users_own_workflow:NeedsArguments", "options of users_own_workflow:NeedsArguments: missing x"),
-        ("users_own_workflow:Refuses", "cannot be made with these options .too deep"),
+        ("users_own_workflow:Refuses", "cannot be created with these options .too deep"),
         ("users_broken_workflow:Any", "ZeroDivisionError"),
         ("no_such_module_at_all:Any", "ModuleNotFoundError"),
     ],

@@ -1,14 +1,14 @@
-"""One episode of an environment of the package verifiers, as the program of an agent (rollout/agent/verifiers.py).
+"""One episode of an environment of the package verifiers, run as the program of an agent (rollout/agent/verifiers.py).
 
     python verifiers_episode.py version          print the version that is installed, or nothing
     python verifiers_episode.py SPEC             SPEC: JSON of `environment`, `options`, `eval_options`, `endpoint`
 
 A script for the interpreter that verifiers is installed in, which may be another one than ours: standard library and
-verifiers only. It has the folder to itself, because Python puts that folder in front of all others.
+verifiers only. It is alone in its folder, because Python puts that folder first on the path.
 
-Owns: choosing the task of a row, running its episode against the policy's address, reporting the reward. Refuses:
-tasks, rewards, turns (verifiers), tokens (the listener of the rollout worker). An episode that failed ends this program
-with an error: its reward, which verifiers gives as 0, is not reported.
+It chooses the task of a row, runs its episode against the policy's address, and reports the reward. Tasks, rewards and
+turns are those of verifiers; tokens are handled by the listener of the rollout worker. If an episode fails, this
+program exits with an error and does not report the reward, which verifiers gives as 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _rollout(
     """In verifiers 0.1: `load_environment`, a data set of tasks, and an OpenAI-compatible client."""
     environment = verifiers.load_environment(spec["environment"], **options)
     if getattr(environment, "requires_group_rollouts", False):
-        raise Failed("its rewards compare the answers of a group, and every episode is judged by itself here")
+        raise Failed("its rewards compare the answers of a group, but each episode is judged separately here")
     tasks = environment.get_eval_dataset() if row.get("split") == "eval" else environment.get_dataset()
     config = import_module("verifiers.types").ClientConfig(
         client_type="openai_chat_completions",
@@ -94,7 +94,7 @@ async def _episode(
 
 
 def _task(tasks: Any, number: int) -> Any:
-    """Of a finite set, from the beginning again where it is shorter."""
+    """The task of this number; numbers beyond the size of a finite set start again from its beginning."""
     if not tasks.INFINITE:
         listed = list(tasks)
         if not listed:
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _words(error: Any) -> str:
-    """An error in one line; verifiers 0.1 has a dict for one."""
+    """An error as one line; in verifiers 0.1 it is a dict."""
     if isinstance(error, Mapping):
         error = error.get("error_chain_str") or error.get("error_chain_repr") or error.get("error")
     return " ".join(str(error).split())[-1000:]

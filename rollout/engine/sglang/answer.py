@@ -1,19 +1,17 @@
-"""What a server has sent of one answer so far: tokens, log-probs, and the version that sampled each.
+"""The part of an answer that a server has sent so far: tokens, log-probs, and the version that sampled each token.
 
-Owns: reading stream events, growing the arrays, which tokens' versions are certain. Refuses: sockets, retries.
+How versions become certain: the last event of an answer contains spans of output positions with the name of the weights
+that sampled them, which is authoritative. Every earlier event contains the name of the weights in use when the server's
+front process passed it on. Outputs and the reply to a weight update reach the front through two sockets, so a token of
+the old weights may arrive after the reply and have the new name: the name is the token's own version or a newer one,
+never an older one. An attempt begins with a loaded version, so its tokens are of that version or newer. If both bounds
+are equal, the version is certain, and the token is visible. From the time at which other weights are sent to the server
+(`weights_change`), or another name is received, all later tokens of the attempt are hidden until the spans arrive.
+Tokens that are not confirmed when the attempt breaks off are dropped, counted, and sampled again.
 
-How versions become certain. An answer's last event brings spans of output positions with the name of the weights they
-were sampled with: those are the truth. Every earlier event names the weights in use when the server's front passed it
-on. Outputs and the answer to a weight update reach the front through two sockets, so a token of the old weights may
-pass after the update's answer and carry the new name: the name is the token's own version or a newer one, never an
-older one. An attempt begins under a version that is loaded, so its tokens are of that version or newer. Where both
-bounds are equal the version is proved, and the token is shown. From the moment other weights are sent to the server
-(`weights_change`), or another name is seen, everything that follows in the attempt is held back until the spans come.
-What was not confirmed when the attempt breaks off is dropped, counted, and sampled again.
-
-The spans' own boundary is exact without the overlapped scheduler, and in `retract` with it. A pause in place with the
-overlapped scheduler is one token early for requests in the batch under way and right for others, which no one can tell
-apart afterwards, so that pair is never used (arguments.py).
+The boundary between spans is exact without the overlapped scheduler, and in `retract` with it. With the overlapped
+scheduler and a pause in place it is one token early for requests in the running batch and exact for others, which
+cannot be distinguished afterwards, so this combination is never used (arguments.py).
 
 Shape legend: R tokens of the answer, N tokens new in one event.
 """
@@ -48,7 +46,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class MetaInfo(msgspec.Struct, frozen=True):
-    """The part of `meta_info` that is read."""
+    """The part of `meta_info` that is used."""
 
     finish_reason: Finish | None = None
     prompt_tokens: int = 0
@@ -62,7 +60,7 @@ class MetaInfo(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of /generate. `output_ids` are new ones if the server streams increments, else all so far."""
+    """One event of /generate. `output_ids` are the new ones if the server streams increments, else all so far."""
 
     output_ids: tuple[int, ...] = ()
     meta_info: MetaInfo = MetaInfo()
@@ -73,7 +71,7 @@ _decoder = msgspec.json.Decoder(StreamEvent)
 
 
 def parse_event(data: bytes) -> StreamEvent:
-    """One `data:` line of the stream, without the prefix. Raises EngineError for anything unknown."""
+    """Parse one `data:` line of the stream, without the prefix. Raises EngineError for an invalid event."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
@@ -81,7 +79,7 @@ def parse_event(data: bytes) -> StreamEvent:
 
 
 def version_number(name: str) -> int:
-    """The version behind a server's name of its weights. Raises EngineError when it is none of ours."""
+    """The version in a server's name of its weights. Raises EngineError if the name is not one of ours."""
     try:
         return int(name)
     except ValueError:
@@ -89,7 +87,7 @@ def version_number(name: str) -> int:
 
 
 class GrowingAnswer:
-    """New tokens of one request, over as many attempts as it takes."""
+    """New tokens of one request, over several attempts."""
 
     def __init__(self) -> None:
         self._tokens = np.zeros(FIRST_ROOM, np.int32)
@@ -117,7 +115,7 @@ class GrowingAnswer:
 
     @property
     def newest_version(self) -> int:
-        """The highest version any token may have, hidden ones included; -1 before the first."""
+        """The highest version that any token may have, including hidden ones; -1 before the first."""
         return self._newest_name if self._hidden else self.last_version
 
     @property
@@ -127,24 +125,25 @@ class GrowingAnswer:
 
     @property
     def is_attempt_empty(self) -> bool:
-        """The attempt under way has brought no token yet."""
+        """Whether the current attempt has no token yet."""
         return self._count + self._hidden == self._attempt_start
 
     def begin_attempt(self, version: int) -> None:
         """A new request continues the answer; positions of its events count from here.
 
-        `version`: what the server has loaded as the attempt begins. All of its tokens are of this version or newer.
+        `version`: the version that the server has loaded when the attempt begins. All of its tokens are of this version
+        or newer.
         """
-        assert not self._hidden, "tokens of the attempt before were neither confirmed nor dropped"
+        assert not self._hidden, "tokens of the previous attempt were neither confirmed nor dropped"
         self._attempt_start, self._attempt_version, self._newest_name = self._count, version, version
         self._is_certain = True
 
     def weights_change(self) -> None:
-        """Other weights are about to be sent to the server: from now on only the spans can confirm a version."""
+        """Record that other weights will be sent to the server: from now on only the spans can confirm a version."""
         self._is_certain = False
 
     def drop_hidden(self) -> int:
-        """Forget the tokens whose version was never confirmed, at the end of an attempt; how many they were."""
+        """Drop the tokens whose version was not confirmed, at the end of an attempt; returns their number."""
         num_dropped, self._hidden = self._hidden, 0
         return num_dropped
 
@@ -155,9 +154,9 @@ class GrowingAnswer:
         return num_dropped
 
     def take(self, event: StreamEvent, *, is_incremental: bool) -> int:
-        """Append what the event adds; how many tokens that is.
+        """Append the tokens of an event and return their number.
 
-        Raises EngineError where ids, log-probs and versions do not belong together.
+        Raises EngineError if ids, log-probs and versions do not match.
         """
         meta, held = event.meta_info, self._count + self._hidden
         done = held - self._attempt_start
@@ -187,7 +186,7 @@ class GrowingAnswer:
         self._hidden += len(ids)
 
     def _stamp(self, meta: MetaInfo, count: int) -> None:
-        """Show the newest `count` tokens if the version that sampled them is proved."""
+        """Make the newest `count` tokens visible if the version that sampled them is certain."""
         name = version_number(meta.weight_version)
         self._newest_name = max(self._newest_name, name)
         self._is_certain &= name == self._attempt_version
@@ -196,14 +195,14 @@ class GrowingAnswer:
             self._count, self._hidden = self._count + count, 0
 
     def _settle(self, meta: MetaInfo) -> None:
-        """Stamp the whole attempt by the server's spans, and show it. Raises EngineError where they contradict a stamp
-        that was shown: the server's weights were changed by someone else.
+        """Set the versions of the whole attempt from the server's spans, and make it visible. Raises EngineError if
+        they contradict a visible version: another client has changed the server's weights.
         """
         start, end = self._attempt_start, self._count + self._hidden
         versions = versions_of(meta, 0, end - start)
         if (versions[: self._count - start] != self._versions[start : self._count]).any():
             raise EngineError(
-                f"the server says that versions {meta.weight_versions} sampled what it sent as version "
+                f"the server reports that versions {meta.weight_versions} sampled what it sent as version "
                 f"{self._attempt_version}: another client changes its weights"
             )
         self._versions[start:end] = versions
@@ -222,7 +221,7 @@ class GrowingAnswer:
 
 
 def versions_of(meta: MetaInfo, start: int, end: int) -> np.ndarray:
-    """Version of output positions `start` to `end` [N], int32. Raises EngineError when spans leave one out."""
+    """Version of output positions `start` to `end` [N], int32. Raises EngineError if the spans omit one."""
     versions_N = np.full(end - start, NO_VERSION, np.int32)
     for span in meta.weight_versions:
         low, high = max(span.start, start), min(span.end, end)

@@ -1,7 +1,6 @@
-"""The command line and the variables of one SGLang server.
+"""The command line and the environment variables of one SGLang server.
 
-Owns: what we set, why, and what a user may add. Refuses: starting it (process.py), knowing what its version takes
-(environment.py).
+It starts in process.py; environment.py knows which arguments its version has.
 """
 
 from __future__ import annotations
@@ -43,12 +42,13 @@ _OURS = (
     "enable-memory-saver", "enable-weights-cpu-backup", "enable-return-routed-experts", "api-key", "admin-api-key",
 )  # fmt: skip
 _SEPARATED = re.compile(r"(enable-pd-|disaggregation-|encoder-|language-only|pdmux)")
-"""Arguments that split one engine over several servers."""
+"""Arguments that distribute one engine over several servers."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What stays the same over the restarts of a server. `context` is the longest prompt plus answer, tokens."""
+    """Launch settings that stay the same over the restarts of a server. `context` is the longest prompt plus answer,
+    tokens."""
 
     python: Path
     settings: EngineSettings
@@ -59,16 +59,16 @@ class Launch:
     extra: tuple[str, ...]
     """Command-line words of `rollout.engine.sglang.arguments`."""
     in_turns: bool = False
-    """It shares its GPUs, and gives all its memory back while others use them."""
+    """It shares its GPUs, and releases all its memory while others use them."""
 
     @property
     def is_cpu(self) -> bool:
-        """It runs on a CPU."""
+        """Whether it runs on a CPU."""
         return self.settings.device == "cpu"
 
     def command(self, folder: Path, version: int, *, port: int, nccl_port: int, seed: int, key_file: Path) -> list[str]:
-        """The server's command line. `version` -1: the folder's weights stay there, the first version brings others.
-        `key_file`: of `write_key_file`.
+        """The server's command line. `version` -1: the folder's weights are not loaded, because the first version
+        brings others. `key_file`: from `write_key_file`.
         """
         settings, sglang = self.settings, self.settings.sglang
         words: dict[str, object] = {
@@ -89,7 +89,7 @@ class Launch:
         }
         flags = ["skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup", *self._option_flags()]
         if sglang.quantization != "none":
-            # This loader alone quantises again at every update, and it must have seen real weights first.
+            # Only this loader quantises again at every update, and it must have loaded real weights first.
             words |= {"quantization": sglang.quantization, "load-format": "flash_rl"}
         if sglang.kv_cache_dtype != "auto":
             words["kv-cache-dtype"] = sglang.kv_cache_dtype
@@ -103,11 +103,11 @@ class Launch:
             words["mem-fraction-static"] = sglang.memory_fraction
         if ":" in settings.device:
             words["base-gpu-id"] = int(settings.device.partition(":")[2])
-        # With the overlapped scheduler a pause in place leaves one batch under way that no span accounts for.
-        # On a CPU there is nothing to overlap with: it is slower.
+        # With the overlapped scheduler, a pause in place leaves one batch running that no span covers. On a CPU there
+        # is nothing to overlap with: it is slower.
         if self.is_cpu or self.interruption == "keep_kv":
             flags.append("disable-overlap-schedule")
-        # Its scheduler polls without a pause while it has nothing to do, on a core that others here want.
+        # Its idle scheduler polls without a pause, on a core that other processes need.
         if self.is_cpu or self.in_turns:
             flags.append("sleep-on-idle")
         given = {word.removeprefix("--") for word in self.extra if word.startswith("--")}
@@ -121,7 +121,7 @@ class Launch:
     def _option_flags(self) -> list[str]:
         sglang = self.settings.sglang
         frees = (self.in_turns or sglang.release_idle_s is not None) and not self.is_cpu
-        # A new version brings all that a plain model has, but not what quantising has made for itself.
+        # A new version has all tensors of a plain model, but not those that quantisation has created.
         needs_backup = (self.in_turns and sglang.is_rounded) or (not self.in_turns and sglang.release == "all")
         chosen = {
             "enable-deterministic-inference": sglang.deterministic,
@@ -132,7 +132,7 @@ class Launch:
         return [flag for flag, is_chosen in chosen.items() if is_chosen]
 
     def variables(self, scratch: Path) -> dict[str, str]:
-        """The server's environment: nothing of ours is importable there, nothing is fetched, and its files go to
+        """The server's environment: our packages cannot be imported there, nothing is downloaded, and its files are in
         `scratch`.
         """
         variables = clean_environment()
@@ -141,7 +141,7 @@ class Launch:
             "TRANSFORMERS_OFFLINE": "1",
             "TMPDIR": str(scratch),
             "PYTHONUNBUFFERED": "1",
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # the spare positions; ours never get there
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for the spare positions, which requests never reach
         }
         if self.settings.sglang.unquantized_layers:
             variables["SGLANG_FP8_IGNORED_LAYERS"] = ",".join(self.settings.sglang.unquantized_layers)
@@ -153,8 +153,8 @@ class Launch:
 
 
 def write_key_file(folder: Path, key: str) -> Path:
-    """Write a configuration file with the server's key, which a command line would show to every user of the machine.
-    Both of SGLang's keys are this one: no route is closed by only one of them.
+    """Write a configuration file with the server's key, which on the command line would be visible to every user of the
+    machine. Both of SGLang's keys are set to it, so every route requires it.
     """
     path = folder / "key.yaml"
     path.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def plan_launch(
 
 
 def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interruption: Interruption) -> list[str]:
-    """Command-line words of the user's further arguments. Raises UserError for one that cannot be given."""
+    """Command-line words of the user's further arguments. Raises UserError for one that is not allowed."""
     given = settings.sglang.arguments
     for name in clashing(given, _OURS):
         raise UserError(
@@ -206,7 +206,7 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
 
 
 def _cores(count: int) -> str:
-    """Cores of each of `count` ranks, as SGLang wants them: `0-3|4-7`."""
+    """Cores of each of `count` ranks, in SGLang's format: `0-3|4-7`."""
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
     share = max(1, len(cores) // count)
     parts = [cores[rank * share % len(cores) :][:share] for rank in range(count)]

@@ -1,6 +1,6 @@
-"""Attaching to a server somebody else runs: whether it is one we can work with, and holds the model we train.
+"""Attaches to a server that others run: checks that it is compatible and has the model that is trained.
 
-Owns: those checks, each with its own sentence. Refuses: changing the server.
+The server is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPE_KEYS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings", "num_experts",
     "num_experts_per_tok", "rope_theta",
 )  # fmt: skip
-"""What must be equal in two config.json for the weights of one to fit the other."""
+"""Keys that must be equal in two config.json files for the weights of one to fit the other."""
 
 
 async def check_attached(
@@ -32,7 +32,7 @@ async def check_attached(
     context: int,
     key: str | None = None,
 ) -> None:
-    """Raises UserError when the server cannot be reached, is of another version, or holds another model."""
+    """Raise UserError if the server cannot be reached, has another version, or has another model."""
     client = SGLangClient(
         url,
         control_timeout_s=settings.sglang.control_timeout_s,
@@ -51,7 +51,7 @@ async def check_attached(
 
 
 def read_key(settings: SGLangSettings) -> str | None:
-    """The key that attached servers want; None: none. Raises UserError."""
+    """The key that attached servers require; None: none. Raises UserError."""
     if settings.attach_key_file is None:
         return None
     path = Path(settings.attach_key_file).expanduser()
@@ -60,12 +60,12 @@ def read_key(settings: SGLangSettings) -> str | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})", where=f"{WHERE}_key_file") from error
     if not key or not key.isascii() or not key.isprintable():
-        raise UserError(f"{path} holds no key", where=f"{WHERE}_key_file", remedy="one line: the server's --api-key")
+        raise UserError(f"{path} contains no key", where=f"{WHERE}_key_file", remedy="one line: the server's --api-key")
     return key
 
 
 def check_server(url: str, server: Mapping[str, Any], interruption: Interruption, context: int) -> None:
-    """Raises UserError for a version or a way of running that does not fit."""
+    """Raise UserError for an incompatible version or incompatible options."""
     version = str(server.get("version", "of unknown version"))
     if version != KNOWN_VERSION:
         raise UserError(
@@ -90,14 +90,14 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
 
 
 def check_model(url: str, model: Mapping[str, Any], model_dir: Path) -> None:
-    """Raises UserError when the server's model is not of the shape of the one in `model_dir`."""
+    """Raise UserError if the server's model does not have the shape of the one in `model_dir`."""
     path = Path(str(model.get("model_path", "")))
     ours = _config_of(model_dir)
     theirs: Mapping[str, Any] = _config_of(path) if (path / "config.json").is_file() else model
     for key in SHAPE_KEYS:
         if key in ours and theirs.get(key) is not None and theirs[key] != ours[key]:
             raise UserError(
-                f"the server at {url} holds another model ({path}): its {key} is {theirs[key]}, ours is {ours[key]}",
+                f"the server at {url} has another model ({path}): its {key} is {theirs[key]}, ours is {ours[key]}",
                 where=WHERE,
                 remedy="start it with the model of model.path",
             )

@@ -1,24 +1,22 @@
-"""Answers under way on one server: requests, their attempts, and the gate they pass.
+"""Running answers on one server: requests, their attempts, and the gate that closes during swaps.
 
-Owns: slots, the gate, what is sent, what the server's reasons for ending mean. Refuses: versions and pauses
-(engine.py), the server's life (keeper.py), reading events (answer.py).
+Versions and pauses are in engine.py, the server's process in keeper.py, parsing of events in answer.py.
 
-One request is as many attempts as it takes: an attempt that breaks off (the server died, or was replaced) is followed
-by another that hands the server prompt plus all tokens so far. Tokens that were shown are therefore sampled once each,
-whatever happens to servers; those whose version was not confirmed when an attempt broke off are dropped, counted
-(`num_dropped`), and sampled again.
+A request may need several attempts: after an attempt that breaks off (the server died, or was replaced) another one
+sends the prompt and all tokens so far. So each visible token is sampled once, whatever happens to servers; tokens whose
+version was not confirmed when an attempt broke off are dropped, counted (`num_dropped`), and sampled again.
 
-The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. Where
-nothing is kept of the old weights (`recompute`), a swap also ends the attempts under way (`end_attempts`): their last
-events bring the spans that prove their versions, and each attempt lies within one version. An attempt that a swap could
-not end, or that keeps its keys and values (`keep_kv`), is notified of new weights, and hides its tokens from then on
-until its end (answer.py).
+The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. If
+nothing of the old weights is kept (`recompute`), a swap also ends the running attempts (`end_attempts`): their last
+events contain the spans that confirm their versions, and each attempt is within one version. An attempt that a swap
+could not end, or that keeps its keys and values (`keep_kv`), is notified of new weights, and hides its tokens from then
+on until its end (answer.py).
 
 Prefix
 caches are distinguished by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
-values of old weights stay with the requests that made them. An attempt whose first token carries another version than
-the gate showed was overtaken by the swap; with `keep_kv` it may have used an old prefix, and is thrown away and made
-again. With `recompute` and `drain` the whole cache is flushed inside the pause.
+values of old weights stay with the requests that computed them. If the first token of an attempt has another version
+than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an old prefix, and is
+discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
 """
 
 from __future__ import annotations
@@ -47,33 +45,34 @@ from rollout.engine.sglang.meter import Meter
 log = logging.getLogger(__name__)
 
 MAX_FRUITLESS_ATTEMPTS = 5
-"""Attempts in a row that bring an answer no token: then the server, or the request, is at fault."""
+"""Number of consecutive attempts without a new token after which the answer fails: the server or the request is at
+fault."""
 FRUITLESS_WAIT_S = 0.5
 ABORT_AGAIN_S = 0.05
-"""Between aborts: a request that was on its way to the server when the first one came knows nothing of it."""
+"""Interval between aborts: a request that was in transit when the first abort arrived is not affected by it."""
 
 
 @dataclass
 class _Running:
-    """A request and what it has so far."""
+    """A request and its tokens so far."""
 
     request: GenerationRequest
     answer: GrowingAnswer = field(default_factory=GrowingAnswer)
     ticket: str = ""
     is_streaming: bool = False
     is_ended_by_us: bool = False
-    """Its attempt was ended for a swap, and is to be followed by another."""
+    """Its attempt was ended for a swap, and another one follows."""
     is_stopped: bool = False
-    """Its last token completed a stop string."""
+    """The last token completed a stop string."""
     is_void: bool = False
     """It has tokens of versions newer than the one swapped in: it ends as `cancelled`."""
     consecutive_failures: int = 0
     routed_experts: tuple[int, str] | None = None
-    """As the server said it last, of every position of that attempt, and how long the answer was then."""
+    """The server's last report for every position of that attempt, and the length of the answer then."""
 
 
 class Attempts:
-    """All answers of one engine. `version`, `prefix_key` and the gate are the engine's to change, in a swap."""
+    """All answers of one engine. The engine changes `version`, `prefix_key` and the gate in a swap."""
 
     def __init__(
         self,
@@ -89,40 +88,41 @@ class Attempts:
         experts_shape: tuple[int, int] | None = None,
     ) -> None:
         """`keeps_kv`: swaps may leave old keys and values on the server. `is_seeded`: the server samples by a request's
-        seed. `experts_shape`: layers and experts per token, where the server shall tell which experts were used.
+        seed. `experts_shape`: layers and experts per token, if the server should report the experts that were used.
         """
         self._keeper, self.meter, self._name, self._keeps_kv = keeper, meter, name, keeps_kv
         self.context, self.vocab_size = context, vocab_size
         self._is_seeded, self._experts_shape = is_seeded, experts_shape
         self.on_request: Callable[[], None] = lambda: None
-        """Called when a request comes."""
+        """Called when a request arrives."""
         self.version = -1
         self.prefix_key = 0
-        """Prefixes are shared among requests of equal key."""
+        """Prefixes are shared among requests with equal keys."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.idle = asyncio.Event()
         self.idle.set()
         self.num_streaming = self.num_dropped = 0
-        # A few more than the server runs at once, so that a slot need not wait for the next request's way there.
+        # A few more than the server runs at once, so that a slot need not wait for the transfer of the next request.
         self._slots = asyncio.Semaphore(num_slots + max(1, num_slots // 8))
         self._running: dict[int, _Running] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._num_tickets = 0
 
     def close(self) -> None:
-        """The requests that wait at the gate find out that there is no server."""
+        """Wake the requests that wait at the gate; they fail because there is no server."""
         for task in list(self._background):
             task.cancel()
         self.gate.set()
 
     @property
     def num_open(self) -> int:
-        """Requests that run or wait."""
+        """Number of requests that run or wait."""
         return len(self._running)
 
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
-        """One answer, over as many attempts as it takes. Raises UserError (it cannot fit), EngineError (no server)."""
+        """Generate one answer, with several attempts if necessary. Raises UserError (it does not fit), EngineError (no
+        server)."""
         check_request(request, context=self.context, vocab_size=self.vocab_size)
         if (outcome := ended_already(request)) is not None:
             return outcome
@@ -133,7 +133,7 @@ class Attempts:
             async with self._slots:
                 began_s = time.monotonic()
                 end_reason: EndReason | None = None
-                while end_reason is None:  # an answer may break off at its very last token, so look before each attempt
+                while end_reason is None:  # an answer may break off at its last token, so check before each attempt
                     end_reason = self._reached(running) or await self._attempt(running)
             return GenerationOutcome(
                 request_id=request.request_id,
@@ -152,7 +152,8 @@ class Attempts:
         return {request_id: running.answer.segment for request_id, running in self._running.items()}
 
     async def _attempt(self, running: _Running) -> EndReason | None:
-        """One request to the server, from the tokens so far. How the answer ended, or None: it must go on."""
+        """Send one request to the server, from the tokens so far. Returns how the answer ended, or None if it
+        continues."""
         live = await self._admitted(running)
         if live is None or running.is_void:
             return "cancelled"
@@ -189,15 +190,15 @@ class Attempts:
             await self._after_break(running, live, before, str(error))
             return None
         except ServerRefused as error:
-            raise EngineError(f"the server refuses a request it should take: {error}") from error
+            raise EngineError(f"the server rejects a valid request: {error}") from error
         finally:
             self._streams(running, False)
             self.num_dropped += answer.drop_hidden()
         return await self._end_of(running, finish, before)
 
     async def _admitted(self, running: _Running) -> RunningServer | None:
-        """A server, at a moment when the gate is open: no await may follow before the request is made. None: too late,
-        the request has been ended.
+        """Wait for a server while the gate is open; no await may follow before the request is sent. None: the request
+        has been ended.
         """
         while True:
             if not running.is_void:
@@ -240,7 +241,7 @@ class Attempts:
     def _take(self, running: _Running, event: StreamEvent, live: RunningServer) -> None:
         is_first, num_shown = running.answer.is_attempt_empty, len(running.answer)
         count = running.answer.take(event, is_incremental=live.is_incremental)
-        self.meter.came(count, event.meta_info if is_first and count else None)
+        self.meter.add_tokens(count, event.meta_info if is_first and count else None)
         self._look_for_stop_string(running, num_shown)
         if event.meta_info.routed_experts is not None:
             running.routed_experts = len(running.answer), event.meta_info.routed_experts
@@ -262,8 +263,8 @@ class Attempts:
             self.num_dropped += answer.cut(before + length)
 
     def _experts_of(self, running: _Running) -> np.ndarray | None:
-        """int32 [positions, layers, experts per token]; None where a server died before it reported them. Raises
-        EngineError for what is not of that shape.
+        """int32 [positions, layers, experts per token]; None if a server died before it reported them. Raises
+        EngineError for another shape.
         """
         reported_at, encoded = running.routed_experts or (-1, "")
         if self._experts_shape is None or reported_at != len(running.answer):
@@ -276,22 +277,22 @@ class Attempts:
         return flat.reshape(positions, *self._experts_shape)
 
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
-        """What the server's reason means for the whole answer; None: it must go on, or has reached its end."""
+        """The end reason of the whole answer for the server's reason; None: it continues, or has reached its end."""
         answer = running.answer
         if self._reached(running) is not None or running.is_ended_by_us:
             return None
         if finish is not None and finish.type == "abort" and len(answer) > before:
             log.info("the server gave up %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
-            return "cancelled"  # what it has goes on elsewhere
-        # Everything else is no end of ours: the model's own end-of-sequence id where it is no stop id, or a server that
-        # could not go on for want of memory.
+            return "cancelled"  # it continues on another worker
+        # Other reasons do not end the answer: the model's end-of-sequence id if it is not a stop id, or a server that #
+        # ran out of memory.
         await self._count_fruitless(
             running, before, f"{finish.type}: {finish.message}" if finish else "no reason given"
         )
         return None
 
     def _reached(self, running: _Running) -> EndReason | None:
-        """The end the answer has reached with the tokens it has, whatever the server says."""
+        """The end reason that the answer's tokens imply, whatever the server reports."""
         request, answer = running.request, running.answer
         total = len(request.prefix) + len(answer)
         if running.is_stopped or (len(answer) and answer.last_token in request.sampling.stop_token_ids):
@@ -304,7 +305,7 @@ class Attempts:
 
     async def _after_break(self, running: _Running, live: RunningServer, before: int, words: str) -> None:
         if running.is_void:
-            return  # it ends, and what became of the server is no matter to it
+            return  # it ends, so the state of the server does not matter
         await self._count_fruitless(running, before, words)
         await self._keeper.settle(live.epoch, words)
 
@@ -322,14 +323,14 @@ class Attempts:
             return
         running.is_streaming = is_streaming
         self.num_streaming += 1 if is_streaming else -1
-        self.meter.works(self.num_streaming > 0)
+        self.meter.set_busy(self.num_streaming > 0)
         if self.num_streaming:
             self.idle.clear()
         else:
             self.idle.set()
 
     def _spawn_abort(self, client: SGLangClient, ticket: str) -> None:
-        """Free the slot on the server without waiting for it; a server that is gone needs no telling."""
+        """Free the slot on the server without waiting for it; errors of a server that has exited are ignored."""
 
         async def abort() -> None:
             with contextlib.suppress(ServerGone, ServerRefused):
@@ -340,9 +341,9 @@ class Attempts:
         task.add_done_callback(self._background.discard)
 
     async def end_attempts(self, client: SGLangClient, limit_s: float) -> None:
-        """End what streams, so that the versions of its tokens are known before the weights change; answers go on in
-        other attempts once the gate, which is shut, opens. What has not ended after `limit_s` is left running. Raises
-        ServerGone, ServerRefused.
+        """End the running attempts, so that the versions of their tokens are known before the weights change. The gate
+        is closed; once it opens, answers continue in other attempts. Attempts that have not ended after `limit_s` are
+        left running. Raises ServerGone, ServerRefused.
         """
         deadline_s = time.monotonic() + limit_s
         while self.num_streaming and (left_s := deadline_s - time.monotonic()) > 0:
@@ -354,7 +355,7 @@ class Attempts:
                     await self.idle.wait()
 
     def weights_change(self) -> None:
-        """Other weights are about to be sent to the server, whatever still streams from it."""
+        """Notify the running attempts that other weights will be sent to the server."""
         for running in self._streaming():
             running.answer.weights_change()
 
@@ -362,7 +363,7 @@ class Attempts:
         return [running for running in self._running.values() if running.is_streaming]
 
     def void_newer_than(self, version: int, client: SGLangClient) -> None:
-        """A rollback: answers with tokens of abandoned versions end as they are (`stamped-versions`)."""
+        """End answers with tokens of abandoned versions, after a rollback (`stamped-versions`)."""
         for running in self._running.values():
             if max(running.answer.newest_version, running.request.prefix.last_version) > version:
                 running.is_void = True
@@ -370,17 +371,17 @@ class Attempts:
                     self._spawn_abort(client, running.ticket)
 
     def end_all(self) -> None:
-        """Every request ends as `cancelled` with the tokens it has: those at the gate, which is shut, now, and those on
-        the server once it says a word or is paused with `abort`.
+        """End every request as `cancelled` with the tokens it has: those at the closed gate now, and those on the
+        server at its next event or when it is paused with `abort`.
         """
         for running in self._running.values():
             running.is_void = True
-        self.gate.set()  # requests that wait there look again
+        self.gate.set()  # wakes the requests that wait there
         self.gate.clear()
 
 
 def _is_overtaken(event: StreamEvent, expected: int) -> bool:
-    """The first token of an attempt was sampled under another version than the gate showed."""
+    """Whether the first token of an attempt was sampled with another version than the one at the gate."""
     meta = event.meta_info
     first = meta.weight_versions[0].version if meta.weight_versions else meta.weight_version
     return bool(event.output_ids) and first != str(expected)

@@ -1,16 +1,14 @@
-"""A server's place, and our own, in the process group that carries weights.
+"""The process group that transfers weights, for one worker: its server's rank and its own.
 
-Owns: meeting the group on both, the payload's way into the server while it stands still, the version's folder for a
-server that must be started again. Refuses: the pause (engine.py), who takes part (the trainer), the proof that the
-server holds what was sent (layout.py).
+The pause is in engine.py, the verification of the server's weights in layout.py; the trainer decides who takes part.
 
-Two members per worker: the server, which loads what arrives at once, and this process, which receives the same
-messages, checks them, knows from them what the server's own checksums must be, and writes them to disk. So a server
-that dies later is started with the version in use, as ever. On CPUs and with one rank a server: elsewhere its checksums
-are made by a function that only runs there, and nccl takes no second member on a GPU.
+Each worker has two members: the server, which loads the data as it arrives, and this process, which receives the same
+messages, verifies them, computes the checksums that the server must report, and writes them to disk. So a server that
+dies later is restarted with the current version, as usual. This is supported on CPUs and with one rank per server: on
+GPUs the server's checksums are computed by a function that only runs there, and nccl allows no second member on a GPU.
 
-A server generates nothing while it meets a group, and neither that nor a payload has a deadline there. It is ours that
-counts; a server that has missed it is to be replaced.
+A server generates nothing while it joins a group, and has no deadline for that or for a payload. Our deadline applies;
+a server that misses it must be replaced.
 """
 
 from __future__ import annotations
@@ -38,23 +36,24 @@ from rollout.engine.sglang.layout import as_checkpoint
 from rollout.engine.sglang.staging import StagedVersion, Stager, Summing
 
 RANKS = 2
-"""Places of a worker: its own, then its server's."""
+"""Ranks of a worker: its own, then its server's."""
 Result = TypeVar("Result")
 
 
 class ServerInGroup:
-    """One engine's two places. Methods are called under the engine's load lock."""
+    """The two members of one engine. Methods are called with the engine's load lock held."""
 
     def __init__(self, stager: Stager, staging: ThreadPoolExecutor, summing: Summing, folder: Path) -> None:
-        """`staging`: the thread of `stager`. `summing`: the proof of a version. `folder`: for what came this way."""
+        """`staging`: the thread of `stager`. `summing`: computes the checksums of a version. `folder`: for received
+        versions."""
         self._stager, self._staging, self._summing, self._folder = stager, staging, summing, folder
         self._member = GroupMember(torch.device("cpu"))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-group")
         self._joined = ("", 0)
-        """Group that the server of an epoch is in."""
+        """Epoch of a server and the group that it is in."""
 
     async def meet(self, call: GroupCall, live: RunningServer) -> None:
-        """Be in the group, with this server. Raises TransferBroken; ServerGone: it does not answer any more."""
+        """Join the group, with this server. Raises TransferBroken, or ServerGone if the server does not respond."""
         if self._joined == (call.group, live.epoch):
             return
         (old, epoch), self._joined = self._joined, ("", 0)
@@ -70,21 +69,21 @@ class ServerInGroup:
         except ServerRefused as error:
             raise TransferBroken(f"the server did not meet {call.group}: {error.text[:200]}") from error
         finally:
-            await asyncio.wait([meeting])  # no longer than the call's deadline
+            await asyncio.wait([meeting])  # bounded by the call's deadline
             meeting.exception()
         meeting.result()
         self._joined = (call.group, live.epoch)
 
     async def receive(self, call: GroupCall, client: SGLangClient, flush_cache: bool) -> StagedVersion:
-        """Into the paused server, and into a folder. Whatever is raised, the server may hold part of it: ServerRefused,
-        ServerGone, TransferBroken, WeightError (what came is not what was sent).
+        """Receive a version into the paused server and into a folder. After any exception the server may have loaded
+        part of it. Raises ServerRefused, ServerGone, TransferBroken, or WeightError (it arrived damaged).
         """
         manifest = msgspec.json.decode(call.manifest, type=WeightManifest)
         receiving = asyncio.ensure_future(self._on_thread(lambda: self._member.receive(call)))
         try:
             await self._into_server(manifest, call, client, flush_cache=flush_cache)
         finally:
-            await asyncio.wait([receiving])  # no longer than the call's deadline
+            await asyncio.wait([receiving])  # bounded by the call's deadline
             receiving.exception()
         _, payload = receiving.result()
 
@@ -112,19 +111,19 @@ class ServerInGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def leave(self) -> None:
-        """Be in no group: the others in it hear of that at once."""
+        """Leave the group; its other members notice at once."""
         self._joined = ("", 0)
         self._thread.submit(self._member.leave)
 
     def close(self) -> None:
-        """Leave for good."""
+        """Leave permanently."""
         self.leave()
         self._thread.shutdown(wait=False)
 
 
 def announced(bucket: Bucket) -> dict[str, Tensor]:
-    """The bucket's tensors, without content, under the names and in the order that the server must receive them: its
-    bytes are theirs one after another. Raises WeightError.
+    """The bucket's tensors, without content, with the names and in the order in which the server must receive them: the
+    bucket is the concatenation of their bytes. Raises WeightError.
     """
     unknown = {entry.dtype for entry in bucket.entries} - DTYPES.keys()
     if unknown:

@@ -1,10 +1,9 @@
-"""What can be asked of one SGLang server over HTTP.
+"""HTTP client of one SGLang server.
 
-Owns: the pooled connections, one method per endpoint, a deadline on every one, the shape of what fails. Refuses:
-deciding what follows from a failure (engine.py, supervisor.py), starting servers.
+It has one method per endpoint, each with a deadline. How failures are handled is decided in engine.py and keeper.py.
 
-A server that cannot be reached or breaks off is `ServerGone`, one that misses a deadline `ServerSilent`; one
-that answers "no" is `ServerRefused`.
+`ServerGone` is raised if the server cannot be reached or the connection breaks, `ServerSilent` if it misses a deadline,
+and `ServerRefused` if it responds with an error.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ class ServerGone(EngineError):
 
 
 class ServerSilent(ServerGone):
-    """A call had no answer within its deadline. Its front may answer others: the scheduler behind it may hang."""
+    """A call had no response within its deadline. The front process may respond to other calls while the scheduler
+    hangs."""
 
 
 class ServerRefused(EngineError):
@@ -45,10 +45,10 @@ class ServerRefused(EngineError):
 
 
 class SGLangClient:
-    """One server's endpoints. Make it on the event loop; `close` it there."""
+    """One server's endpoints. Create and close it on the event loop."""
 
     def __init__(self, url: str, *, control_timeout_s: float, load_timeout_s: float, key: str | None = None) -> None:
-        """`key`: sent with every request; None: the server wants none."""
+        """`key`: sent with every request; None: the server requires none."""
         self.url = url.rstrip("/")
         self._control_timeout_s, self._load_timeout_s = control_timeout_s, load_timeout_s
         self._streams: set[aiohttp.StreamReader] = set()
@@ -60,16 +60,16 @@ class SGLangClient:
         )
 
     async def close(self) -> None:
-        """Drop all connections; streams under way end with ServerGone."""
-        for content in self._streams:  # closing the session forgets them, and their readers would wait indefinitely
+        """Close all connections; running streams end with ServerGone."""
+        for content in self._streams:  # closing the session does not wake their readers, which would wait indefinitely
             content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
         await self._session.close()
 
     # ------------------------------------------------------------ generating
 
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[StreamEvent, None]:
-        """The events of one /generate request with `stream` set. Has no deadline of its own: a server that is paused
-        says nothing, and one that is dead is found by its supervisor, which then closes this client.
+        """The events of one /generate request with `stream` set. It has no deadline: a paused server sends nothing, and
+        a dead one is detected by the keeper, which then closes this client.
         """
         try:
             async with self._session.post(f"{self.url}/generate", data=_encode(body), headers=_JSON) as response:
@@ -88,11 +88,11 @@ class SGLangClient:
         raise ServerGone("the stream broke off")
 
     async def abort(self, request_id: str) -> None:
-        """End one request; its stream gets what it had, with finish reason `abort`."""
+        """End one request; its stream receives the tokens so far, with finish reason `abort`."""
         await self._post("/abort_request", {"rid": request_id})
 
     async def abort_all(self) -> None:
-        """End every request that the server's scheduler has; each stream gets what it had and its version spans."""
+        """End every request of the server's scheduler; each stream receives its tokens so far and its version spans."""
         await self._post("/abort_request", {"abort_all": True})
 
     # ------------------------------------------------------------ control
@@ -102,7 +102,7 @@ class SGLangClient:
         await self._post("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await self._post("/continue_generation", {})
 
     async def load(self, folder: str, version: int, *, flush_cache: bool) -> None:
@@ -116,15 +116,15 @@ class SGLangClient:
             raise ServerRefused("/update_weights_from_disk", 200, str(answer.get("message", answer)))
 
     async def release_memory(self, tags: tuple[str, ...]) -> None:
-        """Give GPU memory back (needs the memory saver). `tags` of `weights`, `kv_cache`; all when empty. No answer may
-        be asked for meanwhile. Raises ServerRefused, also where the server does not come to rest.
+        """Release GPU memory (needs the memory saver). `tags`: `weights`, `kv_cache`; empty: both. No answer may be
+        requested meanwhile. Raises ServerRefused, also if the server does not become idle.
         """
         await self._rest()
         await self._post("/release_memory_occupation", {"tags": list(tags)} if tags else {})
 
     async def _rest(self) -> None:
-        """Return once the scheduler has nothing left to do. An answer's last token is here before it has put the batch
-        away, and until then it dies of being asked to release its memory; a flush it merely refuses.
+        """Return once the scheduler is idle. An answer's last token arrives before the scheduler has removed the batch,
+        and until then a request to release memory makes it crash; a flush is only refused.
         """
         deadline_s = time.monotonic() + self._control_timeout_s
         while True:
@@ -137,13 +137,13 @@ class SGLangClient:
             await asyncio.sleep(REST_POLL_S)
 
     async def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Take it again."""
+        """Allocate the memory again."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
 
     # ------------------------------------------------------------ a process group
 
     async def join_group(self, call: GroupCall, rank: int) -> None:
-        """Meet the group as `rank`; nothing is generated until that is done."""
+        """Join the group as `rank`; nothing is generated until that is done."""
         body = {
             "master_address": call.host.strip("[]"), "master_port": call.port, "rank_offset": rank,
             "world_size": call.size, "group_name": call.group, "backend": call.backend,
@@ -151,19 +151,19 @@ class SGLangClient:
         await self._post("/init_weights_update_group", body, timeout_s=call.deadline_s)
 
     async def leave_group(self, name: str) -> None:
-        """Raises ServerRefused where it is in no such group."""
+        """Leave the group. Raises ServerRefused if the server is not in it."""
         await self._post("/destroy_weights_update_group", {"group_name": name})
 
     async def begin_update(self) -> None:
-        """Buckets come next. The server must be paused."""
+        """Announce buckets. The server must be paused."""
         await self._post("/begin_weight_update", {}, timeout_s=self._load_timeout_s)
 
     async def receive_bucket(
         self, tensors: Mapping[str, Tensor], call: GroupCall, *, version: int | None, flush_cache: bool
     ) -> None:
-        """Take one broadcast, which is these tensors one after another (dtypes and shapes count), and load them.
+        """Receive one broadcast, the concatenation of these tensors (dtypes and shapes matter), and load them.
 
-        `version`: what the weights are from now on; None: more is to come.
+        `version`: version of the weights from now on; None: more buckets follow.
         """
         body = {
             "names": list(tensors), "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors.values()],
@@ -174,13 +174,13 @@ class SGLangClient:
         await self._post("/update_weights_from_distributed", body, timeout_s=call.deadline_s)
 
     async def end_update(self) -> None:
-        """All buckets came."""
+        """Finish the update after the last bucket."""
         await self._post("/end_weight_update", {}, timeout_s=self._load_timeout_s)
 
     # ------------------------------------------------------------ asking
 
     async def probe(self) -> None:
-        """Returns once the server's front process answers. Raises ServerGone. (Not /health: that takes a second.)"""
+        """Return once the server's front process responds. Raises ServerGone. (Not /health: that takes a second.)"""
         await self._get("/model_info", timeout_s=min(PROBE_TIMEOUT_S, self._control_timeout_s / 2))
 
     async def model_info(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class SGLangClient:
         return await self._get("/model_info")
 
     async def server_info(self) -> dict[str, Any]:
-        """The arguments the server runs with, its own version, its state."""
+        """The server's arguments, version and state."""
         return await self._get("/server_info")
 
     async def checksums(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class SGLangClient:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """What stands behind `data:` in each event. In blocks, since an event may be longer than any line limit."""
+    """The text after `data:` in each event. Read in blocks, since an event may be longer than any line limit."""
     rest = b""
     async for block in content.iter_any():
         *events, rest = (rest + block).split(b"\n\n")

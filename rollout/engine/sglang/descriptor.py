@@ -1,7 +1,4 @@
-"""What the rest of the program must know of SGLang.
-
-Owns: the answers of `EngineDescriptor` for it. Refuses: torch, importing anything of its environment.
-"""
+"""The descriptor of the SGLang engine. Imports neither torch nor anything of SGLang's environment."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import PYTHON, argument_table, check_version, find_python
 
 MEMORY_FRACTION = 0.85
-"""Assumed where `memory_fraction` is left to SGLang, which takes 0.8 to 0.9 by GPU and model."""
+"""Assumed value if `memory_fraction` is not set; SGLang then chooses 0.8 to 0.9 by GPU and model."""
 
 
 class SGLangDescriptor(EngineDescriptor):
-    """One server per worker, in a Python environment of its own."""
+    """Describes the SGLang engine: one server per worker, in a separate Python environment."""
 
     name = "sglang"
     title = "SGLang"
@@ -48,11 +45,11 @@ class SGLangDescriptor(EngineDescriptor):
         return {"rollout.engine.sglang.tp_size": str(devices)}
 
     def interpreter(self, settings: EngineSettings) -> str | None:
-        """None with `attach`: those servers run already."""
+        """The server's interpreter; None with `attach`, where servers run already."""
         return None if settings.sglang.attach else settings.python or PYTHON
 
     def server_ports(self, job: EngineJob) -> tuple[str, Sequence[int]]:
-        """`port` and those after it, one per worker."""
+        """`port` and the following ones, one per worker."""
         sglang = job.settings.sglang
         ports = [port for index in range(job.num_workers) if (port := sglang.port_of(index)) is not None]
         return "rollout.engine.sglang.port", () if sglang.attach else ports
@@ -62,11 +59,11 @@ class SGLangDescriptor(EngineDescriptor):
         yield from option_rules.option_problems(job)
 
     def model_problems(self, job: EngineJob, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
-        """Options that the model cannot have."""
+        """Options that the model does not support."""
         yield from option_rules.model_problems(job.settings.sglang, model)
 
     def environment_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """The interpreter, the version there, arguments that this version does not take."""
+        """Problems of the interpreter, its SGLang version, and arguments that this version does not have."""
         settings = job.settings
         if settings.sglang.attach:
             return
@@ -80,16 +77,18 @@ class SGLangDescriptor(EngineDescriptor):
             yield SettingProblem((error.where,), error.what, error.remedy, is_local=is_local)
 
     def group_problems(self, job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
-        """On CPUs, in one process, for models whose layout in a server is known."""
+        """Reasons against a process group: it works on CPUs, in one process, for models whose layout in a server is
+        known."""
         yield from option_rules.group_problems(job, model)
 
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
-        """Servers of somebody else's, and a second rule for when memory is released."""
+        """Conflicts with shared devices: attached servers, and a second rule for when memory is released."""
         yield from option_rules.colocation_problems(job.settings.sglang)
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
-        """Weights shared by the GPUs of a worker; the cache takes the rest of `memory_fraction`, and must hold one
-        sequence of the greatest length. What the fraction leaves is for activations and CUDA graphs.
+        """Memory of one GPU: the weights are divided among the GPUs of a worker; the cache takes the rest of
+        `memory_fraction`, and must have room for one sequence of the greatest length. Memory outside the fraction is
+        for activations and CUDA graphs.
         """
         engine = job.settings
         devices, fraction = engine.sglang.tp_size, engine.sglang.memory_fraction or MEMORY_FRACTION
@@ -107,7 +106,7 @@ class SGLangDescriptor(EngineDescriptor):
         return EngineMemory(parts, (weights + longest) / fraction, words)
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
-        """More GPUs a worker."""
+        """Settings with more GPUs per worker."""
         size = job.settings.sglang.tp_size * 2
         while size <= 64:
             sglang = job.settings.sglang.model_copy(update={"tp_size": size})
@@ -115,11 +114,11 @@ class SGLangDescriptor(EngineDescriptor):
             size *= 2
 
     def rounding_key(self, settings: EngineSettings) -> str:
-        """fp8 weights, or an fp8 cache."""
+        """The setting of fp8 weights or of an fp8 cache."""
         return option_rules.rounding_key(settings.sglang)
 
     def recoveries(self, job: EngineJob) -> Iterator[Recovery]:
-        """Servers that hang are replaced."""
+        """Recoveries from servers that hang: they are replaced."""
         sglang = job.settings.sglang
         start_s = sglang.control_timeout_s if sglang.attach else job.startup_timeout_s
         yield Recovery(
@@ -134,7 +133,7 @@ class SGLangDescriptor(EngineDescriptor):
         )
 
     def advice(self, job: EngineJob) -> Iterator[str]:
-        """On CPUs turns are without effect."""
+        """Advice on shared devices, which have no effect on CPUs."""
         if job.is_colocated and job.settings.device == "cpu":
             yield (
                 "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"

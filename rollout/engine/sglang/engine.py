@@ -1,7 +1,7 @@
-"""The SGLang engine: the Engine port over one server that we launch and keep alive, or attach to.
+"""The SGLang engine: implements the Engine protocol over one server that is launched here or attached to.
 
-Owns: the start, pause and resume, the swap in each of the three modes. Refuses: answers (attempts.py), processes
-(process.py, keeper.py), HTTP (client.py), laying a version out on disk (staging.py).
+It contains the start, pause and resume, and the swap in each of the three modes. Answers are in attempts.py, processes
+in process.py and keeper.py, HTTP in client.py, and the files of a version in staging.py.
 
 Map of tasks, all on the worker's loop
   generate (one per request)   waits: a slot, the gate, a server, events of its stream   woken by: those
@@ -42,7 +42,7 @@ from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, S
 from rollout.engine.sglang.keeper import ModelFolder, ServerKeeper
 from rollout.engine.sglang.layout import FAMILIES, check_experts, check_family, compare, experts_shape, server_checksums
 from rollout.engine.sglang.meter import Meter
-from rollout.engine.sglang.process import Whereabouts
+from rollout.engine.sglang.process import ServerSetup
 from rollout.engine.sglang.sleep import Sleeper, start_sleeper
 from rollout.engine.sglang.staging import StagedVersion, Stager
 from rollout.engine.sglang.turns import DeviceLease
@@ -51,7 +51,7 @@ from rollout.engine.shape import exact_context, read_config
 log = logging.getLogger(__name__)
 
 Bring = Callable[[SGLangClient, bool], Awaitable[StagedVersion]]
-"""Puts a version into a paused server, whose prefixes go with the old one or stay."""
+"""Loads a version into a paused server, and flushes its prefix cache or keeps it."""
 
 
 async def _from_folder(staged: StagedVersion, client: SGLangClient, flush_cache: bool) -> StagedVersion:
@@ -60,7 +60,7 @@ async def _from_folder(staged: StagedVersion, client: SGLangClient, flush_cache:
 
 
 class SGLangEngine:
-    """One SGLang server behind the Engine port; see rollout/engine/port.py for what the methods promise."""
+    """One SGLang server behind the Engine port; the methods are specified in rollout/engine/port.py."""
 
     def __init__(
         self,
@@ -70,21 +70,21 @@ class SGLangEngine:
         dtype: str,
         num_threads: int,
         interruption: Interruption,
-        whereabouts: Whereabouts,
+        setup: ServerSetup,
         attach: str | None = None,
         tracer: Tracer | None = None,
         report: Callable[[str], None] = log.warning,
         starts_empty: bool = False,
     ) -> None:
-        """`interruption` is the one loads will come with: the scheduler depends on it. `attach`: a server's address.
-        `report`: receives, in a sentence each, what broke and was recovered here. `starts_empty`: the device is shared
-        in turns; the server comes up with the first version.
+        """`interruption` is the mode of all loads; the scheduler depends on it. `attach`: a server's address. `report`:
+        called with a sentence for each failure from which the engine recovered. `starts_empty`: the device is shared in
+        turns; the server starts with the first version.
         """
         self._starts_empty = starts_empty
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype, self._num_threads, self._interruption = settings.dtype or dtype, num_threads, interruption
-        self._where, self._attach, self._report = whereabouts, attach, report
-        self._stager = Stager(model_dir, whereabouts.name, self._checksums if settings.sglang.checksums else None)
+        self._where, self._attach, self._report = setup, attach, report
+        self._stager = Stager(model_dir, setup.name, self._checksums if settings.sglang.checksums else None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stager")
         self._load_lock = asyncio.Lock()
         self._loads: set[asyncio.Task[LoadReport]] = set()
@@ -118,7 +118,7 @@ class SGLangEngine:
         return self._attempts.version if self._attempts else -1
 
     async def start(self) -> None:
-        """Check environment and arguments, and bring the server up. Raises UserError, EngineError."""
+        """Check environment and arguments, and start the server. Raises UserError, EngineError."""
         config = await asyncio.to_thread(read_config, self._model_dir)
         if not config.architectures:
             what = "config.json names no `architectures`, and SGLang chooses the model's code by them"
@@ -193,7 +193,7 @@ class SGLangEngine:
             self._current = None
 
     def counters(self) -> dict[str, float]:
-        """Monotonic: tokens, prefill_tokens, cached_tokens, dropped_tokens (sampled again, since an attempt broke off
+        """Monotonic: tokens, prefill_tokens, cached_tokens, dropped_tokens (sampled again, because an attempt broke off
         before the server had confirmed their version), swaps, proven_swaps (by the server's own checksums), sleeps,
         server_restarts; busy_s, idle_s, paused_s.
         """
@@ -214,7 +214,7 @@ class SGLangEngine:
         return await attempts.generate(request)
 
     def end_session(self, session_key: int) -> None:
-        """Turns share their beginning in the server's radix cache, which drops what is not used."""
+        """Does nothing: turns share their prefix in the server's radix cache, which evicts unused entries."""
 
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far."""
@@ -223,14 +223,17 @@ class SGLangEngine:
     # ------------------------------------------------------------------ versions
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
-        """See the port. Loads are done in the order they are asked for; cancelling the caller does not undo one."""
+        """See the port. Loads are done in the order in which they are requested; cancelling the caller does not undo
+        one."""
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
             raise EngineError("this server's scheduler was not chosen for keep_kv")
         return await self._in_order(self._load(manifest_path, interruption))
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
-        """See the port. The server stands still too while it meets a new group. One that fails in it is replaced."""
+        """See the port. The server is also paused while it joins a new group. If it fails in the group, it is
+        replaced.
+        """
         self._started()
         return await self._in_order(self._load_from_group(call, interruption))
 
@@ -241,7 +244,7 @@ class SGLangEngine:
         return await asyncio.shield(task)
 
     async def release_memory(self) -> int:
-        """See the port. Waits for loads asked for before. Raises EngineError (no server any more)."""
+        """See the port. Waits for loads that were requested before. Raises EngineError (no server any more)."""
         keeper, attempts, turns = self._started()
         async with self._load_lock:
             await self._wake()
@@ -287,7 +290,7 @@ class SGLangEngine:
                 await keeper.replace(live.epoch, f"it did not meet a process group ({error})")
                 raise TransferBroken(f"the server did not meet {call.group}") from error
             attempts.gate.clear()
-            self._meter.pauses(True)
+            self._meter.set_paused(True)
             met_s = time.monotonic()
             try:
                 if call.version < attempts.version:
@@ -300,27 +303,27 @@ class SGLangEngine:
                     raise
                 raise TransferBroken(f"version {call.version} by {call.group}: {error}") from error
             finally:
-                self._meter.pauses(False)
+                self._meter.set_paused(False)
                 attempts.gate.set()
             pause_s = time.monotonic() - met_s
         return LoadReport(version=call.version, stage_s=met_s - start_s, pause_s=pause_s, transfer_s=transfer_s)
 
     async def _wake(self) -> None:
-        """A server that gave its memory back takes it again. Under the lock."""
+        """Allocate the memory of a server that released it. Called with the lock held."""
         if self._sleeper is not None:
             await self._sleeper.wake()
 
     async def _swap(self, staged: StagedVersion, interruption: Interruption) -> float:
-        """Replace the weights at a token boundary; the pause in seconds. A server that dies meanwhile, or is not done
-        within `load_timeout_s`, is replaced, and the swap is made on its successor. Raises WeightError: the old version
-        stays in use.
+        """Replace the weights at a token boundary and return the pause in seconds. A server that dies meanwhile, or is
+        not done within `load_timeout_s`, is replaced, and the swap is made on the new server. Raises WeightError: the
+        old version stays in use.
         """
         keeper, attempts, _ = self._started()
         limit_s = self._settings.sglang.load_timeout_s
         while True:
             live = await keeper.ready()
             start_s = time.monotonic()
-            self._meter.pauses(True)
+            self._meter.set_paused(True)
             try:
                 if staged.version < attempts.version:
                     attempts.void_newer_than(staged.version, live.client)
@@ -334,18 +337,18 @@ class SGLangEngine:
             except ServerGone as error:
                 await keeper.settle(live.epoch, str(error))
             except ServerRefused as error:
-                log.warning("version %d was refused, which may have left the server with half of it", staged.version)
+                log.warning("version %d was refused, and the server may have loaded part of it", staged.version)
                 await keeper.replace(live.epoch, f"it refused version {staged.version}")
                 raise WeightError(f"SGLang cannot load version {staged.version}: {error.text[:400]}") from error
             except WeightError:
                 await keeper.replace(live.epoch, f"it holds other weights than version {staged.version}")
                 raise
             finally:
-                self._meter.pauses(False)
+                self._meter.set_paused(False)
         return time.monotonic() - start_s
 
     async def _exchange(self, client: SGLangClient, bring: Bring, interruption: Interruption) -> float:
-        """Pause, bring a version into the server, prove it, go on; the seconds that the bringing took."""
+        """Pause, load a version into the server, verify it, and resume. Returns the seconds of the load."""
         keeper, attempts, _ = self._started()
         trace_s, num_running = self._now_s(), attempts.num_streaming
         mode: PauseMode = "in_place" if interruption == "keep_kv" else "retract"

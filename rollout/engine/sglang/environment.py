@@ -1,7 +1,7 @@
-"""The environment SGLang runs in: which interpreter, which version, which arguments its launcher knows.
+"""SGLang's Python environment: finds the interpreter, checks the version, and lists the arguments of its launcher.
 
-Owns: asking that interpreter, in a process of its own under a deadline, and remembering the answer alongside it.
-Refuses: importing anything of it here, starting servers. Torch-free: `validate` and `doctor` use it too.
+It runs the interpreter in a separate process with a deadline, and caches the result next to the environment. It imports
+neither torch nor SGLang, because `validate` and `doctor` use it too. Torch-free: `validate` and `doctor` use it too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from areal_like.errors import UserError
 from areal_like.guarded_process import run_guarded
 
 KNOWN_VERSION = "0.5.23"
-"""The version whose control endpoints and answers were measured; others are refused."""
+"""The supported version, whose control endpoints were tested; others are refused."""
 PYTHON = ".venv-sglang/bin/python"
-"""The interpreter where none is configured; `make sglang-cpu` builds it."""
+"""The default interpreter; `make sglang-cpu` creates its environment."""
 ASK_TIMEOUT_S = 120.0
 CPU_VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Make SGLang run on a CPU."""
@@ -61,7 +61,7 @@ json.dump(table, open(sys.argv[1], "w"))
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """One argument of the launcher. `choices` is empty where anything goes."""
+    """One argument of the launcher. `choices` is empty if any value is allowed."""
 
     takes_value: bool
     takes_many: bool
@@ -69,7 +69,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 def find_python(setting: str) -> Path:
-    """The interpreter `rollout.engine.python` names. Raises UserError when there is none."""
+    """The interpreter that `rollout.engine.python` names. Raises UserError if it does not exist."""
     wanted = Path(setting).expanduser()
     checkout = Path(__file__).resolve().parents[3]
     for path in [wanted] if wanted.is_absolute() else [Path.cwd() / wanted, checkout / wanted]:
@@ -79,13 +79,15 @@ def find_python(setting: str) -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without what would let our packages, or our interpreter's, into another environment."""
+    """This process's environment variables, without those that would make packages of our environment importable in
+    another one."""
     foreign = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
     return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Versions of python, sglang, torch and transformers there; what is not installed is left out. Raises UserError."""
+    """Versions of python, sglang, torch and transformers there; packages that are not installed are left out. Raises
+    UserError."""
     answer = _ask(python, [_VERSIONS], timeout_s=30.0)
     try:
         found = json.loads(answer)
@@ -97,7 +99,7 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def check_version(python: Path) -> dict[str, str]:
-    """`versions`, if SGLang's is the one we know. Raises UserError that says what differs and why it matters."""
+    """`versions`, if SGLang's is the supported one. Raises UserError, which says what differs and why it matters."""
     found = versions(python)
     have = found.get("sglang")
     if have is None:
@@ -113,7 +115,7 @@ def check_version(python: Path) -> dict[str, str]:
 
 
 def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) -> dict[str, Argument]:
-    """What that SGLang's launcher takes, by name without dashes. Asked once per environment. Raises UserError."""
+    """Arguments of SGLang's launcher, by name without dashes. They are read once per environment. Raises UserError."""
     cached = _cache_path(python, version)
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(cached.read_bytes(), type=dict[str, Argument])
@@ -125,7 +127,7 @@ def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) 
             table = msgspec.json.decode(data, type=dict[str, Argument])
         except (OSError, msgspec.MsgspecError) as error:
             raise UserError(f"{python} did not list SGLang's arguments ({error})", where=_WHERE, remedy=_HOW) from error
-        with contextlib.suppress(OSError):  # an environment nobody may write to is asked again each time
+        with contextlib.suppress(OSError):  # in a read-only environment they are read again each time
             temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
             temporary.write_bytes(data)
             os.replace(temporary, cached)
@@ -133,13 +135,13 @@ def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) 
 
 
 def _cache_path(python: Path, version: str) -> Path:
-    """In addition to the environment's own files; a reinstalled environment is a new folder and is asked again."""
+    """The cache file inside the environment's folder; a reinstalled environment is a new folder, and is read again."""
     name = hashlib.sha256(version.encode()).hexdigest()[:12]
     return python.parent.parent / f".areal_like-arguments-{name}.json"
 
 
 def argument_words(given: Mapping[str, Any], table: Mapping[str, Argument], where: str) -> list[str]:
-    """Command-line words of further arguments. Raises UserError for one that this version does not take as given."""
+    """Command-line words of further arguments. Raises UserError for one that this version does not accept."""
     words: list[str] = []
     for name, value in given.items():
         plain = name.lstrip("-").replace("_", "-")
@@ -166,7 +168,7 @@ def argument_words(given: Mapping[str, Any], table: Mapping[str, Argument], wher
 
 
 def clashing(given: Iterable[str], ours: Iterable[str]) -> list[str]:
-    """Names in `given` that we set ourselves."""
+    """Names in `given` that this program sets itself."""
     reserved = set(ours)
     return [name for name in given if name.lstrip("-").replace("_", "-") in reserved]
 
@@ -176,7 +178,7 @@ def _example(name: str, argument: Argument) -> str:
 
 
 def _ask(python: Path, words: list[str], *, timeout_s: float, extra: Mapping[str, str] | None = None) -> str:
-    """Standard output of `python -c ...`. Raises UserError when it fails."""
+    """Standard output of `python -c ...`. Raises UserError if it fails."""
     try:
         environment = {**clean_environment(), **(extra or {})}
         ran = run_guarded([str(python), "-c", *words], timeout_s=timeout_s, env=environment)

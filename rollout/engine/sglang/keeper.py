@@ -1,23 +1,23 @@
-"""Keeps one engine's server alive: starts it, notices when it is dead or hangs, starts it again with the version now in
-use, and gives up with a reason when that happens too often.
+"""Keeps one engine's server running: starts it, detects when it is dead or hangs, and restarts it with the current
+version. If that happens too often, it gives up with a reason.
 
-Owns: readiness, the watch, the restart budget. Refuses: requests and versions (engine.py), processes (process.py).
+Requests and versions are in engine.py, processes in process.py.
 
-Signs of death, any of which ends the server's whole family:
+Each of these signs ends the server's whole process tree:
 
-    sign                                                 found by
-    one of its processes ended                           a look at them every WATCH_S, and when a stream breaks
+    sign                                                 detected by
+    one of its processes exited                          a check every WATCH_S, and when a stream breaks
     no answer to probes for `control_timeout_s`, two     /model_info every PROBE_S
-    at least: one may have met a halt of this machine
-    work, no pause, and no token for `stall_timeout_s`   the engine, asked every WATCH_S
-    a swap not done within `load_timeout_s`              the engine, which has it replaced: the front answers
-                                                         probes while the scheduler hangs
+    at least: a pause of this machine may miss one
+    work, no pause, and no token for `stall_timeout_s`   the engine, checked every WATCH_S
+    a swap not done within `load_timeout_s`              the engine, which has it replaced: the front process
+                                                         responds to probes while the scheduler hangs
 
-The watch is a task; nobody waits for a server without its answer: `ready` and `settle` return, or raise its last error.
-A server attached to is watched by probes alone and never ended; when it is back, it is given the version in use again.
+The watch is a task. Waits for a server always end: `ready` and `settle` return, or raise its last error. A server that
+was attached to is only probed and never ended; when it is reachable again, the current version is loaded into it.
 
-Where a server shares its device, its memory is somebody else's at times. From `rest` on a server that ends has no
-successor, which would take that memory; `resume_server` brings one up.
+If a server shares its device, others use its memory at times. After `rest` a server that exits is not restarted, which
+would take that memory; `resume_server` starts one.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 0.25
 PROBE_S = 5.0
-"""Between probes, or a quarter of `control_timeout_s` where that is less."""
+"""Interval between probes, or a quarter of `control_timeout_s` if that is less."""
 READY_POLL_S = 0.1
 BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
-"""Before the first, second, ... restart within the window; the last value repeats."""
+"""Delays before the first, second, ... restart within the window; the last value repeats."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a server is started with: a folder, and the version of the weights in it (-1: none worth loading)."""
+    """The folder that a server is started with, and the version of the weights in it (-1: none to load)."""
 
     folder: Path
     version: int
@@ -60,7 +60,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that is ready. `epoch` counts servers; `is_incremental`: its events hold new tokens only."""
+    """A server that is ready. `epoch` counts servers; `is_incremental`: its events contain new tokens only."""
 
     client: SGLangClient
     epoch: int
@@ -69,7 +69,7 @@ class RunningServer:
 
 
 class ServerKeeper:
-    """One server, or its successor."""
+    """One server, and the servers that replace it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ServerKeeper:
         start_timeout_s: float = 1800.0,
         report: Callable[[str], None] = log.warning,
     ) -> None:
-        """Either `launch` or the `url` of a running server, with the `key` that it wants. `stalled_s()`: for how
+        """Either `launch` or the `url` of a running server, with the `key` that it requires. `stalled_s()`: for how
         long work has made no progress.
 
         `port`: of every server launched; None: any free one. `start_timeout_s`: of each start. `report`: receives why a
@@ -111,17 +111,17 @@ class ServerKeeper:
         self._error: EngineError | None = None
         self._kill_reason = ""
         self._is_forgiven = True
-        """Replacing the condemned server costs nothing of the budget."""
+        """Replacing the current server does not count against the budget."""
         self._rests = False
         self._exit_reason = ""
-        """Why the server that rested is gone, once it is."""
+        """Why the resting server has exited, once it has."""
         self.num_restarts = 0
         self.last_reason = ""
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> RunningServer:
-        """The first server, and the watch over it. Raises UserError for what a restart would not fix."""
+        """Start the first server, and the watch. Raises UserError for an error that a restart would not fix."""
         if self._launch is not None:
             self._scratch = make_scratch()
         try:
@@ -133,7 +133,7 @@ class ServerKeeper:
         return live
 
     async def close(self) -> None:
-        """End the watch and the server (one attached to is left alone). Safe to call twice."""
+        """End the watch and the server (an attached server keeps running). Safe to call twice."""
         self._error = self._error or EngineError("the engine was closed")
         if self._task is not None:
             self._task.cancel()
@@ -150,8 +150,8 @@ class ServerKeeper:
 
     @property
     def scratch(self) -> Path:
-        """A folder of its servers, gone with them."""
-        assert self._scratch is not None, "one attached to has none"
+        """A folder for its servers, removed with them."""
+        assert self._scratch is not None, "an attached server has none"
         return self._scratch
 
     @property
@@ -160,7 +160,8 @@ class ServerKeeper:
         return None if self._kill_reason else self._live
 
     async def ready(self) -> RunningServer:
-        """Return a server that is ready. Raises EngineError when there will be none; bounded by starts and budget."""
+        """Wait for a server that is ready. Raises EngineError if there will be none; bounded by the start timeout and
+        the budget."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.live is not None or self._error is not None)
         if self._error is not None:
@@ -169,9 +170,9 @@ class ServerKeeper:
         return self._live
 
     async def settle(self, epoch: int, doubt: str) -> RunningServer:
-        """Something went wrong with the server of `epoch`: return once it was found healthy, or has a successor."""
+        """After a failure of the server of `epoch`: return once it was found healthy, or was replaced."""
         if self._live is not None and self._live.epoch == epoch:
-            target = self._num_checks + 2  # one under way may have begun before the doubt
+            target = self._num_checks + 2  # a running check may have begun before the failure
             self._doubt = doubt
             self._wake.set()
             async with self._changed:
@@ -179,8 +180,8 @@ class ServerKeeper:
         return await self.ready()
 
     async def replace(self, epoch: int, reason: str, *, is_forgiven: bool = True) -> RunningServer:
-        """End the server of `epoch` and return its successor: its state is unknown, or it hangs where no probe sees it.
-        `is_forgiven`: that is no fault of the server's, and costs nothing of the budget of restarts.
+        """End the server of `epoch` and return a new one: its state is unknown, or it hangs without failing probes.
+        `is_forgiven`: the server is not at fault, and the restart does not count against the budget.
         """
         if self._live is not None and self._live.epoch == epoch:
             self._kill_reason, self._is_forgiven = reason, is_forgiven
@@ -190,12 +191,14 @@ class ServerKeeper:
         return await self.ready()
 
     def rest(self) -> None:
-        """From now on a server that ends has no successor. To be called while one is ready; nobody may ask for it."""
+        """Do not restart a server that exits from now on. Call it while a server is ready; the server must not be
+        used.
+        """
         self._rests, self._exit_reason = True, ""
 
     async def terminate(self, epoch: int, reason: str) -> None:
-        """End the server of `epoch`, which rests: whatever it holds is free then."""
-        assert self._rests, "a server at work has a successor at once"
+        """End the server of `epoch`, which rests; this frees its memory."""
+        assert self._rests, "a server that does not rest would be restarted at once"
         if self._live is not None and self._live.epoch == epoch:
             self._kill_reason, self._is_forgiven = reason, True
             self._wake.set()
@@ -203,7 +206,7 @@ class ServerKeeper:
             await self._changed.wait_for(lambda: self._error is not None or bool(self._exit_reason))
 
     async def resume_server(self) -> RunningServer:
-        """The server that rested, or a successor if it has ended. Raises EngineError when there will be none."""
+        """The server that rested, or a new one if it has exited. Raises EngineError if there will be none."""
         self._rests = False
         self._wake.set()
         return await self.ready()
@@ -211,7 +214,7 @@ class ServerKeeper:
     # ------------------------------------------------------------ the watch
 
     async def _watch(self) -> None:
-        """Stop: cancelled by `close`. Waker: WATCH_S, or a doubt."""
+        """Run until cancelled by `close`. Woken every WATCH_S, and after a failure."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -228,7 +231,7 @@ class ServerKeeper:
         await self._tell()
 
     async def _look(self) -> None:
-        if self._live is None:  # it ended at rest
+        if self._live is None:  # it exited while resting
             if not self._rests:
                 await self._renew(self._exit_reason, is_forgiven=False)
             return
@@ -248,7 +251,7 @@ class ServerKeeper:
             await self._tell()
 
     async def _reason_to_end(self) -> str:
-        """Which sign of death there is; empty for none. Probes when it is time, or when there is doubt."""
+        """Why the server must be ended; empty if it is healthy. Probes it when a probe is due, or after a failure."""
         live, settings = self._live, self._settings
         assert live is not None
         if live.process is not None and (ended := live.process.why_ended()) is not None:
@@ -276,7 +279,7 @@ class ServerKeeper:
         return True
 
     async def _renew(self, reason: str, *, is_forgiven: bool) -> None:
-        """Replace a dead server, as often as the budget allows. Raises EngineError when it is spent."""
+        """Replace a dead server, as often as the budget allows. Raises EngineError when the budget is used up."""
         await self._take_down()
         self._doubt = ""
         while True:
@@ -299,7 +302,7 @@ class ServerKeeper:
             return
 
     def _spend(self, reason: str) -> float:
-        """One restart out of the budget; the wait before it."""
+        """Count one restart, and return the delay before it."""
         now_s = time.monotonic()
         while self._restarts_s and now_s - self._restarts_s[0] > self._settings.restart_window_s:
             self._restarts_s.popleft()
@@ -365,7 +368,8 @@ class ServerKeeper:
         return await ServerProcess.start(command, variables, self._log_path, self._scratch), f"http://127.0.0.1:{port}"
 
     async def _wait_ready(self, client: SGLangClient, process: ServerProcess | None) -> None:
-        """Raises UserError or EngineError when it ends first, EngineError at the deadline."""
+        """Wait until the server responds. Raises UserError or EngineError if it exits first, EngineError at the
+        deadline."""
         limit_s = self._start_timeout_s if process else self._settings.control_timeout_s
         deadline_s = time.monotonic() + limit_s
         while True:
@@ -377,12 +381,13 @@ class ServerKeeper:
                 if time.monotonic() > deadline_s:
                     where = self._log_path if process else client.url
                     raise EngineError(f"no SGLang server within {limit_s:g} s ({where}): {error}") from error
-            except ServerRefused:  # it listens before it can answer
+            except ServerRefused:  # it listens before it can respond
                 pass
             await asyncio.sleep(READY_POLL_S)
 
     async def _take_over(self, client: SGLangClient) -> bool:
-        """A server we did not start may hold anything: give it the version in use. Whether it streams increments."""
+        """Load the current version into an attached server, which may have any weights. Returns whether it streams
+        increments."""
         if self.home.version >= 0:
             await client.load(str(self.home.folder), self.home.version, flush_cache=True)
         return bool((await client.server_info()).get("incremental_streaming_output", False))

@@ -1,16 +1,15 @@
-"""How a published version is named on its way to an SGLang server, how it lies inside, and what the server's weight
-checker must then say of it.
+"""Names and layout of a published version in an SGLang server, and the checksums that the server must then report.
 
-Owns: from the trainer's names to those of checkpoints, from these to SGLang's fused tensors, the checksums that follow,
-the comparison. Refuses: asking the server (client.py), deciding what a difference means (engine.py).
+It maps the trainer's names to those of checkpoints, and these to SGLang's fused tensors, and compares checksums. The
+server is queried in client.py.
 
-transformers keeps the experts of a layer in two tensors, checkpoints have two or three per expert, and SGLang skips a
-name it does not know without a word: a mixture of experts would go on sampling with experts nobody trained.
+transformers stores the experts of a layer in two tensors, checkpoints have two or three per expert, and SGLang skips
+names that it does not know without a warning: a mixture of experts would continue to sample with untrained experts.
 
-SGLang puts q, k, v into one tensor, gate and up into another, and fills the vocabulary up to a multiple of 64, on CPUs
-also the inner width of feed-forward layers to one of 32, with zeros. Fused tensors are row-major concatenations, so
-their bytes are those of the parts one after the other. The checksum is the first 8 bytes of SHA-256 (on a CPU; the sum
-of tensors on GPUs is made by another function, which only runs there).
+SGLang puts q, k and v into one tensor, gate and up into another, and pads the vocabulary with zeros to a multiple of
+64, and on CPUs also the inner width of feed-forward layers to a multiple of 32. Fused tensors are row-major
+concatenations, so their bytes are the concatenated bytes of the parts. The checksum is the first 8 bytes of SHA-256 (on
+a CPU; on GPUs it is computed by another function, which only runs there).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from transformers import PreTrainedConfig
 from areal_like.errors import UserError, WeightError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-"""Model types whose tensors lie as described here."""
+"""Model types whose layout is as described here."""
 EXPERT_FAMILIES = ("qwen2_moe", "qwen3_moe")
 """Mixtures of experts whose checkpoints are named as described here."""
 VOCAB_MULTIPLE = 64
 INNER_MULTIPLE = 32
-"""Of the inner width of a feed-forward layer, on CPUs."""
+"""Multiple to which the inner width of a feed-forward layer is padded on CPUs."""
 _FUSED = {
     "q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
     "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
@@ -42,11 +41,11 @@ _PART = re.compile(rf"\.({'|'.join(_FUSED)})\.(weight|bias)$")
 _STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _VOCAB = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 _DERIVED = re.compile(r"cos_sin_cache|inv_freq")
-"""Tensors of the server that no version brings: made from the config alone."""
+"""Tensors of the server that are not part of a version: they are computed from the config."""
 
 
 def check_experts(config: PreTrainedConfig) -> None:
-    """Raises UserError for a mixture of experts whose tensors we could not name for SGLang."""
+    """Raise UserError for a mixture of experts whose names in SGLang are unknown."""
     text = config.get_text_config()
     has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
     if has_experts and config.model_type not in EXPERT_FAMILIES:
@@ -58,7 +57,7 @@ def check_experts(config: PreTrainedConfig) -> None:
 
 
 def check_family(config: PreTrainedConfig, where: str) -> None:
-    """Raises UserError, naming the setting, for a model whose tensors are stored in a way not known here."""
+    """Raise UserError, with the setting, for a model whose layout in SGLang is unknown."""
     if config.model_type not in FAMILIES:
         raise UserError(
             f"how SGLang lays out the tensors of a {config.model_type} is not known here",
@@ -68,7 +67,7 @@ def check_family(config: PreTrainedConfig, where: str) -> None:
 
 
 def experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
-    """Layers and experts per token. Raises UserError for a model without experts."""
+    """Numbers of layers and of experts per token. Raises UserError for a model without experts."""
     text = config.get_text_config()
     per_token = getattr(text, "num_experts_per_tok", None)
     if not per_token:
@@ -81,7 +80,7 @@ def experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
 
 
 def as_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under a checkpoint's names: stacked experts one by one, as views."""
+    """The same tensors with the names of a checkpoint: stacked experts are split into views."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stacked = _STACKED.search(name)
@@ -96,7 +95,7 @@ def as_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def server_layout(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """SGLang's tensors by their own names, each with its parts in order, by Hugging Face's."""
+    """SGLang's tensors by name, each with its parts in order, by their Hugging Face names."""
     parts: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         found = _PART.search(name)
@@ -107,7 +106,7 @@ def server_layout(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def server_checksums(tensors: Mapping[str, Tensor], dtype: torch.dtype, *, is_head_tied: bool) -> dict[str, str]:
-    """What a server that holds exactly these tensors, in `dtype`, says of each of its own (one rank, on a CPU)."""
+    """Checksums that a server with exactly these tensors, in `dtype`, reports (one rank, on a CPU)."""
     names = [name for name in tensors if not (is_head_tied and name == "lm_head.weight")]
     found = {}
     for target, parts in server_layout(names).items():
@@ -119,7 +118,7 @@ def server_checksums(tensors: Mapping[str, Tensor], dtype: torch.dtype, *, is_he
 
 
 def compare(said: Mapping[str, Any], expected: Mapping[str, str]) -> None:
-    """Raises WeightError naming the first tensors that differ. `said`: the answer of the server's weight checker."""
+    """Raise WeightError with the first tensors that differ. `said`: the report of the server's weight checker."""
     ranks = said.get("ranks") or []
     if len(ranks) != 1:
         raise WeightError(f"the server gave checksums of {len(ranks)} ranks, and one was expected")
@@ -133,7 +132,7 @@ def compare(said: Mapping[str, Any], expected: Mapping[str, str]) -> None:
 
 
 def _padded(target: str, part: Tensor) -> Tensor:
-    """With the rows, or columns, of zeros that the server adds."""
+    """The tensor with the rows or columns of zeros that the server adds."""
     if target.endswith(".down_proj.weight"):
         return pad(part, (0, -part.shape[1] % INNER_MULTIPLE))
     multiple = VOCAB_MULTIPLE if _VOCAB.search(target) else INNER_MULTIPLE if ".gate_up_proj." in target else 1

@@ -1,18 +1,15 @@
-"""From a worker's context to the engine over its own SGLang server, launched or attached to.
-
-Owns: `make`. Refuses: starting the server (the engine's `start`). Imports torch.
-"""
+"""Creates the SGLang engine of a worker, over a launched or an attached server. Imports torch."""
 
 from __future__ import annotations
 
 from areal_like.errors import UserError
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.sglang.engine import SGLangEngine
-from rollout.engine.sglang.process import Whereabouts
+from rollout.engine.sglang.process import ServerSetup
 
 
 def make(context: EngineContext) -> SGLangEngine:
-    """Raises UserError: there are fewer servers to attach to than workers."""
+    """Create the engine. Raises UserError if there are fewer servers to attach to than workers."""
     sglang = context.settings.sglang
     if sglang.attach and context.index >= len(sglang.attach):
         raise UserError(f"{context.worker} has no server to attach to", where="rollout.engine.sglang.attach")
@@ -22,7 +19,7 @@ def make(context: EngineContext) -> SGLangEngine:
         dtype=context.dtype,
         num_threads=context.num_threads,
         interruption=context.interruption,
-        whereabouts=Whereabouts(
+        setup=ServerSetup(
             context.worker,
             context.log_dir / f"{context.worker}-sglang.log",
             context.seed + context.index,

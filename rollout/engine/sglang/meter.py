@@ -1,7 +1,4 @@
-"""What an engine counts: tokens, and how its time was spent.
-
-Owns: the counters, and how long work has made no progress. Refuses: deciding what follows (keeper.py).
-"""
+"""Counters of an engine: tokens, and how its time was spent."""
 
 from __future__ import annotations
 
@@ -11,22 +8,22 @@ from rollout.engine.sglang.answer import MetaInfo
 
 
 class Meter:
-    """Time is paused while a pause lasts, else busy while anything streams, else idle."""
+    """Counts tokens and time. Time is `paused` during a pause, else `busy` while anything streams, else `idle`."""
 
     def __init__(self) -> None:
         self._counts = {"tokens": 0.0, "prefill_tokens": 0.0, "cached_tokens": 0.0}
         self._spent_s = {"busy_s": 0.0, "idle_s": 0.0, "paused_s": 0.0}
         self._since_s = self._moved_s = time.monotonic()
-        self._works = self._is_paused = False
+        self._is_busy = self._is_paused = False
 
     @property
     def paused_s(self) -> float:
-        """Paused so far."""
+        """Seconds paused so far."""
         self._settle()
         return self._spent_s["paused_s"]
 
-    def came(self, num_tokens: int, first: MetaInfo | None) -> None:
-        """New tokens; `first`: what the first event of an attempt said of its prompt."""
+    def add_tokens(self, num_tokens: int, first: MetaInfo | None) -> None:
+        """Count new tokens; `first`: metadata of the first event of an attempt, with the counts of its prompt."""
         if num_tokens:
             self._moved_s = time.monotonic()
         self._counts["tokens"] += num_tokens
@@ -34,21 +31,21 @@ class Meter:
             self._counts["prefill_tokens"] += first.prompt_tokens - first.cached_tokens
             self._counts["cached_tokens"] += first.cached_tokens
 
-    def works(self, works: bool) -> None:
-        """Whether anything streams."""
-        if works != self._works:
+    def set_busy(self, is_busy: bool) -> None:
+        """Record whether anything streams."""
+        if is_busy != self._is_busy:
             self._settle()
-            self._works, self._moved_s = works, time.monotonic()
+            self._is_busy, self._moved_s = is_busy, time.monotonic()
 
-    def pauses(self, is_paused: bool) -> None:
-        """Whether generation is paused."""
+    def set_paused(self, is_paused: bool) -> None:
+        """Record whether generation is paused."""
         if is_paused != self._is_paused:
             self._settle()
             self._is_paused, self._moved_s = is_paused, time.monotonic()
 
     def stalled_s(self) -> float:
-        """For how long there has been work, no pause, and no token."""
-        return time.monotonic() - self._moved_s if self._works and not self._is_paused else 0.0
+        """Seconds for which there has been work, no pause, and no token."""
+        return time.monotonic() - self._moved_s if self._is_busy and not self._is_paused else 0.0
 
     def counters(self) -> dict[str, float]:
         """All counts, with seconds up to now."""
@@ -57,6 +54,6 @@ class Meter:
 
     def _settle(self) -> None:
         now_s = time.monotonic()
-        spent = "paused_s" if self._is_paused else "busy_s" if self._works else "idle_s"
+        spent = "paused_s" if self._is_paused else "busy_s" if self._is_busy else "idle_s"
         self._spent_s[spent] += now_s - self._since_s
         self._since_s = now_s

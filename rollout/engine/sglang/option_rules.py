@@ -1,7 +1,8 @@
-"""Options of SGLang that cannot go together, or not with this device or model, each with its reason.
+"""Rules for SGLang's options: combinations that are not supported, or not with this device or model, each with a
+reason.
 
-Owns: those rules, and what rules SGLang out for weights by process group and for shared devices. Refuses: what the
-environment lacks (environment.py), arguments that its version does not know (arguments.py). Pure and torch-free.
+It also has the rules for process groups and for shared devices. Requirements of the environment are checked in
+environment.py, unknown arguments in arguments.py. Pure functions, without torch. Pure and torch-free.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ QUANTIZED_FAMILIES = ("qwen2", "qwen3")
 PROVEN_FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types whose layout inside SGLang is known (rollout/engine/sglang/layout.py)."""
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that SGLang keeps as one."""
+"""Layers that SGLang fuses into one."""
 LAUNCH_ONLY = (
     "port", "tp_size", "memory_fraction", "quantization", "unquantized_layers", "kv_cache_dtype", "deterministic",
     "release_idle_s", "routed_experts", "checksums", "arguments", "environment",
@@ -40,7 +41,7 @@ def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
 
 
 def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
-    """What the model's config.json (or `model.init`) has against the options."""
+    """Conflicts of the model's config.json (or `model.init`) with the options."""
     family = model.get("model_type")
     if sglang.quantization != "none" and family not in QUANTIZED_FAMILIES:
         yield SettingProblem(
@@ -54,7 +55,8 @@ def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator
 
 
 def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
-    """SGLang's servers take part where it can be proved what they hold afterwards, and where they can be replaced."""
+    """Problems of a process group: servers can take part if their weights can be verified afterwards, and if they can
+    be replaced."""
     sglang = job.settings.sglang
     if job.settings.device != "cpu":
         yield SettingProblem(
@@ -75,7 +77,7 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
 
 
 def colocation_problems(sglang: SGLangSettings) -> Iterator[SettingProblem]:
-    """What cannot go together with devices that servers and trainer share in turns."""
+    """Conflicts with devices that servers and trainer share in turns."""
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach", "placement"),

@@ -1,12 +1,10 @@
-"""One SGLang server as processes of this machine: started so that it cannot outlive us, watched, ended, and its end
-explained in one sentence.
+"""The processes of one SGLang server: starts the server so that it cannot outlive this process, watches it and ends it.
 
-Owns: the start below a guard, the family of processes, its log, its scratch folder. Refuses: HTTP (client.py),
-restarts (keeper.py).
+HTTP is in client.py, restarts in keeper.py.
 
-No orphans, by three independent means: the guard (areal_like/guard.py) kills the whole family when we end, however and
-whenever that happens, or when the server does; the kernel kills the server with its guard; and all stay in our process
-group, which our launcher kills as a whole.
+Three independent means prevent orphans: the guard (areal_like/guard.py) kills the whole process tree when this process
+or the server exits; the kernel kills the server with its guard; and all processes stay in our process group, which the
+launcher kills as a whole.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ SHARED_MEMORY = ("sglang_loads_", "sgl_shm_", "sem.mp-", "psm_", "torch_", "mult
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one.
-    `start_timeout_s`: of each start of the server.
+class ServerSetup:
+    """Paths and settings of an engine's servers. `name`: distinguishes the workers of a run. `port`: of its server;
+    None: any free one. `start_timeout_s`: time limit of each start.
     """
 
     name: str
@@ -49,8 +47,8 @@ class Whereabouts:
 
 
 class ServerProcess:
-    """A started server and everything it started. Make it with `start`. `process` is the guard, which ends as the
-    server does; holding its standard input open is what keeps both alive.
+    """A started server and its descendants. Create it with `start`. `process` is the guard, which exits with the
+    server's status; both run as long as its standard input is open.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, log_path: Path, log_start: int, scratch: Path) -> None:
@@ -62,10 +60,10 @@ class ServerProcess:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], log_path: Path, scratch: Path
     ) -> ServerProcess:
-        """Start it; its output is appended to `log_path`. Raises EngineError when the machine refuses."""
+        """Start it; its output is appended to `log_path`. Raises EngineError if it cannot be started."""
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            # SGLang writes all its arguments there, its key among them.
+            # SGLang logs all its arguments there, including its key.
             with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
                 os.fchmod(log.fileno(), 0o600)
                 log_start = log.seek(0, os.SEEK_END)
@@ -83,7 +81,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the server's front process; of its guard before it has one."""
+        """Process id of the server's front process, or of its guard before that exists."""
         if self._front is not None:
             return self._front.pid
         with contextlib.suppress(psutil.Error):
@@ -92,7 +90,8 @@ class ServerProcess:
         return self._process.pid
 
     def remember_family(self) -> None:
-        """Call once the server is ready: from now on the end of any of its processes is the server's end."""
+        """Record the server's processes, once it is ready: from now on the exit of any of them counts as the server's
+        exit."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._front = psutil.Process(self.pid)
             for child in psutil.Process(self._process.pid).children(recursive=True):
@@ -100,19 +99,19 @@ class ServerProcess:
                     self._family[child.pid] = child
 
     def why_ended(self) -> str | None:
-        """In words, once the front process or one of those remembered has ended; None while all live."""
+        """Why the server has ended, once the front process or a recorded process has exited; None while all run."""
         if self._process.returncode is not None:
             return f"the server ended with {describe_status(self._process.returncode)}"
         if self._front is not None and not is_alive(self._front):
-            return None  # its guard is clearing up, and then says how it ended
+            return None  # its guard is still cleaning up, and then has the status
         for pid, member in self._family.items():
             if not is_alive(member):
                 return f"process {pid} of the server ended"
         return None
 
     async def end(self) -> None:
-        """Have the guard kill the whole family, and wait until it is gone; what is left after END_WAIT_S is killed from
-        here, the guard too. Safe to call twice.
+        """Have the guard kill the whole process tree, and wait until it has exited; processes that are left after
+        END_WAIT_S are killed directly, including the guard. Safe to call twice.
         """
         members = dict(self._family)
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -127,7 +126,7 @@ class ServerProcess:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     member.send_signal(signal.SIGKILL)
             await self._is_gone(members)
-        await asyncio.to_thread(remove_recorded, self._scratch)  # the guard did, unless it was killed
+        await asyncio.to_thread(remove_recorded, self._scratch)  # the guard has done this, unless it was killed
 
     async def _is_gone(self, members: Mapping[int, psutil.Process]) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -139,7 +138,7 @@ class ServerProcess:
         return False
 
     def log_tail(self) -> str:
-        """The end of what this server wrote, not its predecessors."""
+        """The end of the log of this server, without that of earlier ones."""
         try:
             with self._log_path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -157,7 +156,8 @@ def _command_of(process: psutil.Process) -> list[str]:
 
 
 def make_scratch() -> Path:
-    """A folder for one engine's servers, short enough for the paths of sockets. Those of dead workers are swept."""
+    """Create a folder for one engine's servers, with a path that is short enough for sockets. Folders of dead workers
+    are removed."""
     root = Path(tempfile.gettempdir())
     for old in root.glob(f"{SCRATCH_PREFIX}*-*"):
         owner = old.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
@@ -169,7 +169,7 @@ def make_scratch() -> Path:
 
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
-    # words in the log; what they mean ({0} is what was found); how to fix it
+    # pattern in the log; its meaning ({0} is the match); how to fix it
     (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
      "correct rollout.engine.sglang.arguments"),
     (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"
@@ -186,11 +186,12 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 _ARGUMENT_FRAME = re.compile(r'File "[^"\n]*(?:/server_args\.py|/arg_groups/[^"\n]*)", line')
-"""In a traceback: what SGLang does while it looks at its arguments."""
+"""Frames of a traceback while SGLang checks its arguments."""
 
 
 def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
-    """Why a server did not come up: UserError where a restart would repeat what its log shows, else EngineError."""
+    """Why a server did not start: a UserError if a restart would fail in the same way according to its log, else an
+    EngineError."""
     for pattern, what, remedy in _CAUSES:
         found = re.search(pattern, tail)
         if found:
@@ -204,7 +205,7 @@ def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
 
 
 def last_words(tail: str) -> str:
-    """The last line of a log that names an error, else its last line."""
+    """The last line of a log with an error, else its last line."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception)\b", line)]
     return (telling or lines or ["it said nothing"])[-1][:300]

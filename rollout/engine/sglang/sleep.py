@@ -1,11 +1,11 @@
-"""Gives a server's GPU memory back while there is nothing to generate, and takes it again when there is.
+"""Releases a server's GPU memory while there is nothing to generate, and allocates it again when there is.
 
-Owns: when, and that nothing is asked of a server without its memory. Refuses: what the server does with it (SGLang's
-memory saver), pauses for versions (engine.py), which share the engine's lock with this.
+It decides when, and ensures that no request is sent to a server without its memory. Pauses for versions are in
+engine.py; they share the engine's lock with this module.
 
-Map: one task. It waits for `release_idle_s` without a request, then for the engine's lock, and shuts the gate; a
-request that comes (`wanted`) wakes it, and a load (`wake`, under the same lock) does its work for it. A server that
-dies asleep has a successor that is awake.
+One task waits for `release_idle_s` without a request, then for the engine's lock, and closes the gate. A request
+(`wanted`) wakes it, and a load (`wake`, with the same lock) allocates the memory itself. If a server exits without its
+memory, the new server has its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALL = ("kv_cache", "weights")
 
 
 class Sleeper:
-    """Of one engine. `lock`: the one its loads and pauses take."""
+    """Releases the memory of one engine. `lock`: the lock of its loads and pauses."""
 
     def __init__(
         self, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock, *, idle_s: float, tags: tuple[str, ...]
@@ -33,13 +33,13 @@ class Sleeper:
         self._keeper, self._attempts, self._lock = keeper, attempts, lock
         self._idle_s, self._tags = idle_s, tags
         self._epoch: int | None = None
-        """Of the server that sleeps."""
+        """Epoch of the server without memory."""
         self._wanted = asyncio.Event()
         self.num_sleeps = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after the server from now on."""
+        """Start the task."""
         self._attempts.on_request = self.wanted
         self._task = asyncio.create_task(self.run(), name="sglang-sleeper")
 
@@ -49,11 +49,12 @@ class Sleeper:
             self._task.cancel()
 
     def wanted(self) -> None:
-        """A request has come."""
+        """Record that a request has arrived."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Stop: cancelled by the engine, or no server any more. Waker: the clock, then a request."""
+        """Run until cancelled by the engine, or until there is no server any more. Woken by the clock, then by a
+        request."""
         try:
             while True:
                 self._wanted.clear()
@@ -64,7 +65,7 @@ class Sleeper:
                     if await self.wake():
                         self._attempts.gate.set()
         except EngineError:
-            self._attempts.gate.set()  # a request that passes it finds the reason at the keeper
+            self._attempts.gate.set()  # requests that pass it get the error from the keeper
 
     async def _is_wanted_within(self, wait_s: float) -> bool:
         try:
@@ -75,7 +76,7 @@ class Sleeper:
         return True
 
     async def _fell_asleep(self) -> bool:
-        """Raises EngineError when there is no server any more."""
+        """Release the memory; returns whether it was released. Raises EngineError if there is no server any more."""
         async with self._lock:
             live = self._keeper.live
             if live is None or self._attempts.num_open or not self._attempts.gate.is_set():
@@ -87,7 +88,7 @@ class Sleeper:
                 await self._keeper.replace(live.epoch, f"it does not release its memory ({error})", is_forgiven=False)
             except ServerGone as error:
                 await self._keeper.settle(live.epoch, str(error))
-            except ServerRefused as error:  # e.g. a request aborted just now is still there
+            except ServerRefused as error:  # e.g. a request that was just aborted is still there
                 log.warning("the server keeps its memory: %s", error)
             else:
                 self._epoch = live.epoch
@@ -98,7 +99,8 @@ class Sleeper:
             return False
 
     async def wake(self) -> bool:
-        """Take the memory again, if it was given back. Under the lock. Whether it was; the gate stays as it is."""
+        """Allocate the memory again if it was released, with the lock held. Returns whether it was released; the gate
+        is not changed."""
         epoch, self._epoch = self._epoch, None
         if epoch is None:
             return False
@@ -115,7 +117,7 @@ class Sleeper:
 def start_sleeper(
     settings: SGLangSettings, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock
 ) -> Sleeper | None:
-    """One that runs, where the settings want it."""
+    """Start a sleeper if it is configured."""
     if settings.release_idle_s is None:
         return None
     tags = ALL if settings.release == "all" else ("kv_cache",)

@@ -1,7 +1,7 @@
-"""From a published version to a folder SGLang can load, alongside the store, while generation goes on.
+"""Stages a published version: writes it to a folder that SGLang can load, while generation continues.
 
-Owns: verification, that folder (weights in one safetensors file, everything else linked from the model's folder), its
-removal. Refuses: the swap (engine.py), transport (whatever brought the manifest here).
+The folder has the weights in one safetensors file, and links to all other files of the model's folder. The swap is in
+engine.py.
 
 Payloads that are safetensors already (`kind: disk`) are linked, others are written once, in the same file system
 (shared memory stays shared memory). Names are those of checkpoints (layout.py); SGLang fuses them itself when it loads.
@@ -29,13 +29,13 @@ WEIGHT_FILE = "model.safetensors"
 
 
 Summing = Callable[[Mapping[str, Tensor]], dict[str, str]]
-"""From a version's tensors to the checksums that the server must give once it holds them."""
+"""Function that computes the checksums that the server must report, from a version's tensors."""
 
 
 @dataclass(frozen=True)
 class StagedVersion:
-    """A version whose folder is ready. `num_bytes` of weights. `checksums`: of the server's own tensors, once it holds
-    this version; None: it is not asked.
+    """A version whose folder is ready. `num_bytes`: size of the weights. `checksums`: expected checksums of the
+    server's tensors with this version; None: they are not verified.
     """
 
     version: int
@@ -45,16 +45,17 @@ class StagedVersion:
 
 
 class Stager:
-    """Makes and removes the folders of one engine. Methods block on file I/O: call them from one thread."""
+    """Creates and removes the folders of one engine. Methods block on file I/O: call them from one thread."""
 
     def __init__(self, model_dir: Path, name: str, summing: Summing | None = None) -> None:
-        """`name` tells the engines of one store apart. `summing`: gives each version its checksums."""
+        """`name` distinguishes the engines of one store. `summing`: computes the checksums of each version."""
         self._model_dir, self._name, self._summing = model_dir, name, summing
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._count = 0
 
     def stage(self, manifest_path: Path) -> StagedVersion:
-        """Verify a payload and lay it out. Raises WeightError: damaged, not finite, of another model, no room."""
+        """Verify a payload and write its folder. Raises WeightError: damaged, not finite, of another model, or not
+        enough space."""
         manifest, tensors = open_verified(manifest_path)
         parent, payload = manifest_path.parent / f"staged-{self._name}", manifest_path.parent / manifest.payload
         return self.lay_out(manifest, tensors, parent, payload if manifest.kind == "disk" else None)
@@ -62,10 +63,9 @@ class Stager:
     def lay_out(
         self, manifest: WeightManifest, tensors: Mapping[str, Tensor], parent: Path, safetensors: Path | None = None
     ) -> StagedVersion:
-        """A folder below `parent` for tensors whose bytes were verified; `safetensors`: the file that holds them.
+        """Write a folder below `parent` for verified tensors; `safetensors`: an existing file with them.
 
-        Raises WeightError: not finite, of another model, no room.
-        """
+        Raises WeightError: not finite, of another model, or not enough space."""
         self._check(manifest, tensors)
         self._count += 1
         folder = parent / f"{manifest.version}-{self._count}"
@@ -86,10 +86,11 @@ class Stager:
         return StagedVersion(manifest.version, folder, manifest.num_bytes, checksums)
 
     def _check(self, manifest: WeightManifest, tensors: Mapping[str, Tensor]) -> None:
-        """The server would find all this out too, but with its weights half replaced."""
+        """Check the tensors here: the server would detect the same errors, but only after replacing some of its
+        weights."""
         for name, tensor in tensors.items():
             if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
-                raise WeightError(f"version {manifest.version}: {name} holds a value that is not finite")
+                raise WeightError(f"version {manifest.version}: {name} contains a value that is not finite")
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if self._shapes is None:
             self._shapes = shapes
@@ -102,5 +103,5 @@ class Stager:
 
     @staticmethod
     def drop(staged: StagedVersion) -> None:
-        """Remove a folder nobody will load again."""
+        """Remove a folder that will not be loaded again."""
         shutil.rmtree(staged.folder, ignore_errors=True)

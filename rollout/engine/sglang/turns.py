@@ -1,16 +1,15 @@
-"""A server's turns on a device that it shares with the trainer (`placement: colocated`).
+"""A server on a device that it shares with the trainer (`placement: colocated`): releases and allocates its memory.
 
-Owns: whether the server may hold memory now, and how it gives it up and takes it again. Refuses: whose turn it is
-(controller/coordinator/colocation.py), what is loaded afterwards (engine.py), short naps inside a turn of the engines
-(sleep.py).
+controller/coordinator/colocation.py decides who has the device, engine.py what is loaded afterwards. Idle times of the
+engines are in sleep.py.
 
     no server --take--> a server with memory, a version is loaded --leave--> the same server without it --take--> ...
                                                                   `-leave--> no server: it kept its memory, or died
 
-The first server comes up with the first version and not with the worker: only then has the trainer, which sets itself
-up on the device as well, left it. For the same reason a server that dies in the trainer's turn has no successor before
-the engines' next one. Weights are not kept in host memory, but where they are quantised: the next version replaces them
-all, and brings nothing that quantising has made.
+The first server starts with the first version and not with the worker, because only then has the trainer, which also
+starts on the device, released it. For the same reason a server that dies in the trainer's turn is restarted in the
+engines' next turn. Weights are kept in host memory only if they are quantised: the next version replaces them all, but
+does not contain the tensors that quantisation has created.
 """
 
 from __future__ import annotations
@@ -29,21 +28,22 @@ log = logging.getLogger(__name__)
 
 
 class DeviceLease:
-    """Of one engine; all methods under the lock that its loads and pauses take."""
+    """The device of one engine; all methods are called with the lock of its loads and pauses held."""
 
     def __init__(self, keeper: ServerKeeper, attempts: Attempts, *, is_cpu: bool, num_gpus: int) -> None:
-        """`keeper`: not started. `num_gpus`: of the server."""
+        """`keeper`: not started yet. `num_gpus`: number of the server's GPUs."""
         self._keeper, self._attempts, self._is_cpu, self._num_gpus = keeper, attempts, is_cpu, num_gpus
         self._is_started = False
         self._epoch: int | None = None
-        """Of the server that has given its memory up."""
+        """Epoch of the server that has released its memory."""
         self.has_memory = False
-        """Generation is possible as far as memory goes."""
+        """The server has its memory."""
 
     async def take(self) -> bool:
-        """Have a server with memory, whatever is in it. Whether there was none before; the gate stays as it is.
+        """Ensure that there is a server with memory, with any weights. Returns whether there was none before; the gate
+        is not changed.
 
-        Raises UserError (a first server that a mistake keeps from starting), EngineError.
+        Raises UserError (a user's mistake prevents the first start), EngineError.
         """
         if self.has_memory:
             return False
@@ -68,7 +68,8 @@ class DeviceLease:
         await self._keeper.resume_server()
 
     async def leave(self) -> int:
-        """Give the memory up; the bytes. A server that does not is ended: it holds none then either.
+        """Release the memory and return the number of bytes. A server that fails to do so is ended, which also frees
+        it.
 
         Running answers end as `cancelled`. Raises EngineError: there is no server any more.
         """
@@ -94,7 +95,8 @@ class DeviceLease:
 
 
 def held_bytes(server_info: Mapping[str, Any]) -> int:
-    """Weights and cache on one of its GPUs, as it counts them itself (thousandths of 2^30 bytes); 0: it says none."""
+    """Bytes of weights and cache on one of its GPUs, from the server's report (thousandths of 2^30 bytes); 0: not
+    reported."""
     for state in server_info.get("internal_states", ()):
         usage = state.get("memory_usage", {})
         return int(sum(max(0.0, float(usage.get(name, 0.0))) for name in ("weight", "kvcache")) * 2**30)

@@ -43,7 +43,7 @@ def test_keys_are_replaced_at_a_new_start(tmp_path: Path) -> None:
 def test_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
     make_key_pairs(tmp_path / "curve")
     (tmp_path / "curve" / "client.secret").chmod(0o644)
-    with pytest.raises(UserError, match=r"others may read.*if chmod has no effect there"):
+    with pytest.raises(UserError, match=r"other users may read.*if chmod has no effect there"):
         load_client(tmp_path / "curve")
 
 

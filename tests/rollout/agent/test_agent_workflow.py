@@ -98,7 +98,7 @@ def test_the_smaller_limit_of_tokens_counts_and_a_cut_answer_can_be_continued() 
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({**ASK, "n": 2}, 400, "n is not supported here: ask several times"),
+        ({**ASK, "n": 2}, 400, "n is not supported here: send several requests"),
         ({**ASK, "logit_bias": {"1": 2}}, 400, "logit_bias is not supported"),
         ({**ASK, "stop": ["x"]}, 400, "stop is not supported"),
         ({**ASK, "tool_choice": "required"}, 400, "tool_choice must be auto or none"),
@@ -255,7 +255,7 @@ def test_a_program_reports_its_reward_and_conversations_of_its_own_are_further_t
 @pytest.mark.parametrize(
     ("program", "options", "kind", "reason"),
     [
-        ("pass", {}, "invalid", "never asked for an answer"),
+        ("pass", {}, "invalid", "never requested an answer"),
         ("ask([{'role': 'user', 'content': '?'}])", {"reward": "agent"}, "invalid", "reported no reward"),
         (
             "ask([{'role': 'user', 'content': '?'}]); raise ValueError('oh no')",

@@ -81,9 +81,9 @@ def test_newer_name_of_the_limit_of_tokens_is_preferred() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("n", 2, "ask several times instead"),
-        ("best_of", 2, "ask several times instead"),
-        ("logit_bias", {"5": 1}, "the policy's distribution is what is trained"),
+        ("n", 2, "send several requests instead"),
+        ("best_of", 2, "send several requests instead"),
+        ("logit_bias", {"5": 1}, "training needs the policy's own distribution"),
         ("stop", ["x"], "an answer ends where the model ends it"),
         ("functions", [{}], "use tools"),
         ("function_call", "none", "use tools"),

@@ -162,7 +162,7 @@ def test_an_answer_has_the_tokens_that_fit_or_fewer_where_a_limit_says_so() -> N
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"n": 2}, "n is not supported here: ask several times"),
+        ({"n": 2}, "n is not supported here: send several requests"),
         ({"stop": ["x"]}, "stop is not supported"),
         ({"temperature": -0.1}, "temperature must be a number from 0 to 100"),
         ({"temperature": "hot"}, "temperature must be a number"),

@@ -157,7 +157,7 @@ def test_a_server_that_was_killed_takes_its_programs_along_and_is_started_again(
             "importing preloaded_for_test starts a thread",
         ),
         ("raise ValueError('no\\nkey')", r"preloaded_for_test cannot be imported \(ValueError: no key\)"),
-        ("import os; os._exit(3)", "the process that makes the imports has ended"),
+        ("import os; os._exit(3)", "the process that runs the imports has exited"),
     ],
 )
 def test_a_module_that_cannot_be_preloaded_is_named(tmp_path: Path, module: str, said: str) -> None:

@@ -294,11 +294,11 @@ def test_no_reward_is_taken_once_the_program_has_ended() -> None:
 def test_the_text_that_is_handed_in_last_is_judged_instead_of_the_newest_answer() -> None:
     async def play(agent: AgentSession) -> Any:
         before = agent.judged
-        agent.hand_in({"answer": "draft"})
-        agent.hand_in({"answer": ""})
+        agent.submit_answer({"answer": "draft"})
+        agent.submit_answer({"answer": ""})
         agent.is_over = True
         with pytest.raises(BadRequest, match="the sample has ended") as refused:
-            agent.hand_in({"answer": "late"})
+            agent.submit_answer({"answer": "late"})
         agent.last_content = "7"
         return before, agent.judged, refused.value.status
 
@@ -309,7 +309,7 @@ def test_the_text_that_is_handed_in_last_is_judged_instead_of_the_newest_answer(
 def test_only_a_text_of_at_most_a_million_characters_is_handed_in(body: Any) -> None:
     async def play(agent: AgentSession) -> Any:
         with pytest.raises(BadRequest, match="answer must be a text of at most 1000000 characters") as refused:
-            agent.hand_in(body)
+            agent.submit_answer(body)
         return agent.handed_in, refused.value.param
 
     assert played(Policy(), play) == (None, "answer")

@@ -64,7 +64,7 @@ def test_the_longest_and_then_the_newest_turn_is_continued() -> None:
         ({"token_ids": [10**30]}, "there is no token 1000"),
         ({"token_ids": [1] * 4000}, "the messages have 4000 tokens"),
         ({"stream": True}, "stream is not supported"),
-        ({"features": {"image": 1}}, "images are not taken"),
+        ({"features": {"image": 1}}, "images are not supported"),
         ({"sampling_params": 3}, "sampling_params must be an object"),
         ({"sampling_params": {"n": 2}}, "n is not supported"),
         ({"sampling_params": {"stop": ["x"]}}, "stop is not supported"),

@@ -198,7 +198,7 @@ def test_reward_of_the_agent_is_the_verdict_and_nothing_is_scored() -> None:
             {"store": SimpleNamespace(turns=[], num_rendered_again=0, num_without_reasoning=0)},
             None,
             "invalid",
-            "the program never asked for an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)",
+            "the program never requested an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)",
         ),
     ],
 )

@@ -153,7 +153,10 @@ NO_OBJECT = 'the call is not an object with "name" and "arguments"'
         (read_llama_json, '{"name": "f"}; {x}; {"name": "f"}', "",
          (ToolCall("f", "{}"), fault('{x}; {"name": "f"}', f"the call is not JSON ({NOT_JSON.format(17, 16)})"))),
         # Python
-        (read_pythonic, "[f(), 3]", "", (ToolCall("f", "{}"), fault("3", "the list holds something that is no call"))),
+        (
+            read_pythonic, "[f(), 3]", "",
+            (ToolCall("f", "{}"), fault("3", "the list contains an item that is not a call")),
+        ),
         (read_pythonic, "[f()()]", "", (fault("f()()", "the call has no plain name"),)),
         (read_pythonic, "[f()[0].g()]", "", (fault("f()[0].g()", "the call has no plain name"),)),
         (read_pythonic, "[f(1)]", "", (fault("f(1)", "arguments must be given by name, as in f(x=1)", "f"),)),

@@ -201,8 +201,8 @@ def test_a_prompt_computed_by_old_weights_is_not_shared_after_keep_kv(kit: Any) 
 
     async def body() -> Any:
         async with bench.engine(num_slots=4) as engine:
-            lender = kit.ask(0, prompt_P=prompt, max_new_tokens=110, share_key=5)
-            (old,) = await kit.start(engine, [lender], 3)
+            owner = kit.ask(0, prompt_P=prompt, max_new_tokens=110, share_key=5)
+            (old,) = await kit.start(engine, [owner], 3)
             await engine.load_version(bench.manifests[1], "keep_kv")
             new = asyncio.ensure_future(engine.generate(kit.ask(1, prompt_P=prompt, max_new_tokens=10, share_key=5)))
             await asyncio.sleep(0)
@@ -307,7 +307,7 @@ def _not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         (_without, "lacks 1 tensors, the first: model.layers.1.mlp.up_proj.weight"),
         (_misshapen, r"model.norm.weight has shape \(33,\), the model's is \(32,\)"),
         (_foreign, "this model does not, the first: model.layers.2.mlp.up_proj.weight"),
-        (_not_finite, "model.norm.weight holds a value that is not finite"),
+        (_not_finite, "model.norm.weight contains a value that is not finite"),
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])

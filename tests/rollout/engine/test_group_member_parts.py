@@ -160,7 +160,7 @@ def test_group_that_is_not_met_is_named(failure: Exception, monkeypatch: pytest.
 
     monkeypatch.setattr(group_member, "_enter", enter)
     one = GroupMember(torch.device("cpu"))
-    with pytest.raises(TransferBroken, match="g1 was not met: timed out"):
+    with pytest.raises(TransferBroken, match="cannot join g1: timed out"):
         one.meet(call_of(manifest_of(), is_new=True))
     with pytest.raises(TransferBroken, match="not in g1 any more"):
         one.meet(call_of(manifest_of()))

@@ -37,9 +37,9 @@ def test_tensors_go_to_their_places_scaled_where_the_place_says_so() -> None:
         ({"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}, "has 1 tensors this model does not.*: c"),
         ({"a": torch.zeros(3), "b": torch.zeros(1)}, r"a has shape \(3,\), the model's is \(2,\)"),
         ({"a": torch.zeros(2, 1), "b": torch.zeros(1)}, "a has shape"),
-        ({"a": torch.tensor([0.0, torch.inf]), "b": torch.zeros(1)}, "a holds a value that is not finite"),
-        ({"a": torch.zeros(2), "b": torch.tensor([torch.nan])}, "b holds a value that is not finite"),
-        ({"a": torch.tensor([torch.inf, -torch.inf]), "b": torch.zeros(1)}, "a holds"),
+        ({"a": torch.tensor([0.0, torch.inf]), "b": torch.zeros(1)}, "a contains a value that is not finite"),
+        ({"a": torch.zeros(2), "b": torch.tensor([torch.nan])}, "b contains a value that is not finite"),
+        ({"a": torch.tensor([torch.inf, -torch.inf]), "b": torch.zeros(1)}, "a contains"),
     ],
 )
 def test_a_payload_that_does_not_fit_is_refused(tensors: dict[str, torch.Tensor], words: str) -> None:

@@ -58,28 +58,28 @@ def test_an_answer_is_removed_by_its_ticket_and_the_order_of_the_others_stays() 
 
 def test_a_row_lends_its_prompt_only_to_answers_of_its_group_with_the_same_prompt() -> None:
     scheduler = Scheduler(4)
-    lender, private = answer(1), answer(2, share_key=-1)
-    scheduler.lend(lender)
-    scheduler.lend(private)
-    assert scheduler.lender(answer(3)) is lender
-    assert scheduler.lender(answer(3, share_key=8)) is None
-    assert scheduler.lender(answer(3, prompt=(1, 3))) is None
-    assert scheduler.lender(answer(3, share_key=-1)) is None
-    scheduler.lend(answer(4, share_key=0))
-    assert scheduler.lender(answer(5, share_key=0)) is not None
+    owner, private = answer(1), answer(2, share_key=-1)
+    scheduler.share_prompt(owner)
+    scheduler.share_prompt(private)
+    assert scheduler.prompt_owner(answer(3)) is owner
+    assert scheduler.prompt_owner(answer(3, share_key=8)) is None
+    assert scheduler.prompt_owner(answer(3, prompt=(1, 3))) is None
+    assert scheduler.prompt_owner(answer(3, share_key=-1)) is None
+    scheduler.share_prompt(answer(4, share_key=0))
+    assert scheduler.prompt_owner(answer(5, share_key=0)) is not None
 
 
 def test_a_row_that_is_free_or_has_old_weights_lends_nothing() -> None:
     scheduler = Scheduler(4)
     first, second = answer(1), answer(2)
-    scheduler.lend(first)
-    scheduler.lend(second)
-    scheduler.recall(answer(9))
-    scheduler.recall(first)
-    assert scheduler.lender(answer(3)) is second
-    scheduler.recall(second)
-    scheduler.recall(second)
-    assert scheduler.lender(answer(3)) is None
-    scheduler.lend(first)
-    scheduler.recall_all()
-    assert scheduler.lender(answer(3)) is None
+    scheduler.share_prompt(first)
+    scheduler.share_prompt(second)
+    scheduler.unshare_prompt(answer(9))
+    scheduler.unshare_prompt(first)
+    assert scheduler.prompt_owner(answer(3)) is second
+    scheduler.unshare_prompt(second)
+    scheduler.unshare_prompt(second)
+    assert scheduler.prompt_owner(answer(3)) is None
+    scheduler.share_prompt(first)
+    scheduler.unshare_all()
+    assert scheduler.prompt_owner(answer(3)) is None

@@ -23,7 +23,7 @@ from areal_like.weights.weight_store import TensorBytes, WeightStore
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import GenerationRequest
-from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
+from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
 from rollout.stop_strings import StopStrings
 
 HERE = Path(__file__).resolve().parent
@@ -104,7 +104,7 @@ class FakeWorld:
             dtype="float32",
             num_threads=1,
             interruption=interruption,
-            whereabouts=Whereabouts("w", self.root / "logs" / "w.log", 1, port=sglang.get("port")),
+            setup=ServerSetup("w", self.root / "logs" / "w.log", 1, port=sglang.get("port")),
             attach=attach,
             report=self.reports.append,
             starts_empty=starts_empty,
