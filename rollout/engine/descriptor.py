@@ -139,8 +139,6 @@ class EngineDescriptor:
     """It can give its memory to the trainer between steps (`Engine.release_memory`)."""
     can_be_emulated: bool = False
     """Emulated devices can stand in for it."""
-    ends_at_stop_strings: bool = False
-    """Ends an answer with the token that completes a text of `sampling.stop` (`GenerationRequest.stops`)."""
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """GPUs (on a CPU: processes) of one worker."""
@@ -157,6 +155,11 @@ class EngineDescriptor:
     def server_ports(self, job: EngineJob) -> tuple[str, Sequence[int]]:
         """The setting that fixes ports on the workers' machine, and these; no ports: any free ones."""
         return "", ()
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """Why it cannot end an answer with the token that completes a text of `sampling.stop`
+        (`GenerationRequest.stops`); empty: it can."""
+        return f"{self.title} does not look for texts"
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """What is wrong with `rollout.engine.options`. Here: that there are any."""

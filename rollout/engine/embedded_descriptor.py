@@ -5,6 +5,7 @@ Owns: the answers of `EngineDescriptor` for it. Refuses: torch.
 
 from __future__ import annotations
 
+from rollout.config import EngineSettings
 from rollout.engine.descriptor import EngineDescriptor, EngineJob, EngineMemory, ServingDemand
 
 
@@ -16,8 +17,11 @@ class EmbeddedDescriptor(EngineDescriptor):
     factory = "rollout.engine.embedded:make"
     joins_process_groups = True
     releases_memory = True
-    ends_at_stop_strings = True
     can_be_emulated = True
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """It looks after each step."""
+        return ""
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
         """Two sets of weights, of which one is filled while the other generates; the whole cache, from the start."""

@@ -37,7 +37,6 @@ class SGLangDescriptor(EngineDescriptor):
     environment = EngineEnvironment(python=PYTHON, package="sglang", build="make sglang-cpu")
     joins_process_groups = True
     releases_memory = True
-    ends_at_stop_strings = True
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """`tp_size`."""
@@ -86,6 +85,12 @@ class SGLangDescriptor(EngineDescriptor):
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
         """Servers of somebody else's, and a second rule for when memory is released."""
         yield from option_rules.colocation_problems(job.settings.sglang)
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """Routed experts are reported for an attempt that the server ends."""
+        if settings.sglang.routed_experts:
+            return "rollout.engine.sglang.routed_experts needs answers that the server itself ends"
+        return ""
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
         """Weights shared by the GPUs of a worker; the cache takes the rest of `memory_fraction`, and must hold one
