@@ -25,6 +25,9 @@ examples:
   areal-like export runs/quickstart/checkpoints/step_000040 model/ --dtype bfloat16
   areal-like export my-lora-run adapter/ --lora adapter
 
+Prints how SGLang, vLLM and llama.cpp serve the folder. Only --push-to-hub uses the network, with the token of
+`hf auth login`.
+
 Weights keep their type: float32 in checkpoints of a run, that of the model in imported ones. In that type every
 bit is kept; --dtype rounds to nearest. A finished run also has its last policy in RUN/final.
 """
@@ -71,6 +74,10 @@ def add_checkpoints(
         "--lora", choices=("merged", "adapter"),
         help="of a run with trainer.lora: a whole model (the default), or the adapter alone as peft reads it",
     )  # fmt: skip
+    export.add_argument(
+        "--push-to-hub", metavar="REPO", help="also send the folder to this repository of the Hugging Face hub"
+    )
+    export.add_argument("--public", action="store_true", help="a repository that is made for it is public, not private")
     importing = command(
         commands, "import", "a Hugging Face folder as a checkpoint", _IMPORT_EPILOG,
         "Make a checkpoint (version 0, no optimizer state) of a Hugging Face folder.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -71,7 +71,7 @@ class DataSettings(Settings):
     eval: DataSource | None = None
     """Held-out rows; null: no evaluation, and no accuracy in the summary. A mapping of names to sources means
     data.eval_sets."""
-    eval_sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")], DataSource] = Field(default_factory=dict)
+    eval_sets: dict[str, DataSource] = Field(default_factory=dict)
     """Several sets of held-out rows by name, instead of data.eval. Each has numbers of its own (`accuracy/NAME`), and
     `accuracy` is their mean."""
     shuffle: bool = True

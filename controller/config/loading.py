@@ -284,8 +284,11 @@ def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list
             notes += _drop(
                 document, "staleness.max_staleness", f"mode={mode}: staleness.max_staleness is {bound}, not {old}"
             )
+    has_sets = bool(_get(document.data, ["data", "eval_sets"])) or any(
+        key.startswith("data.eval_sets") for key in parsed
+    )
     is_eval_off = "data.eval" in parsed and parsed["data.eval"] is None and "eval.every_steps" not in parsed
-    if is_eval_off and _get(document.data, ["eval", "every_steps"]):
+    if is_eval_off and not has_sets and _get(document.data, ["eval", "every_steps"]):
         notes += _drop(document, "eval.every_steps", "data.eval=null: no evaluation, so eval.every_steps is 0")
     if mode == "one_step_off" and "rollout.interruption" not in parsed:
         notes += _drop(document, "rollout.interruption", "mode=one_step_off: rollout.interruption is drain")

@@ -16,7 +16,16 @@ from areal_like.errors import UserError
 from areal_like.settings import Settings
 from controller.config.earlier_versions import REMOVED
 from controller.config.foreign_keys import equivalent_of, leaves_of
-from controller.config.schema import allows_null, describe, field_at, is_list, knobs, meaning_at, section_of
+from controller.config.schema import (
+    allows_null,
+    describe,
+    field_at,
+    is_list,
+    knobs,
+    mapped_section,
+    meaning_at,
+    section_of,
+)
 
 _REMEDIES: Mapping[str, str] = {
     "sampling.temperature": "temperature 0 is for evaluation: eval.temperature",
@@ -70,6 +79,9 @@ def suggest_keys(root: type[Settings], path: str) -> list[str]:
     shape = ".".join("[]" if part.isdigit() else part for part in parent.split(".")) if parent else ""
     known = {knob.path: knob for knob in knobs(root)}
     here = [knob.leaf for knob in known.values() if knob.path.rpartition(".")[0] == shape]
+    mapping = field_at(root, tuple(parent.split(".")[:-1]))
+    if mapping is not None and (section := mapped_section(mapping.annotation)) is not None:
+        here = list(section.model_fields)
     prefix = f"{parent}." if parent else ""
     found = [f"{prefix}{near}" for near in nearest(leaf, here, count=2, cutoff=0.7)]
     elsewhere = sorted((p for p, knob in known.items() if knob.leaf == leaf), key=lambda p: -_overlap(p, path))

@@ -44,6 +44,8 @@ def section_of(annotation: Any) -> type[Settings] | None:
     """The settings class in `Settings`, `Settings | None` or `tuple[Settings, ...]`; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
+    if get_origin(annotation) is dict:  # see mapped_section
+        return None
     for part in get_args(annotation):
         found = section_of(part)
         if found is not None:
@@ -59,6 +61,12 @@ def is_union(annotation: Any) -> bool:
 def is_list(annotation: Any) -> bool:
     """True for list and tuple annotations."""
     return get_origin(annotation) in (tuple, list)
+
+
+def mapped_section(annotation: Any) -> type[Settings] | None:
+    """The settings class of a mapping of names to sections, if any."""
+    parts = get_args(annotation) if get_origin(annotation) is dict else ()
+    return section_of(parts[1]) if parts else None
 
 
 def allows_null(annotation: Any) -> bool:
@@ -151,11 +159,17 @@ def _place_of(root: type[Settings], path: tuple[str | int, ...]) -> tuple[type[S
     """The section that declares the field, and its name there."""
     current: type[Settings] | None = root
     place = None
+    is_name = False
     for part in path:
+        if is_name:  # of a section among several of a mapping
+            is_name = False
+            continue
         if isinstance(part, int) or (isinstance(part, str) and part.isdigit()):
             continue
         if current is None or part not in current.model_fields:
             return None
         place = current, part
-        current = section_of(current.model_fields[part].annotation)
+        annotation = current.model_fields[part].annotation
+        current = section_of(annotation) or mapped_section(annotation)  # the one or the other
+        is_name = mapped_section(annotation) is not None
     return place

@@ -87,7 +87,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     return export(
         arguments.source, arguments.out, version=arguments.version, best=arguments.best, dtype=arguments.dtype,
-        lora=arguments.lora,
+        lora=arguments.lora, repository=arguments.push_to_hub, is_public=arguments.public,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 from areal_like.errors import UserError
 from controller.run_folder.locate import find_run_to_read
+from controller.runs.hub import check_repository, push
+from controller.runs.serving_words import serving_words
 from controller.wiring.checkpoints import (
     checkpoint_problem,
     checkpoints_on_disk,
@@ -27,12 +29,24 @@ def export(
     best: bool = False,
     dtype: str | None,
     lora: Literal["merged", "adapter"] | None,
+    repository: str | None = None,
+    is_public: bool = False,
 ) -> int:
-    """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
+    """Make a Hugging Face folder of a checkpoint, and send it to `repository` of the hub if that is given; the exit
+    status. Raises UserError, OperationError."""
+    if repository is not None:
+        check_repository(repository)
+    elif is_public:
+        raise UserError("there is no repository", where="--public", remedy="--push-to-hub USER/NAME")
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
     print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
+    for line in serving_words(target):
+        print(f"  {line}")
+    if repository is not None:
+        message = f"{folder.name} of {folder.parent.parent.name}"
+        print(f"sent to {push(target, repository, is_public=is_public, message=message)}")
     return 0
 
 

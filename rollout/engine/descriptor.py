@@ -140,8 +140,6 @@ class EngineDescriptor:
     """It can release its memory to the trainer between steps (`Engine.release_memory`)."""
     can_be_emulated: bool = False
     """It can be replaced by emulated devices."""
-    ends_at_stop_strings: bool = False
-    """It ends an answer with the token that completes a text of `sampling.stop` (`GenerationRequest.stops`)."""
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """Number of GPUs (on a CPU: processes) of one worker."""
@@ -158,6 +156,11 @@ class EngineDescriptor:
     def server_ports(self, job: EngineJob) -> tuple[str, Sequence[int]]:
         """The setting that fixes ports on the workers' machine, and these ports; no ports: any free ones."""
         return "", ()
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """Why it cannot end an answer with the token that completes a text of `sampling.stop`
+        (`GenerationRequest.stops`); empty: it can."""
+        return f"{self.title} does not look for texts"
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """Problems of `rollout.engine.options`. By default any option is one."""

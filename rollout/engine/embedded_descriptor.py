@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rollout.config import EngineSettings
 from rollout.engine.descriptor import EngineDescriptor, EngineJob, EngineMemory, ServingDemand
 
 
@@ -13,8 +14,11 @@ class EmbeddedDescriptor(EngineDescriptor):
     factory = "rollout.engine.embedded:make"
     joins_process_groups = True
     releases_memory = True
-    ends_at_stop_strings = True
     can_be_emulated = True
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """It looks after each step."""
+        return ""
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
         """Memory of two sets of weights, one of which is filled while the other generates, and of the whole

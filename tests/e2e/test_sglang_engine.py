@@ -46,6 +46,7 @@ from areal_like.guard import RECORD, SHM
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
+from rollout.stop_strings import StopStrings
 from trainer.weights.group_root import GroupRoot
 
 pytestmark = pytest.mark.e2e
@@ -78,6 +79,15 @@ def test_an_answer_ends_at_stop_ids_segments_limits_and_the_context_and_nowhere_
         first = stop.tokens_R.tolist().index(stop_id) + 1
         ended = await world.engine.generate(ask(20, sampling={"temperature": 0.0, "stop_token_ids": (stop_id,)}))
         assert (ended.end_reason, ended.segment.tokens_R.tolist()) == ("stop", stop.tokens_R[:first].tolist())
+        text = f"{stop.tokens_R[18]} {stop.tokens_R[19]} "
+        look = StopStrings([text], lambda tokens_R: "".join(f"{one} " for one in tokens_R))
+        length = look.end(stop.tokens_R, 0)
+        by_text = await world.engine.generate(ask(20, sampling={"temperature": 0.0}, stops=look))
+        assert (by_text.end_reason, by_text.segment.tokens_R.tolist()) == ("stop", stop.tokens_R[:length].tolist())
+        rest = await world.engine.generate(
+            ask(20, sampling={"temperature": 0.0}, stops=look, prefix=stop.head(length - 1))
+        )
+        assert (rest.end_reason, len(rest.segment)) == ("stop", 1)
         cut = await world.engine.generate(ask(20, sampling={"temperature": 0.0}, segment_tokens=7))
         assert (cut.end_reason, cut.segment.tokens_R.tolist()) == ("segment", stop.tokens_R[:7].tolist())
         goes_on = await world.engine.generate(ask(20, sampling={"temperature": 0.0}, prefix=cut.segment))

@@ -5,6 +5,7 @@ Owns: those cross-checks. Refuses: reading rows (controller/data).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from areal_like import limits, templates
@@ -21,6 +22,10 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     for name, source in config.data.eval_sources.items():
         sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
+    for name in config.data.eval_sets:
+        if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
+            what = "is no name of a set, which becomes part of names of metrics"
+            yield Problem((f"data.eval_sets.{name}",), what, "up to 40 letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
         yield Problem(("data.eval_sets", "data.eval"), "exclude each other", "keep one of them")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:

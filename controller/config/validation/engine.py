@@ -48,11 +48,8 @@ def _stop_strings(config: RunConfig) -> Iterator[Problem]:
     engine, stop = configured_engine(config), "sampling.stop"
     if not config.sampling.stop:
         return
-    if not engine.ends_at_stop_strings:
-        yield Problem((stop, "rollout.engine.kind"), f"{engine.title} does not look for texts", "stop_token_ids")
-    if config.rollout.engine.sglang.routed_experts:
-        what = "cuts answers after the server reported their experts"
-        yield Problem((stop, "rollout.engine.sglang.routed_experts"), what, "stop_token_ids")
+    if problem := engine.stop_string_problem(config.rollout.engine):
+        yield Problem((stop, "rollout.engine.kind"), problem, "sampling.stop_token_ids")
     if config.rollout.workflow == "tools":
         what = "a turn of the workflow tools ends where the model ends it"
         yield Problem((stop, "rollout.workflow"), what, "sampling.stop: []")

@@ -34,7 +34,6 @@ class SGLangDescriptor(EngineDescriptor):
     environment = EngineEnvironment(python=PYTHON, package="sglang", build="make sglang-cpu")
     joins_process_groups = True
     releases_memory = True
-    ends_at_stop_strings = True
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """`tp_size`."""
@@ -84,6 +83,12 @@ class SGLangDescriptor(EngineDescriptor):
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
         """Conflicts with shared devices: attached servers, and a second rule for when memory is released."""
         yield from option_rules.colocation_problems(job.settings.sglang)
+
+    def stop_string_problem(self, settings: EngineSettings) -> str:
+        """Routed experts are reported for an attempt that the server ends."""
+        if settings.sglang.routed_experts:
+            return "rollout.engine.sglang.routed_experts needs answers that the server itself ends"
+        return ""
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
         """Memory of one GPU: the weights are divided among the GPUs of a worker; the cache takes the rest of

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from valid_config import make
 
+from areal_like.errors import UserError
+from controller.config.loading import load_config
 from controller.config.run_config import RunConfig
 from controller.config.validation.run import cross_check
 
@@ -33,6 +36,7 @@ def found(config: RunConfig) -> list[str]:
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
             "system_prompt.*whose programs write the messages",
         ),
+        ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is no name of a set"),
         ({"early_stop": {}}, "early_stop: follows from evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
@@ -47,14 +51,15 @@ def found(config: RunConfig) -> list[str]:
         ({"sampling__stop": ["x"], "rollout__workflow": "tools"}, "sampling.stop.*ends where the model ends it"),
         ({"sampling__stop": ["x"], "sampling__forced_lengths": "5"}, "sampling.stop.*forced lengths"),
         (
-            {"sampling__stop": ["x"], "rollout__engine__sglang": {"routed_experts": True}},
-            "sampling.stop.*after the server reported their experts",
+            {
+                "sampling__stop": ["x"],
+                "rollout__engine": {"kind": "sglang", "max_context": 2048, "sglang": {"routed_experts": True}},
+            },
+            "sampling.stop.*routed_experts needs answers that the server itself ends",
         ),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
-    import re
-
     problems = found(make(**changes))
     assert any(re.search(words, problem) for problem in problems), problems
 
@@ -69,3 +74,15 @@ def test_stop_strings_and_their_bounds() -> None:
 def test_emulated_devices_do_not_look_for_texts() -> None:
     config = make(sampling__stop=["x"])
     assert (config.train_sampling.stop, config.eval_sampling.stop) == (("x",), ("x",))
+
+
+def test_keys_of_a_set_are_checked_as_those_of_a_source() -> None:
+    sets = ["data.eval={a: {generator: running_sum, limt: 3}}"]
+    with pytest.raises(
+        UserError, match=r"data\.eval_sets\.a\.limt: no such key -> did you mean data\.eval_sets\.a\.limit"
+    ):
+        load_config("quickstart", sets)
+    config = load_config("quickstart", ["data.eval_sets={a: {generator: running_sum}}", "data.eval=null"]).config
+    assert config.eval.every_steps == 20, "sets are evaluated although there is no data.eval"
+    config = load_config("quickstart", ["data.eval=null"]).config
+    assert config.eval.every_steps == 0
