@@ -9,7 +9,7 @@ from desk_stage import FakeHost, Stage
 
 from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
 from areal_like.wire.messages import EnvironmentRequest, EpisodeHistory
-from services.environment.desk import MAX_LOSSES, _fault_of
+from services.environment.episode_scheduler import MAX_LOSSES, _fault_of
 from services.environment.job import Answered, Begin, Close, Failed
 
 
