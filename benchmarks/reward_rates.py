@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.program_mutants import bare_verdict, mutants_of
 from benchmarks.reward import DATA, FILES, rows_of
 from benchmarks.runs import write
-from services.reward.score_file import Order, score_file
+from services.reward.score_file import ScoreSpec, score_file
 
 NUM_MUTANTS, SEED = 2, 11
 TIME_LIMIT_S, ORACLE_TIMEOUT_S = 2.0, 8.0
@@ -45,7 +45,7 @@ def scored(kind: str, rows: Rows, folder: Path, **options: Any) -> Rows:
     source, target = folder / "rows.jsonl", folder / "verdicts.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     num_workers = len(os.sched_getaffinity(0))
-    order = Order(kind, source, target, num_workers, options=options, overwrite=True)
+    order = ScoreSpec(kind, source, target, num_workers, options=options, overwrite=True)
     standing = score_file(order, lambda standing: None)
     if standing.stopped_by:
         raise SystemExit(128 + standing.stopped_by)

@@ -1,10 +1,10 @@
-"""An agent that writes and repairs programs: it changes files through tools until it is done, by OpenAI's SDK.
+"""An agent that writes and repairs programs with OpenAI's SDK: it changes files through tools until it is done.
 
-Its files are in a folder of its own, which is removed at the end. Programs run in the sandbox of scorer `code`, and
-never in this process. At the end it hands the file in, and the scorer runs the tests of the row on it.
+Its files are in a temporary folder, which is removed at the end. Programs run in the sandbox of scorer `code`, and
+never in this process. At the end it submits the file, and the scorer runs the tests of the row on it.
 
-A row has `prompt`, `tests` and, where there is something to repair, `files` by name. Of MBPP's tests (`test_list`) the
-first is shown to the policy, because it has the name of the function. The file that is handed in is `solution.py`.
+A row has `prompt`, `tests` and, if there is code to repair, `files` by name. The policy sees the first of MBPP's tests
+(`test_list`), because it has the name of the function. The submitted file is `solution.py`.
 """
 
 import json
@@ -21,7 +21,7 @@ SOLUTION, MAX_TURNS, MAX_CHARS, MAX_FILES = "solution.py", 24, 100_000, 64
 
 
 def place(folder, path):
-    """Where a file is. Raises ValueError outside the folder."""
+    """Path of a file. Raises ValueError outside the folder."""
     found = (folder / path).resolve()
     if not found.is_relative_to(folder) or found == folder:
         raise ValueError(f"{path} is not in the work folder")
@@ -80,7 +80,7 @@ TOOLS = [
 
 
 def result_of(folder, call):
-    """What the policy is shown of a call, whatever is wrong with it."""
+    """The result of a call for the policy, or its error."""
     try:
         return str(FUNCTIONS[call.function.name](folder, **json.loads(call.function.arguments)))[:MAX_CHARS]
     except Exception as error:  # the policy wrote the call
@@ -115,7 +115,7 @@ def main():
             except BadRequestError as error:
                 if error.code != "context_length_exceeded":
                     raise
-                break  # the file is judged as it is
+                break  # the file is judged in its current state
             answer = chat.choices[0].message
             messages.append(answer.model_dump(exclude_none=True))
             if not answer.tool_calls:

@@ -1,8 +1,8 @@
-"""An agent that answers questions with a search engine as its tool, by OpenAI's SDK, and reports its own reward.
+"""An agent that answers questions with OpenAI's SDK and a search engine as its tool, and reports its own reward.
 
-Searches go to a server of yours: a GET of `SEARCH_URL?q=WORDS` gives `{"results": [TEXT, ...]}`.
-A row has `question`, and `answer` or a list of `answers`. The reward is 1 where the last line of the answer is one of
-them, without capitals, punctuation and articles, as in SQuAD's exact match.
+Searches are sent to your own server: a GET of `SEARCH_URL?q=WORDS` gives `{"results": [TEXT, ...]}`.
+A row has `question`, and `answer` or a list of `answers`. The reward is 1 if the last line of the answer is one of
+them, ignoring capitals, punctuation and articles, as in SQuAD's exact match.
 """
 
 import json
@@ -34,7 +34,7 @@ def search(query):
 
 
 def result_of(call):
-    """What the policy is shown of a call, whatever is wrong with it."""
+    """The result of a call for the policy, or its error."""
     try:
         return search(**json.loads(call.function.arguments))
     except OSError:

@@ -1,4 +1,4 @@
-"""An agent that adds digits with a calculator as its tool, by OpenAI's SDK. Nothing in it knows of training."""
+"""An agent that adds digits with OpenAI's SDK and a calculator as its tool. It contains no code for training."""
 
 import json
 import os

@@ -17,18 +17,18 @@ class Sums(verifiers.MultiTurnEnv):
 
 
 def answers_in(messages):
-    """What the policy said."""
+    """The policy's messages."""
     return [(one["content"] or "").strip() for one in messages if one["role"] == "assistant"]
 
 
 def right(completion, answer, **kwargs):
-    """1 for the right sum at first, a half for the second try."""
+    """1 for the right sum in the first try, a half in the second."""
     said = answers_in(completion)
     return float(said[-1] == answer) / len(said)
 
 
 def number(completion, **kwargs):
-    """1 where the first answer is a number at all."""
+    """1 if the first answer is a number."""
     return float(answers_in(completion)[0].isdigit())
 
 

@@ -1,4 +1,4 @@
-"""A task set for verifiers 0.4: two numbers to add. configs/verifiers_tiny.yaml says how it is used."""
+"""A task set for verifiers 0.4: two numbers to add. configs/verifiers_tiny.yaml shows how it is used."""
 
 import verifiers.v1 as v1
 

@@ -1,4 +1,4 @@
-"""An agent for verifiers 0.4 that needs no package: it asks, and asks once more whether that is right."""
+"""An agent for verifiers 0.4 that needs no package: it sends the prompt, and then asks whether the answer is right."""
 
 import json
 import sys

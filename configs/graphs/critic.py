@@ -2,8 +2,8 @@
 
     generator "7+8="  draft "4;"      critic "?7+8=4;"  critique "5;"      generator "7+8=4;5;"  revision "5;"
 
-The critic says which digit is right; the generator sees that and answers again. Each role has a trajectory and a reward
-of its own: the generator's is that of its revision.
+The critic says which digit is right; the generator sees that and answers again. Each role has a separate trajectory and
+reward; the generator's reward is that of its revision.
 """
 
 import random
@@ -22,7 +22,7 @@ def rows(seed, split, *, limit, options):
 
 
 def demonstrations(seed, split, *, limit, options):
-    """Both roles in their forms; a share `noise` of all digits is drawn at random."""
+    """Both roles in their formats; a share `noise` of all digits is random."""
     noise, rng = options.get("noise", 0.5), random.Random(f"critic/demonstrations/{seed}")
     for row in rows(seed, "sft", limit=limit, options={}):
         draft, critique, revision = (
@@ -36,7 +36,7 @@ def demonstrations(seed, split, *, limit, options):
 
 
 class DraftCritiqueRevise:
-    """Three calls in sequence. A role that is declared as not trained is only asked."""
+    """Three calls in sequence. A role that is declared as not trained is only called."""
 
     is_resumable = False
     models = ("generator", "critic")
@@ -74,7 +74,7 @@ async def say(tools, model, transcript):
 
 
 def add(transcript, model, answer):
-    """To the trajectory of the role that said it."""
+    """Add an answer to the trajectory of its role."""
     if model.is_trained:
         transcript.sampled(answer)
     else:
@@ -82,5 +82,5 @@ def add(transcript, model, answer):
 
 
 def text_of(tools, answer):
-    """As the other role reads it."""
+    """The text of an answer, as the other role reads it."""
     return tools.tokens.decode(answer.segment.tokens_R)

@@ -1,7 +1,7 @@
-"""A judge: the frozen starting model answers each question several times, and the policy is right where it agrees.
+"""A judge: the frozen starting model answers each question several times, and the policy is right if it agrees.
 
-No gold answer is used: the reward is the judge's majority. The same frozen model is a reference as well: `drift` shows
-how far the policy has moved from it.
+No gold answer is used: the reward depends on the judge's majority. The same frozen model is also a reference: `drift`
+measures how far the policy has moved from it.
 """
 
 import asyncio
@@ -42,6 +42,6 @@ class JudgedSum:
 
 
 def final_digit(text):
-    """What follows the last `#`, if that is one digit."""
+    """The text after the last `#`, if it is one digit."""
     digit = text.rpartition("#")[2] if "#" in text else ""
     return digit if len(digit) == 1 and digit.isdigit() else ""

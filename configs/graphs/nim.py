@@ -1,9 +1,9 @@
-"""A game of two players: take 1, 2 or 3 of the stones that are left; who takes the last one wins.
+"""A game of two players: take 1, 2 or 3 of the remaining stones; the player who takes the last one wins.
 
     state "09:"    move "3?"    state "06:"    move "2?"    ...
 
 `AgainstRival`: the policy moves first, a frozen model second. `SelfPlay`: the policy plays both roles, each with a
-trajectory and a reward of its own. Leaving a multiple of 4 wins.
+separate trajectory and reward. Leaving a multiple of 4 wins.
 """
 
 import random
@@ -22,7 +22,7 @@ def rows(seed, split, *, limit, options):
 
 
 def demonstrations(seed, split, *, limit, options):
-    """Games of random moves: they teach the form of a move, not which one is good."""
+    """Games of random moves, which teach the format of a move, not which one is good."""
     rng = random.Random(f"nim/demonstrations/{seed}")
     for _ in range(limit):
         left = rng.randint(1, 12)
@@ -56,14 +56,14 @@ class AgainstRival:
                 break
             game.given(state(left))
             is_ours = not is_ours
-        has_won = is_ours == bool(taken)  # who makes no move loses
+        has_won = is_ours == bool(taken)  # a player without a valid move loses
         verdict = tools.verdict(float(has_won), components={"correct": float(has_won)})
         text = tools.tokens.decode(game.tokens_T)
         return Sample(trajectory=game.close("environment"), verdict=verdict, response_text=text)
 
 
 class SelfPlay:
-    """The policy against itself, as `first` and as `second`: a role that is declared as not trained is only played."""
+    """The policy against itself, as `first` and as `second`: a role that is declared as not trained only plays."""
 
     is_resumable = False
     models = ("first", "second")
@@ -105,21 +105,21 @@ class SelfPlay:
 
 
 def state(stones):
-    """How many stones are left, as players read it."""
+    """The number of remaining stones as text for the players."""
     return f"{stones:02d}:"
 
 
 def position(tools, stones):
-    """Tokens of a game that begins with so many stones."""
+    """Tokens of a game that begins with `stones` stones."""
     return tools.tokens.prompt({"prompt": state(stones)})
 
 
 async def move(tools, player, game):
-    """What a player answers: a digit and the mark that ends a move, if it plays by the rules."""
+    """A player's answer: a digit and the end mark of a move, if it is valid."""
     return await player.generate(game, max_new_tokens=2, stop_token_ids=tools.tokens.encode(END)[-1:])
 
 
 def taken_by(tools, answer, left):
-    """Stones that a move takes; 0 where it is none."""
+    """Number of stones that a move takes; 0 if it is invalid."""
     digit = tools.tokens.decode(answer.segment.tokens_R).removesuffix(END)
     return int(digit) if digit in ("1", "2", "3") and int(digit) <= left else 0

@@ -1,4 +1,4 @@
-"""The reward of own_data.yaml: replace it by yours. docs/rewards.md says what a reward is given and may return."""
+"""The reward of own_data.yaml, to be replaced by your own. docs/rewards.md describes its arguments and result."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from areal_like.errors import OperationError, UserError
 from controller.config.yaml_document import parse_value
 from controller.launch.local import child_environment
 from controller.wiring.process_specs import num_cores
-from controller.wiring.scoring import Standing, score_rows
+from controller.wiring.scoring import ScoreStatus, score_rows
 
 LINE_EVERY_S = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -70,7 +70,7 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def summary(standing: Standing, target: Path) -> str:
+def summary(standing: ScoreStatus, target: Path) -> str:
     """What came out, in a few lines."""
     totals = standing.totals
     num_new = totals.num_rows - standing.num_before
@@ -113,7 +113,7 @@ class ScoreProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: ScoreStatus) -> None:
         """How far it is now; may be called at any rate."""
         num_done = standing.totals.num_rows
         num_new = num_done - standing.num_before

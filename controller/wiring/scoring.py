@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.reward.sandbox.demands import sandbox_problems as sandbox_problems
-from services.reward.score_file import Order, Standing, score_file
+from services.reward.score_file import ScoreSpec, ScoreStatus, score_file
 
 
 def score_rows(
@@ -19,10 +19,10 @@ def score_rows(
     num_workers: int,
     timeout_s: float | None,
     overwrite: bool,
-    show: Callable[[Standing], None],
-) -> Standing:
+    show: Callable[[ScoreStatus], None],
+) -> ScoreStatus:
     """Score a file of rows in this process, its pool of scoring processes below it. Raises as `score_file`."""
-    order = Order(
+    order = ScoreSpec(
         kind=scorer,
         source=source,
         target=target,

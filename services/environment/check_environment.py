@@ -1,7 +1,8 @@
-"""`python -m services.environment.check_environment IN OUT`: whether the user's environment can be imported and made.
+"""`python -m services.environment.check_environment IN OUT`: checks that the user's environment can be imported and
+created.
 
-Owns: doing what an environment process does first, in a short-lived process, so that a mistake is found before a run
-starts (areal_like/user_check.py says what IN and OUT hold). Refuses: an episode.
+It does what an environment process does first, in a short-lived process, so that a mistake is found before a run
+starts. IN and OUT are described in areal_like/user_check.py. No episode is run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the environments that a reward service runs. Torch-free."""
+"""Settings of the environments that a reward service runs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ BUILT_IN_ENVIRONMENTS = {
     "gymnasium": "services.environment.adapters.gymnasium:GymnasiumEnvironment",
     "reasoning_gym": "services.reward.scorers.reasoning_gym_attempts:ReasoningGymEnvironment",
 }
-"""Those that come with this program, by `kind`."""
+"""Built-in environments by `kind`."""
 
 CALL_TIMEOUT_S, MAX_TOOL_CALLS, MAX_RESULT_CHARS = 5.0, 4, 3500
 """Defaults of the environment `tools`: `call_timeout_s`, `max_calls`, `max_result_chars`."""
 _MARK_BYTES = 64
-"""A mark of a cut result, or the answer to a call beyond `max_calls`, is shorter."""
+"""Upper bound of the mark of a truncated result, and of the answer to a call beyond `max_calls`."""
 
 
 class EnvironmentSettings(Settings):
-    """Which environment episodes happen in, and its processes."""
+    """The environment of episodes, and its processes."""
 
     kind: str
     """`guess_number`, `tools` (functions that a policy calls), `openenv`, `textarena`, `gymnasium`, `reasoning_gym`
-    (tasks of these packages), or `module:Class` of your own."""
+    (tasks of these packages), or your own `module:Class`."""
     options: dict[str, Any] = Field({})
     """Keyword arguments of its constructor."""
     num_processes: int = Field(2, gt=0, le=limits.THREADS)
-    """Processes that the episodes are spread over; each holds many at once. Where one is lost, the others go on."""
+    """Number of processes among which episodes are divided; each runs many at once. If one is lost, the others
+    continue."""
     step_timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
-    """Longest `reset` or `step`. One that takes longer is cancelled, or its process killed; its verdict is
-    `timed_out`, and other episodes of the process are replayed in another one."""
+    """Longest `reset` or `step`. A longer one is cancelled, or its process is killed; its verdict is `timed_out`, and
+    other episodes of the process are replayed in another one."""
     retries: int = Field(1, ge=0, le=limits.STEPS)
-    """Replays of an episode that hung or killed its process, before that becomes its verdict."""
+    """Number of replays of an episode that hung or crashed its process, before that becomes its verdict."""
     close_timeout_s: float = Field(2.0, gt=0, le=limits.SECONDS)
-    """Longest `close`; one that takes longer is interrupted. After three such in a process it calls `close` no more."""
+    """Longest `close`; a longer one is interrupted. After three of these a process no longer calls `close`."""
     max_hangs: int = Field(4, ge=0, le=limits.STEPS)
-    """Hangs of the episodes of one row, none of which ended well in between, after which the row is quarantined: its
-    further episodes get the verdict `timed_out` at once. 0: never."""
+    """Number of consecutive hangs of episodes of one row (without a successful one in between) after which the row is
+    quarantined: its further episodes get the verdict `timed_out` at once. 0: never."""
     quarantine_s: float = Field(600.0, gt=0, le=limits.SECONDS)
-    """How long a row is quarantined; after it, one more hang renews the quarantine."""
+    """Duration of a quarantine; after it, one more hang renews it."""
     max_episodes: int = Field(8192, gt=0, le=limits.GROUPS)
-    """Episodes held at once. One more, and the one that has waited longest for its next action leaves its process; it
-    is replayed when it goes on."""
+    """Number of episodes held at once. For a further one, the episode that has waited longest for its next action is
+    evicted; it is replayed when it continues."""
     max_observation_kb: int = Field(64, gt=0, le=512)
-    """Longest observation, kB of UTF-8; a longer one gives the verdict `invalid`."""
+    """Longest observation, kB of UTF-8; a longer one causes the verdict `invalid`."""
     max_memory_mb: int = Field(4096, gt=0, le=limits.MEGABYTES)
-    """Resident memory of a process and all below it; past this it is killed, and the episode that took most of it
-    fails."""
+    """Resident memory of a process and its descendants; above it the process is killed, and the episode that used most
+    of it fails."""
     max_episode_memory_mb: int = Field(512, gt=0, le=limits.MEGABYTES)
     """Memory by which a process may grow in the calls of one episode."""
     max_episode_files: int = Field(64, ge=0, le=limits.DEVICES)
-    """Files and sockets that one episode may hold open."""
+    """Number of files and sockets that one episode may keep open."""
     recycle_after: int = Field(20_000, gt=0, le=limits.ROWS)
-    """A process takes no further episodes after this many, and ends with the last one."""
+    """Number of episodes after which a process accepts no more, and exits with its last one."""
 
     @property
     def import_path(self) -> str:
@@ -70,14 +71,14 @@ class EnvironmentSettings(Settings):
 
     @property
     def call_timeout_s(self) -> float | None:
-        """Of the environment `tools`; None: another one, or an option that its constructor refuses."""
+        """The option of the environment `tools`; None for another environment or an invalid option."""
         value = self.options.get("call_timeout_s", CALL_TIMEOUT_S)
         return float(value) if self.kind == "tools" and isinstance(value, int | float) else None
 
     @property
     def max_turn_bytes(self) -> int | None:
-        """Longest results of one turn of the environment `tools`: four bytes a character, a mark for each result. None
-        as of `call_timeout_s`."""
+        """Longest results of one turn of the environment `tools`: four bytes per character, and a mark for each result.
+        None as for `call_timeout_s`."""
         num_calls = self.options.get("max_calls", MAX_TOOL_CALLS)
         num_chars = self.options.get("max_result_chars", MAX_RESULT_CHARS)
         if self.kind != "tools" or not isinstance(num_calls, int) or not isinstance(num_chars, int):

@@ -1,16 +1,16 @@
-"""Episodes: requests in, one answer each out, wherever their environment is.
+"""Handles the requests of episodes: one reply for each request, whichever process has the environment.
 
-Owns: episodes and their order of calls, replays, duplicates, the bound on episodes. Refuses: sockets (server),
-processes (pool).
+It orders calls, replays episodes, detects duplicates, and bounds the number of episodes. Sockets are in
+services/reward/server.py, processes in pool.py.
 
-Replay: an episode's history makes it again. It happens where its process was lost, where it had left its process to
-make room, and where it comes from another service or worker. Each answer must come again as it was (`Step.digest`); an
-environment that answers differently gives the verdict `invalid`.
+Replay: an episode is replayed from its history if its process was lost, if it was evicted from its process, or if it
+comes from another service or worker. Each reply must be the same as before (`Step.digest`); an environment that replies
+differently gets the verdict `invalid`.
 
-Fault: an episode in whose code a process hung or died is replayed `retries` times, then it has failed. Others of that
-process are replayed without end, as each loss of a process uses up an attempt of the one at fault; where nobody is,
-MAX_LOSSES bounds it. Where the episodes of one row hang repeatedly, no more of it are begun (quarantine.py); those that
-have had an answer go on.
+Faults: an episode whose code made a process hang or die is replayed `retries` times, then it has failed. Other episodes
+of that process are replayed without limit, because each loss of a process uses up an attempt of the one at fault. If
+none is at fault, MAX_LOSSES bounds the replays. If episodes of one row hang repeatedly, no more of them are started
+(quarantine.py); those that have had a reply continue.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from services.environment.quarantine import Quarantine
 log = logging.getLogger(__name__)
 
 MAX_LOSSES = 8
-"""Losses of its process that were nobody's fault, after which an episode has failed."""
+"""Number of losses of its process for which no episode was at fault, after which an episode has failed."""
 
 Key = tuple[str, str]
 Reply = Callable[[str, EnvironmentReply], bool]
 
 
 class Episode:
-    """One episode. Answers exist for turns 0 to len(digests) - 1; `cursor` is the next call of its environment."""
+    """One episode. Replies exist for turns 0 to len(digests) - 1; `cursor` is the next call of its environment."""
 
     def __init__(self, number: int, key: Key, history: EpisodeHistory) -> None:
         self.number, self.key = number, key
@@ -56,18 +56,18 @@ class Episode:
 
     @property
     def next_turn(self) -> int:
-        """The turn whose answer is not known."""
+        """The first turn without a reply."""
         return len(self.digests)
 
     @property
     def has_failed(self) -> bool:
-        """It has its verdict."""
+        """Whether it has failed, and so has its verdict."""
         return self.last is not None and self.last.status != "answered"
 
 
-class EnvironmentDesk:
-    """`offer` and `close_episodes` from the server's intake; `start`, then `run` as a task. `reply(peer, message)`
-    sends."""
+class EpisodeScheduler:
+    """Call `start`, then `run` as a task, and `offer` and `close_episodes` from the server's intake. `reply(peer,
+    message)` sends a message."""
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class EnvironmentDesk:
         self.pool = pool or HostPool(settings, self.on_message, self.on_lost, self.on_ready, neighbours)
         self._quarantine = quarantine or Quarantine(settings)
         self._episodes: OrderedDict[Key, Episode] = OrderedDict()
-        """Least recently asked first."""
+        """Episodes, the least recently used first."""
         self._by_number: dict[int, Episode] = {}
         self._homeless: dict[Key, None] = {}
-        """Those that wait for a process, in order."""
+        """Episodes that wait for a process, in order."""
         self._numbers = itertools.count(1)
         self._incarnations: dict[str, str] = {}
         self.is_draining = False
         self._counters: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Raises UserError for an environment that cannot be used."""
+        """Start the processes. Raises UserError for an environment that cannot be used."""
         await self.pool.start()
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises OperationError when its processes do not start."""
+        """Serve until cancelled. Raises OperationError if its processes do not start."""
         await self.pool.run()
 
     async def close(self) -> None:
@@ -104,18 +104,18 @@ class EnvironmentDesk:
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """Number of requests that a client waits for."""
         return sum(episode.pending is not None for episode in self._episodes.values())
 
     def counters(self) -> dict[str, float]:
-        """For heartbeats and statistics."""
+        """Counters for heartbeats and statistics."""
         held = {"episodes": len(self._episodes), "processes": self.pool.num_ready}
         return {f"environment.{name}": float(n) for name, n in {**held, **self._counters, **self.pool.counters}.items()}
 
     # ------------------------------------------------------------ clients
 
     def offer(self, peer: str, request: EnvironmentRequest) -> None:
-        """Take a request in; it is answered by `reply`, once for each time it is asked at most."""
+        """Accept a request; it is answered by `reply`, at most once each time it is sent."""
         key = (peer, request.episode_id)
         episode = self._episodes.get(key)
         if episode is None:
@@ -154,27 +154,27 @@ class EnvironmentDesk:
             self._advance(episode)
 
     def close_episodes(self, peer: str, episode_ids: tuple[str, ...]) -> None:
-        """Their client is done with them."""
+        """End episodes that their client has finished."""
         for episode_id in episode_ids:
             episode = self._episodes.get((peer, episode_id))
             if episode is not None and episode.digests and episode.pending is None and not episode.has_failed:
-                self._quarantine.ended_well(episode.row)
+                self._quarantine.succeeded(episode.row)
             self._forget((peer, episode_id))
 
     def welcome(self, peer: str, incarnation: str) -> None:
-        """A client said Hello. Another incarnation than before: its episodes are void."""
+        """Handle a client's Hello. With a new incarnation, its earlier episodes are dropped."""
         if self._incarnations.get(peer) != incarnation:
             self.dismiss(peer)
             self._incarnations[peer] = incarnation
 
     def dismiss(self, peer: str) -> None:
-        """A client is gone for good."""
+        """Drop the episodes of a client that is lost."""
         self._incarnations.pop(peer, None)
         for key in [key for key in self._episodes if key[0] == peer]:
             self._forget(key)
 
     def refuse_open(self) -> int:
-        """The time of a drain is over: what still waits goes elsewhere. Returns how many."""
+        """Refuse all waiting requests at the end of a drain. Returns their number."""
         waiting = [episode for episode in self._episodes.values() if episode.pending is not None]
         for episode in waiting:
             assert episode.pending is not None
@@ -183,8 +183,8 @@ class EnvironmentDesk:
         return len(waiting)
 
     def _behind(self, episode: Episode, request: EnvironmentRequest) -> None:
-        """A turn that was answered long ago is a late duplicate; a later one than is due means that we know less than
-        the client, as after a worker went on from another service."""
+        """Handle a request for another turn than the next one. An earlier turn is a late duplicate; a later one means
+        that the client has used another service meanwhile."""
         if request.turn < episode.next_turn:
             self._counters["duplicates"] += 1
         else:
@@ -192,7 +192,7 @@ class EnvironmentDesk:
             self._refuse(episode.key, request.turn, "unknown")
 
     def _make_room(self) -> bool:
-        """Have the episode that waited longest leave. False where all are busy."""
+        """Evict the episode that has waited longest. False if all are busy."""
         if len(self._episodes) < self._settings.max_episodes:
             return True
         idle = next((episode for episode in self._episodes.values() if episode.pending is None), None)
@@ -208,12 +208,12 @@ class EnvironmentDesk:
 
     def _send(self, key: Key, reply: EnvironmentReply) -> None:
         if not self._reply(key[0], reply):
-            self._counters["undelivered"] += 1  # it asks again
+            self._counters["undelivered"] += 1  # the client resends
 
     # ------------------------------------------------------------ processes
 
     def on_message(self, host: HostProcess, message: Answered | Failed) -> None:
-        """A process said something of an episode. Only the one that holds it is listened to."""
+        """Handle a process's message about an episode. Messages of processes that no longer have it are ignored."""
         episode = self._by_number.get(message.episode)
         if episode is None or not episode.is_calling or episode.host is not host:
             return
@@ -235,14 +235,14 @@ class EnvironmentDesk:
         self._advance(episode)
 
     def on_ready(self) -> None:
-        """There is a process: those that wait for one get it."""
+        """Assign waiting episodes to processes."""
         waiting, self._homeless = list(self._homeless), {}
         for key in waiting:
             if (episode := self._episodes.get(key)) is not None:
                 self._advance(episode)
 
     def on_lost(self, host: HostProcess, reason: str) -> None:
-        """A process is gone."""
+        """Handle the loss of a process."""
         for number in list(host.episodes):
             episode = self._by_number.get(number)
             if episode is None or episode.has_failed:
@@ -261,7 +261,7 @@ class EnvironmentDesk:
                 self._advance(episode)
 
     def _advance(self, episode: Episode) -> None:
-        """Make the next call: of a replay, or the one that is asked for."""
+        """Make the next call: one of a replay, or the requested one."""
         is_due = episode.pending is not None and episode.cursor <= episode.next_turn
         if episode.is_calling or not is_due or episode.has_failed:
             return
@@ -287,7 +287,7 @@ class EnvironmentDesk:
         )
         self._counters["answered"] += 1
         if step.is_done:
-            self._quarantine.ended_well(episode.row)
+            self._quarantine.succeeded(episode.row)
         self._send(episode.key, episode.last)
 
     def _faulted(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str, *,
@@ -306,7 +306,9 @@ class EnvironmentDesk:
             self._fail(episode, kind, reason)
 
     def _note_hang(self, episode: Episode) -> None:
-        """With the row's quarantine, its episodes that had no answer yet fail: each would hang in turn."""
+        """Count a hang. If it quarantines the row, its episodes without a reply fail, because each would hang in
+        turn.
+        """
         if not self._quarantine.hung(episode.row):
             return
         self._counters["quarantined"] += 1
@@ -317,7 +319,7 @@ class EnvironmentDesk:
                 self._fail(other, "timed_out", reason)
 
     def _fail(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str) -> None:
-        """Its verdict, also for whatever it is asked later. The process forgets it."""
+        """Set its verdict, which also answers later requests, and remove it from its process."""
         self._leave_host(episode)
         turn = episode.pending.turn if episode.pending is not None else episode.next_turn
         episode.pending = None
@@ -343,7 +345,7 @@ class EnvironmentDesk:
 
 
 def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:
-    """Why this cannot be the history of an episode; empty where it can."""
+    """Why this is not a valid history of an episode; empty if it is."""
     num_actions = max(request.turn - 1, 0)
     if not 0 <= request.turn <= MAX_TURNS:
         return f"turn {request.turn} is not between 0 and {MAX_TURNS}"

@@ -1,12 +1,12 @@
-"""One environment process: holds many episodes, each an object of the user's class, until its stream ends.
+"""One environment process: runs many episodes, each an object of the user's class, until its stream ends.
 
     python -m services.environment.host --marker N --fd N
 
-Owns: the child's side of the pipe, calls of the user's code, the deadline of `async` methods, what an episode takes.
-Refuses: cleaning up after itself: it may hang or die at any point, and the service kills its whole tree from outside.
+It does not clean up after itself, because it may hang or die at any point: the service kills its process tree from
+outside.
 
-Methods that are not `async` run one at a time. `async` ones of many episodes wait at the same time: each stretch
-between two of their waits is marked as its episode's (marker.py), and what the process grew by in it is its episode's.
+Methods that are not `async` run one at a time. `async` methods of many episodes wait concurrently: each interval
+between two awaits is marked with its episode (marker.py), and the memory growth in it is attributed to that episode.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from services.processes.framing import PREFIX, frame
 from services.processes.process_tree import become_subreaper
 
 MAX_HUNG_CLOSES = 3
-"""A process in which so many were interrupted calls no `close` any more: each holds all its episodes up."""
+"""After this many interrupted calls of `close`, a process no longer calls it, because each blocks all its episodes."""
 
 
 class Usage:
@@ -61,31 +61,31 @@ class Usage:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def num_bytes(self) -> int:
-        """Resident; 0 where the system does not say."""
+        """Resident bytes; 0 if the system does not report them."""
         if self._statm < 0:
             return 0
         return int(os.pread(self._statm, 64, 0).split()[1]) * self._page_bytes
 
     def num_files(self) -> int:
-        """Descriptors; 0 where the system does not say."""
+        """Number of open descriptors; 0 if the system does not report it."""
         try:
             return len(os.listdir("/proc/self/fd"))
         except OSError:
             return 0
 
 
-class Held:
+class HostedEpisode:
     """One episode."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.num_bytes = self.num_files = 0
-        """By which the process grew in its calls."""
+        """Bytes by which the process grew in its calls."""
         self.environment: Environment | None = None
 
 
 class _Marked(Coroutine[Any, Any, Any]):
-    """A coroutine of the user's whose stretches are marked as its episode's."""
+    """A user's coroutine whose execution is marked with its episode."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], running: Callable[[], Any]) -> None:
         self._inner, self._running = inner, running
@@ -118,15 +118,15 @@ class Host:
     ) -> None:
         self._make, self._settings, self._marker, self._send = make, settings, marker, send
         self._usage = usage or Usage()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HostedEpisode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heaviest: Held | None = None
+        self._heaviest: HostedEpisode | None = None
         self._num_hung_closes = 0
 
     def take(self, message: Begin | Act | Close) -> None:
-        """Do what is asked; an `async` method goes on in a task of its own."""
+        """Handle a message; an `async` method continues in a separate task."""
         if isinstance(message, Begin):
-            held = self._held[message.episode] = Held(message.episode)
+            held = self._held[message.episode] = HostedEpisode(message.episode)
             self._call(held, "reset", lambda: self._begin(held, message))
         elif isinstance(message, Act):
             known = self._held.get(message.episode)
@@ -136,11 +136,11 @@ class Host:
         else:
             self._drop(message.episode)
 
-    def _begin(self, held: Held, message: Begin) -> Any:
+    def _begin(self, held: HostedEpisode, message: Begin) -> Any:
         held.environment = self._make()
         return held.environment.reset(message.row, message.seed)
 
-    def _call(self, held: Held, method: str, call: Callable[[], Any]) -> None:
+    def _call(self, held: HostedEpisode, method: str, call: Callable[[], Any]) -> None:
         with self._running(held):
             outcome = self._outcome(held, method, call)
         if isinstance(outcome, Step | Failed):
@@ -148,8 +148,8 @@ class Host:
         else:
             self._go_on(self._wait_for(held, method, outcome))
 
-    def _outcome(self, held: Held, method: str, call: Callable[[], Any]) -> Step | Failed | Awaitable[Any]:
-        """Everything that may call the user's code, which may raise anything (SystemExit included) at each place."""
+    def _outcome(self, held: HostedEpisode, method: str, call: Callable[[], Any]) -> Step | Failed | Awaitable[Any]:
+        """Make a call that may run the user's code, which may raise anything, including SystemExit."""
         try:
             returned = call()
             if inspect.isawaitable(returned):
@@ -158,8 +158,9 @@ class Host:
             return self._raised(held, method, error)
         return self._converted(held, method, returned)
 
-    def _converted(self, held: Held, method: str, returned: Any) -> Step | Failed:
-        """Within the episode's stretch: numbers, texts and dicts may be objects of the user's."""
+    def _converted(self, held: HostedEpisode, method: str, returned: Any) -> Step | Failed:
+        """Convert a return value. It runs while the episode is marked, because numbers, texts and dicts may be the
+        user's objects."""
         try:
             return as_step(returned, is_reset=method == "reset", max_bytes=self._settings.max_observation_kb << 10)
         except InvalidStep as error:
@@ -168,8 +169,9 @@ class Host:
             reason = f"{method}: what it returned raised {_shown(error)}"
         return Failed(episode=held.number, kind="invalid", reason=reason)
 
-    def _raised(self, held: Held, method: str, error: BaseException) -> Failed:
-        """Within the episode's stretch: the exception's text may be the user's code, and stderr their object."""
+    def _raised(self, held: HostedEpisode, method: str, error: BaseException) -> Failed:
+        """Convert an exception. It runs while the episode is marked, because the exception's text may run the user's
+        code, and stderr may be the user's object."""
         return Failed(episode=held.number, kind="crashed", reason=f"{method} raised {_shown(error)}")
 
     def _go_on(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -177,7 +179,7 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _awaited(self, held: Held, method: str, awaitable: Awaitable[Any]) -> Step | Failed:
+    async def _awaited(self, held: HostedEpisode, method: str, awaitable: Awaitable[Any]) -> Step | Failed:
         try:
             returned = await awaitable
         except (asyncio.CancelledError, GeneratorExit):
@@ -186,8 +188,10 @@ class Host:
             return self._raised(held, method, error)
         return self._converted(held, method, returned)
 
-    async def _wait_for(self, held: Held, method: str, awaitable: Awaitable[Any]) -> None:
-        """Bounded by `step_timeout_s`; what goes on after it was cancelled is not waited for."""
+    async def _wait_for(self, held: HostedEpisode, method: str, awaitable: Awaitable[Any]) -> None:
+        """Wait for an awaitable, bounded by `step_timeout_s`; if it continues after it was cancelled, it is
+        abandoned.
+        """
         coroutine = _Marked(self._awaited(held, method, awaitable), lambda: self._running(held))
         inner = asyncio.get_running_loop().create_task(coroutine)
         done, _ = await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
@@ -197,26 +201,26 @@ class Host:
             return
         try:
             outcome = inner.result()
-        except BaseException as error:  # it cancelled itself
+        except BaseException as error:  # it has cancelled itself
             outcome = self._raised(held, method, error)
         self._answer(held, outcome)
 
     @contextlib.contextmanager
-    def _running(self, held: Held) -> Iterator[None]:
-        """The episode's code runs: mark it, and note what the process grew by."""
+    def _running(self, held: HostedEpisode) -> Iterator[None]:
+        """Mark the episode while its code runs, and measure the growth of the process."""
         used_bytes = self._usage.num_bytes()
         num_files = self._usage.num_files()
         self._marker.enter(held.number, used_bytes)
         try:
             yield
         finally:
-            with contextlib.suppress(BaseException):  # the user may have closed or replaced it
+            with contextlib.suppress(BaseException):  # the user's code may have closed or replaced it
                 sys.stdout.flush()
             self._marker.leave()
             held.num_bytes += self._usage.num_bytes() - used_bytes
             held.num_files += self._usage.num_files() - num_files
 
-    def _answer(self, held: Held, outcome: Step | Failed) -> None:
+    def _answer(self, held: HostedEpisode, outcome: Step | Failed) -> None:
         if self._held.get(held.number) is not held:  # closed while it waited
             return
         settings = self._settings
@@ -233,7 +237,7 @@ class Host:
             self._send(Answered(episode=held.number, step=outcome))
         self._note_heaviest(held)
 
-    def _fail(self, held: Held, kind: FailureKind, reason: str, *, is_left: bool = False) -> None:
+    def _fail(self, held: HostedEpisode, kind: FailureKind, reason: str, *, is_left: bool = False) -> None:
         if self._held.get(held.number) is held:
             self._drop(held.number)
             reason = reason[:MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
@@ -248,9 +252,9 @@ class Host:
         if awaitable is not None:
             self._go_on(self._closed(held, awaitable))
 
-    def _close(self, held: Held) -> Awaitable[Any] | None:
-        """What its `close` returned, where that has to be awaited. The episode is over, so what it raises costs nobody.
-        One that hangs is interrupted, as the other episodes of the process wait for it."""
+    def _close(self, held: HostedEpisode) -> Awaitable[Any] | None:
+        """Call `close`; returns its result if that has to be awaited. Exceptions are ignored, because the episode has
+        ended. A call that hangs is interrupted, because the other episodes of the process wait for it."""
         if self._num_hung_closes >= MAX_HUNG_CLOSES:
             return None
         try:
@@ -259,20 +263,20 @@ class Host:
             return returned if inspect.isawaitable(returned) else None
         except CallTimedOut:
             self._num_hung_closes += 1
-            rest = "; it is called no more in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
-            with contextlib.suppress(BaseException):  # the user may have closed or replaced it
+            rest = "; it is no longer called in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
+            with contextlib.suppress(BaseException):  # the user's code may have closed or replaced it
                 print(f"close ran past {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
         except BaseException as error:  # as in `_outcome`
             _shown(error)
         return None
 
-    async def _closed(self, held: Held, awaitable: Any) -> None:
+    async def _closed(self, held: HostedEpisode, awaitable: Any) -> None:
         coroutine = _Marked(self._awaited(held, "close", awaitable), lambda: self._running(held))
         inner = asyncio.get_running_loop().create_task(coroutine)
         await asyncio.wait({inner}, timeout=self._settings.close_timeout_s)
         inner.cancel()
 
-    def _note_heaviest(self, held: Held) -> None:
+    def _note_heaviest(self, held: HostedEpisode) -> None:
         if self._heaviest is None or self._heaviest.number not in self._held:
             self._heaviest = max(self._held.values(), key=lambda one: one.num_bytes, default=None)
         elif held.num_bytes > self._heaviest.num_bytes and held.number in self._held:
@@ -283,7 +287,7 @@ class Host:
 
 def _shown(error: BaseException) -> str:
     """Print it with its traceback. Returns its type and the last line of its text."""
-    with contextlib.suppress(BaseException):  # the user may have closed or replaced stderr
+    with contextlib.suppress(BaseException):  # the user's code may have closed or replaced stderr
         traceback.print_exception(error, limit=8)
     try:
         lines = str(error).strip().splitlines()
@@ -293,7 +297,7 @@ def _shown(error: BaseException) -> str:
 
 
 def load(setup: HostSetup) -> tuple[Callable[[], Environment], EnvironmentSettings] | HostRefusal:
-    """Import the class and make one; a mistake of the user's becomes a sentence."""
+    """Import the class and create an instance; a user's mistake becomes a HostRefusal."""
     settings = EnvironmentSettings.model_validate(setup.settings)
     try:
         check_environment(settings.kind, settings.options)
@@ -335,7 +339,7 @@ async def serve(stream: socket.socket, marker: Marker) -> int:
     while (message := await receive()) is not None:
         assert not isinstance(message, HostSetup)
         host.take(message)
-        await asyncio.sleep(0)  # what is answered is sent before the next call begins
+        await asyncio.sleep(0)  # replies are sent before the next call begins
     return 0
 
 
@@ -354,7 +358,7 @@ def main() -> None:
 
     async def whole() -> NoReturn:
         status = 1
-        with contextlib.suppress(ConnectionError, msgspec.MsgspecError):  # the service is gone
+        with contextlib.suppress(ConnectionError, msgspec.MsgspecError):  # the service has exited
             status = await serve(stream, marker)
         os._exit(status)  # the user's threads, tasks and exit handlers must not keep a finished process
 

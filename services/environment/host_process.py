@@ -1,7 +1,7 @@
-"""The service's end of one environment process: its messages, and what its marker says.
+"""The service's end of one environment process: its messages, and its marker.
 
-Owns: sending, the loop that receives. Refuses: start, death and output of the process (child_process.py), replacing
-processes (pool), episodes (desk).
+Start, exit and output of the process are in child_process.py, replacement of processes in pool.py, and episodes in
+episode_scheduler.py.
 
 Loop `run`: waits for a message, woken by the stream; ends with `Died` when the stream or the process does.
 """
@@ -43,19 +43,19 @@ class HostProcess(ChildProcess):
     def _prepared(self, marker: Marker) -> HostProcess:
         self.marker = marker
         self.episodes: set[int] = set()
-        """Numbers of those that it holds."""
+        """Numbers of the episodes that it has."""
         self.waiting: set[int] = set()
-        """Those of which an answer is due."""
+        """Episodes for which a reply is due."""
         self.num_begun = 0
         self.is_retired = False
-        """It takes no further episodes."""
+        """It accepts no further episodes."""
         self.makes_room = False
-        """It is killed because too many are retired, whatever runs in it."""
+        """It is killed because too many processes are retired, whatever runs in it."""
         self.culprit = 0
-        """The episode that it is killed for."""
+        """The episode for which it is killed."""
         self.culprit_kind = "crashed"
         self.moved_s = time.monotonic()
-        """When it last did anything."""
+        """Time of its last activity."""
         self._calls = 0
         self._call_cpu = (-1, 0.0)
         """A call, and the processor time of the process when it was first seen."""
@@ -63,7 +63,7 @@ class HostProcess(ChildProcess):
 
     @staticmethod
     def start(output_log: OutputLog) -> HostProcess:
-        """Spawn one. Raises Died."""
+        """Start a process. Raises Died."""
         marker, fd = Marker.make()
         try:
             return HostProcess.spawn(output_log, ("--marker", str(fd)), (fd,))._prepared(marker)
@@ -87,7 +87,7 @@ class HostProcess(ChildProcess):
             raise Died("the environment process broke its protocol while loading")
 
     def send(self, message: Begin | Act | Close) -> None:
-        """Queue a message; a process that is gone is found by `run`."""
+        """Queue a message; `run` detects a process that has exited."""
         assert self._writer is not None, "prepare comes first"
         if isinstance(message, Begin):
             self.num_begun += 1
@@ -99,17 +99,17 @@ class HostProcess(ChildProcess):
             if not self.waiting:
                 self.moved_s = time.monotonic()
             self.waiting.add(message.episode)
-        if not self._writer.is_closing():  # each write to a broken stream would be a line in the log
+        if not self._writer.is_closing():  # each write to a broken stream would log a line
             with contextlib.suppress(OSError):
                 self._writer.write(frame(message))
 
     async def run(self, on_message: Callable[[Answered | Failed], None]) -> str:
-        """Pass on what it says until it is gone; returns why it is."""
+        """Pass on its messages until it exits; returns the reason."""
         receiving = asyncio.create_task(self._receive_all(on_message))
         try:
             await asyncio.wait({receiving, self.died}, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
-                await asyncio.wait({receiving}, timeout=LAST_WORDS_S)  # an answer may still be in the stream
+                await asyncio.wait({receiving}, timeout=LAST_WORDS_S)  # a reply may still be in the stream
             error = receiving.exception() if receiving.done() else None
             return await self._cause_of_death(error if isinstance(error, Exception) else None)
         finally:
@@ -131,16 +131,17 @@ class HostProcess(ChildProcess):
         return decode_for_service(await self._receive_body())
 
     def look(self) -> Mark:
-        """What its marker says; also notes whether it moves."""
+        """Read its marker, and record whether it changes."""
         mark = self.marker.look()
         if mark.calls != self._calls:
             self._calls, self.moved_s = mark.calls, time.monotonic()
         return mark
 
     def is_starved(self, mark: Mark, limit_s: float) -> bool:
-        """The call that `mark` shows would go on, but has had less processor time than `limit_s`: the machine's fault.
+        """Whether the call of `mark` could continue, but has had less processor time than `limit_s`, so that the
+        machine is at fault.
 
-        Ask at every look, from the call's beginning on.
+        Call it at every check, from the beginning of the call on.
         """
         try:
             process = psutil.Process(self.pid)
@@ -152,5 +153,5 @@ class HostProcess(ChildProcess):
             return False
 
     def close_marker(self) -> None:
-        """After its end."""
+        """Close the marker, after the process has exited."""
         self.marker.close()

@@ -1,9 +1,7 @@
 """A deadline for code that is not `async`: it is interrupted by a signal.
 
-Owns: the signal and its timer. Refuses: code that hangs in a library of its own, which no signal stops: the service
-ends its process (pool).
-
-Signals reach the main thread alone, which is where an environment's methods run.
+A signal does not stop code that hangs in a native library; then the service kills the process (pool.py). Signals are
+delivered to the main thread only, in which an environment's methods run.
 """
 
 from __future__ import annotations
@@ -13,15 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 AGAIN_S = 0.1
-"""Code that catches the interruption is interrupted again so often."""
+"""Interval after which code that catches the interruption is interrupted again."""
 
 
 class CallTimedOut(BaseException):
-    """Raised inside a call by the signal; no `except Exception` of the user's may stop it."""
+    """Raised inside a call by the signal; derived from BaseException, so that a user's `except Exception` does not
+    catch it."""
 
 
 def interrupted(call: Callable[[], Any], limit_s: float) -> Any:
-    """The value of a call; raises CallTimedOut in it, again and again, once `limit_s` is over."""
+    """Make a call and return its value; after `limit_s`, CallTimedOut is raised repeatedly in it."""
     is_armed = True
 
     def ring(*_: object) -> None:

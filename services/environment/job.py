@@ -1,6 +1,6 @@
-"""What crosses the pipe between the reward service and one environment process.
+"""Messages between the reward service and one environment process.
 
-Owns: the message types. Refuses: framing (services/processes/framing.py), sockets of the run.
+Framing is in services/processes/framing.py.
 
     service -> process    HostSetup once; then for each episode Begin, Acts, one at a time, and Close
     process -> service    HostReady or HostRefusal once; then one Answered or Failed for each Begin and Act
@@ -25,7 +25,7 @@ class HostSetup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Make an environment and reset it."""
+    """Create an environment and reset it."""
 
     episode: int
     row: dict[str, Any]
@@ -40,7 +40,7 @@ class Act(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The episode is over here, whatever became of it. Not answered."""
+    """The episode has ended, for whatever reason. There is no reply."""
 
     episode: int
 
@@ -56,16 +56,16 @@ class HostRefusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What the environment answered."""
+    """The environment's reply."""
 
     episode: int
     step: Step
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """There is no answer, and the environment is gone from the process.
+    """The call failed, and the environment was removed from the process.
 
-    is_left: something of it may be left there: the process takes no further episodes.
+    is_left: parts of it may remain, so the process accepts no further episodes.
     """
 
     episode: int
@@ -79,10 +79,10 @@ _to_service = msgspec.msgpack.Decoder(HostReady | HostRefusal | Answered | Faile
 
 
 def decode_for_process(body: bytes) -> HostSetup | Begin | Act | Close:
-    """Raises msgspec.MsgspecError."""
+    """Decode a message. Raises msgspec.MsgspecError."""
     return _to_process.decode(body)
 
 
 def decode_for_service(body: bytes) -> HostReady | HostRefusal | Answered | Failed:
-    """Raises msgspec.MsgspecError."""
+    """Decode a message. Raises msgspec.MsgspecError."""
     return _to_service.decode(body)

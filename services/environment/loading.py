@@ -1,7 +1,4 @@
-"""Finds the class that `reward.environment.kind` names, and checks it before anything depends on it.
-
-Owns: import, constructor's options, signatures of `reset` and `step`. Refuses: running one.
-"""
+"""Finds the class that `reward.environment.kind` names, and checks it."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ EXPECTED = "a class with reset(self, row, seed) and step(self, action)"
 
 
 def name_fault(kind: str) -> tuple[str, str] | None:
-    """What is wrong with a kind, and what to do, as far as its name shows; None: nothing."""
+    """The fault of a kind and its remedy, as far as its name shows; None: no fault."""
     if kind in BUILT_IN_ENVIRONMENTS or is_import_path(kind):
         return None
     near = difflib.get_close_matches(kind, BUILT_IN_ENVIRONMENTS, n=1)
@@ -30,14 +27,14 @@ def name_fault(kind: str) -> tuple[str, str] | None:
 
 
 def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
-    """What makes one environment for each episode.
+    """The callable that creates an environment for each episode.
 
     Args:
         kind: a built-in environment, or `module:Class`.
         options: keyword arguments of its constructor.
 
     Raises:
-        UserError: it cannot be imported, or called as an environment is.
+        UserError: it cannot be imported, or does not have the interface of an environment.
     """
     if fault := name_fault(kind):
         raise UserError(fault[0], where=WHERE, remedy=fault[1])
@@ -49,14 +46,14 @@ def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Envi
 
 
 def check_environment(kind: str, options: dict[str, Any]) -> None:
-    """As an environment process does first, and make one. Raises UserError."""
+    """Import and create an environment, as an environment process does first. Raises UserError."""
     make = find_environment(kind, options)
     try:
         environment = make()
     except UserError:
         raise
     except Exception as error:  # the user's own code
-        raise UserError(f"{kind} cannot be made with these options ({type(error).__name__}: {error})",
+        raise UserError(f"{kind} cannot be created with these options ({type(error).__name__}: {error})",
                         where=OPTIONS) from error  # fmt: skip
     _check_methods(kind, environment)
 
@@ -70,7 +67,10 @@ def _check_methods(kind: str, environment: Any) -> None:
             signature = inspect.signature(method)
             signature.bind(*arguments)
         except TypeError as error:
-            what = f"`{name}` of {kind} does not take what it is called with ({error}); its signature is {signature}"
+            what = (
+                f"`{name}` of {kind} cannot be called with the required arguments ({error}); its signature is "
+                f"{signature}"
+            )
             raise UserError(what, where=WHERE, remedy=EXPECTED) from None
-        except ValueError:  # some built-in callables have none: the first episode will tell
+        except ValueError:  # some built-in callables have no signature: the first episode checks them
             continue

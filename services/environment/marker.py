@@ -1,10 +1,8 @@
-"""Shared memory in which an environment process says which episode's code runs, and since when.
+"""Shared memory in which an environment process marks which episode's code runs, and since when.
 
-Owns: the layout, both ends. Refuses: deciding who has to go (pool).
-
-A process that hangs or dies cannot say in whose code: the service looks here, so that the episode at fault alone pays.
-Fields are written one after the other and the episode last, and read by the only other process; a reading that changes
-meanwhile is of a process that is alive.
+A process that hangs or dies cannot report which episode caused it. The service reads it here, so that only the episode
+at fault fails. Fields are written one after the other, the episode last, and only the service reads them; a reading
+that changes meanwhile comes from a process that is running.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ NOBODY = 0
 
 
 class Mark(NamedTuple):
-    """One look. calls: entered so far. used_bytes: of the process when the call began. heaviest: episode that the
-    process grew most for, and by how many bytes."""
+    """One reading. calls: number of calls so far. used_bytes: memory of the process when the call began. heaviest: the
+    episode for which the process grew most, and by how many bytes."""
 
     episode: int
     since_s: float
@@ -43,7 +41,7 @@ class Marker:
 
     @staticmethod
     def make() -> tuple[Marker, int]:
-        """A new one, and the descriptor to hand on, which the caller closes."""
+        """Create a marker, and the descriptor to pass to the child, which the caller closes."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("environment-marker")
         else:
@@ -53,22 +51,22 @@ class Marker:
         return Marker(fd), fd
 
     def enter(self, episode: int, used_bytes: int) -> None:
-        """Its code begins to run."""
+        """Record that the episode's code begins to run."""
         self._calls += 1
         self._write(NOBODY, used_bytes)
         self._write(episode, used_bytes)
 
     def leave(self) -> None:
-        """Nobody's code runs."""
+        """Record that no episode's code runs."""
         self._write(NOBODY, 0)
 
     def heaviest(self, episode: int, num_bytes: int) -> None:
-        """The episode that the process grew most for; between calls."""
+        """Record the episode for which the process grew most; called between calls."""
         self._heaviest, self._heaviest_bytes = episode, max(num_bytes, 0)
         self._write(NOBODY, 0)
 
     def look(self) -> Mark:
-        """What it says now."""
+        """Read the marker."""
         return Mark(*_LAYOUT.unpack_from(self._page))
 
     def close(self) -> None:

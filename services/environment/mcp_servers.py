@@ -1,13 +1,13 @@
 """Tools of MCP servers (Model Context Protocol), over standard streams or streamable HTTP.
 
-Owns: one connection to each server for a process, its tools as `Tool`s, connecting again after a loss. Refuses:
-deadlines of calls (tools.py), checking arguments (the server does), running servers that have an address.
+A process has one connection to each server, which is made again after a loss. Deadlines of calls are in tools.py; the
+server checks arguments.
 
-Connections belong to tasks of their own, which no episode's end or deadline cancels. A server that is started by its
-command ends with the process that started it. The package `mcp` is optional.
+Connections are held by separate tasks, which are not cancelled by an episode's end or deadline. A server that is
+started by a command exits with the process that started it. The package `mcp` is optional.
 
-The address of a server may hold a key, in its user, path or query: no text that leaves this module shows more of it
-than scheme and host, and what the package logs is treated alike.
+The address of a server may contain a key, in its user, path or query. Texts that leave this module, and log records of
+the package, contain only its scheme and host.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from areal_like.errors import OperationError, UserError
 from areal_like.tools import Tool
 
 MAX_PAGES = 100
-"""Of the list of a server's tools."""
+"""Time limit for the list of a server's tools."""
 _URL = re.compile(r"""([a-z][a-z0-9+.-]*://)(?:[^\s/?#'"<>]*@)?([^\s/?#'"<>]*)[^\s'"<>]*""", re.IGNORECASE)
 _FORM = "{command: [python, server.py], env: {NAME: value}} or {url: http://127.0.0.1:8000/mcp}"
 
 
 class McpFailed(OperationError):
-    """A server cannot be reached, or a tool of its reported an error; the text is for the policy."""
+    """A server cannot be reached, or one of its tools reported an error. The message is for the policy."""
 
 
 class McpServer:
     """One server. `tools` connects first; all episodes of a process share it."""
 
     def __init__(self, name: str, spec: Mapping[str, Any], where: str) -> None:
-        """
-        Args:
-            name: of the server, for messages.
+        """Args:
+            name: name of the server, for messages.
             spec: `command` (a list) with `env`, or `url`.
             where: the setting.
 
@@ -57,15 +56,15 @@ class McpServer:
         self._holder: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] | None = None
         self._client: Any = None
-        """Of the connection that is in use; None while there is none."""
+        """The client of the current connection; None while there is none."""
         _hide_addresses_in_log()
 
     async def tools(self) -> list[Tool]:
-        """What the server offers, as listed when it was connected to. Raises McpFailed."""
+        """The server's tools, as listed when the connection was made. Raises McpFailed."""
         return (await self._connected())[1]
 
     async def _connected(self) -> tuple[Any, list[Tool]]:
-        """Client and tools. A caller that waits may be cancelled; the connection goes on."""
+        """Client and tools. A waiting caller may be cancelled without ending the connection."""
         if self._holder is None or self._holder.done():
             self._client = None
             self._ready = asyncio.get_running_loop().create_future()
@@ -86,7 +85,7 @@ class McpServer:
                 self._client = client
                 ready.set_result((client, tools))
                 await asyncio.Event().wait()
-        except Exception as error:  # whatever a server, or the way to it, does
+        except Exception as error:  # a server, or the connection to it, may fail in any way
             if not ready.done():
                 ready.set_exception(McpFailed(f"MCP server {self._name} cannot be used ({_innermost(error)})"))
         finally:
@@ -106,7 +105,7 @@ class McpServer:
         return found
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text of a result. Raises McpFailed."""
+        """Call a tool; returns the text of its result. Raises McpFailed."""
         client, _ = await self._connected()
         errors = importlib.import_module("mcp")
         try:
@@ -114,7 +113,7 @@ class McpServer:
         except errors.MCPError as error:
             if error.code == importlib.import_module("mcp.types").CONNECTION_CLOSED:
                 self._lose(client)
-            raise McpFailed(without_addresses(str(error))) from None  # a traceback would show the address
+            raise McpFailed(without_addresses(str(error))) from None  # a traceback would contain the address
         except Exception as error:  # as above; the next call connects again
             self._lose(client)
             raise McpFailed(f"MCP server {self._name} was lost ({_innermost(error)})") from None
@@ -124,7 +123,7 @@ class McpServer:
         return "\n".join(parts)
 
     def _lose(self, client: Any) -> None:
-        """Give up the connection of this client; a newer one that has replaced it stays."""
+        """Drop the connection of this client, unless a newer one has replaced it."""
         if self._holder is not None and self._client is client:
             self._holder.cancel()
             self._holder = self._client = None
@@ -145,7 +144,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The text with each URL cut to scheme and host."""
+    """The text with each URL shortened to scheme and host."""
     return _URL.sub(r"\1\2/...", text)
 
 
@@ -155,7 +154,7 @@ class _WithoutAddresses(logging.Formatter):
 
 
 def _hide_addresses_in_log() -> None:
-    """Of the package `mcp`, which logs failed requests with their address and a traceback."""
+    """Hide addresses in log records of the package `mcp`, which logs failed requests with address and traceback."""
     package = logging.getLogger("mcp")
     if not any(isinstance(one.formatter, _WithoutAddresses) for one in package.handlers):
         handler = logging.StreamHandler()

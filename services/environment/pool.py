@@ -1,12 +1,12 @@
-"""The environment processes: a fixed number that take episodes, replaced when one is lost.
+"""The environment processes: a fixed number that run episodes and are replaced when one is lost.
 
-Owns: how many there are, starting successors, who must go (overdue, silent, too much memory, enough episodes), whose
-fault a death is. Refuses: episodes (desk), which learn of a death by `on_lost`.
+The pool starts processes, decides which must be killed (overdue, stuck, too much memory, enough episodes), and which
+episode is at fault for an exit. Episodes are in episode_scheduler.py, which is notified of an exit by `on_lost`.
 
-Loops.  `_refill`  waits for a lack of processes, woken by every loss; starts successors.
-        `_watch`   sleeps WATCH_S; kills who is overdue, silent or holds too much memory.
-        `_serve`   one per process: passes its answers on until it is gone.
-Stop: cancelled by the server, then `close`.
+Loops.  `_refill`  waits for missing processes, woken by every loss; starts new ones.
+        `_watch`   sleeps WATCH_S; kills processes that are overdue, stuck or use too much memory.
+        `_serve`   one per process: passes its replies on until it exits.
+They stop when cancelled by the server, which then calls `close`.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 0.1
 MEMORY_EVERY = 3
-"""Memory is looked at every so many rounds of the watch."""
+"""Memory is checked every this many rounds of the watch."""
 LOOK_AGAIN_S = 5.0
 START_TIMEOUT_S = 120.0
 SLOW_START_S = 5.0
 MAX_FAILED_STARTS = 8
-"""So many starts in a row without one success end the service."""
+"""Number of consecutive failed starts that end the service."""
 SILENT_S = 5.0
-"""A process that owes answers, in which no call begins or ends for this long past `step_timeout_s`, is stuck in code
-that is nobody's."""
+"""A process with replies due, in which no call begins or ends for this long after `step_timeout_s`, is stuck outside of
+episodes."""
 STARVED_TIMES = 10
-"""A call that waits for the processor, and not for anything else, may take so many times `step_timeout_s`."""
+"""A call that only waits for the processor may take this many times `step_timeout_s`."""
 RETIRE_SHARE = 0.5
-"""Of `max_memory_mb`: a process that holds more takes no further episodes."""
+"""Share of `max_memory_mb` above which a process accepts no further episodes."""
 
 LIVING_TIMES = 2
-"""Of `num_processes`: so many live at most, those that are retired, starting or being killed included."""
+"""Largest number of processes relative to `num_processes`, including those that are retired, starting or being killed.
+"""
 
 Lost = Callable[[HostProcess, str], None]
-"""Called with a process that is gone, and why."""
+"""Called with a process that has exited, and the reason."""
 
 
 class HostPool:
-    """`start`, then `run` as a task; `place` names a process for an episode."""
+    """Call `start`, then `run` as a task; `place` chooses a process for an episode."""
 
     def __init__(
         self,
@@ -65,16 +66,16 @@ class HostPool:
         on_ready: Callable[[], None],
         neighbours: Callable[[], frozenset[int]],
     ) -> None:
-        """`neighbours`: other processes of the service, which no sweep of orphans may end."""
+        """`neighbours`: other processes of the service, which are not orphans."""
         self._settings, self._on_message, self._on_lost, self._on_ready = settings, on_message, on_lost, on_ready
         self._neighbours, self._others = neighbours, frozenset(children_of(os.getpid()))
         self._setup = HostSetup(settings=settings.model_dump(mode="json"), service_pid=os.getpid())
         self._hosts: dict[int, HostProcess] = {}
-        """All that were spawned and not yet buried, by process id."""
+        """All processes that were started and not yet reaped, by process id."""
         self._ready: set[HostProcess] = set()
         self._unserved: list[HostProcess] = []
         self._num_dying = 0
-        """Not ready any more, and not yet buried."""
+        """Processes that are no longer ready, and not yet reaped."""
         self._lost = asyncio.Event()
         self._num_failed_starts = 0
         self._output_log = OutputLog("environments")
@@ -82,16 +83,16 @@ class HostPool:
 
     @property
     def num_ready(self) -> int:
-        """Processes that take episodes."""
+        """Number of processes that accept episodes."""
         return sum(not host.is_retired for host in self._ready)
 
     @property
     def pids(self) -> frozenset[int]:
-        """All its processes."""
+        """Process ids of all its processes."""
         return frozenset(self._hosts)
 
     async def start(self) -> None:
-        """Load the environment in one process first (the user's mistakes show there). Raises UserError."""
+        """Load the environment in one process first, which detects the user's mistakes. Raises UserError."""
         kind = self._settings.kind
         notice = asyncio.get_running_loop().call_later(
             SLOW_START_S, print_slow, f"loading environment {kind}", SLOW_START_S, START_TIMEOUT_S
@@ -105,7 +106,7 @@ class HostPool:
             notice.cancel()
 
     async def run(self) -> None:
-        """Keep the processes until cancelled. Raises OperationError when there can be none."""
+        """Keep the processes running until cancelled. Raises OperationError if they do not start."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill(tasks), name="environment refill")
             tasks.create_task(self._watch(), name="environment watch")
@@ -116,14 +117,14 @@ class HostPool:
         return min(takers, key=lambda host: len(host.episodes), default=None)
 
     def look_after(self, host: HostProcess) -> None:
-        """An episode began or left there: has it had enough?"""
+        """Retire the process if it has served enough, after an episode began or ended there."""
         if host.num_begun >= self._settings.recycle_after:
             host.is_retired = True
         if host.is_retired:
             self._lost.set()
 
     def blame(self, host: HostProcess, episode: int, kind: str, reason: str) -> None:
-        """Kill a process for what an episode in it did; `_serve` sees the death."""
+        """Kill a process because of an episode in it; `_serve` detects its exit."""
         if host.killed_because or host not in self._ready:
             return
         host.culprit, host.culprit_kind, host.killed_because = episode, kind, reason
@@ -154,12 +155,13 @@ class HostPool:
                 task.add_done_callback(starting.discard)
                 task.add_done_callback(lambda _: self._lost.set())
             self._lost.clear()
-            with contextlib.suppress(TimeoutError):  # nothing is owed while all run; look again anyway
+            with contextlib.suppress(TimeoutError):  # nothing is due while all run; check again anyway
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._lost.wait()
 
     def _num_to_start(self, num_starting: int) -> int:
-        """How many may start now. Where retired processes take the room, those with the fewest episodes are killed."""
+        """Number of processes that may start now. If retired processes take the room, those with the fewest episodes
+        are killed."""
         most = LIVING_TIMES * self._settings.num_processes
         wanted = self._settings.num_processes - self.num_ready - num_starting
         room = most - len(self._ready) - self._num_dying - num_starting
@@ -204,18 +206,18 @@ class HostPool:
         reason = await host.run(lambda message: self._on_message(host, message))
         self._ready.discard(host)
         self._num_dying += 1
-        if not host.culprit and not host.killed_because:  # it died of itself: in whose code?
+        if not host.culprit and not host.killed_because:  # it exited by itself: find the episode at fault
             host.culprit = host.look().episode
             self.counters["died"] += 1
         if host.episodes or not host.killed_because:
             log.warning("environment process %d is gone (%s) with %d episodes", host.pid, reason, len(host.episodes))
         self._on_lost(host, reason)
-        self._lost.set()  # a successor starts while this one's tree is being killed
+        self._lost.set()  # a new process starts while this one's tree is being killed
         await host.kill()
         host.close_marker()
         self._hosts.pop(host.pid, None)
         self._num_dying -= 1
-        self._lost.set()  # there may be room for a successor only now
+        self._lost.set()  # there may be room for a new process only now
         await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
 
     async def _watch(self) -> None:

@@ -1,11 +1,10 @@
-"""Rows whose episodes hang again and again, and that are served no more for a time.
+"""Quarantine of rows whose episodes hang repeatedly: they are not served for a time.
 
-Owns: which rows those are, for how long, how many are remembered. Refuses: verdicts and replays (desk), deadlines
-(pool, host).
+Verdicts and replays are in episode_scheduler.py, deadlines in pool.py and host.py.
 
-A hang holds its process, and all episodes in it, for `step_timeout_s`. The samples of a group, and the retries of each,
-would hang one after the other; so would the same row in every epoch. An episode of a row that ends well takes its hangs
-back: a policy whose actions hang now and then has no row quarantined. After a quarantine one more hang renews it.
+A hang blocks its process, and all episodes in it, for `step_timeout_s`. The samples of a group, and the retries of
+each, would hang one after the other, and again in every epoch. A successful episode of a row resets its count, so
+occasional hangs quarantine no row. After a quarantine one more hang renews it.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ import msgspec
 from services.environment.config import EnvironmentSettings
 
 MAX_ROWS = 4096
-"""Rows with hangs that are remembered; the one that hung longest ago is forgotten for one more."""
+"""Number of rows with hangs that are stored; for a further one, the row with the oldest hang is removed."""
 
 
 class _Record:
-    """num_hangs: since an episode ended well. until_s: when its quarantine ends, on the clock; 0: there is none."""
+    """num_hangs: number since the last success. until_s: end of its quarantine on the clock; 0: there is none."""
 
     def __init__(self) -> None:
         self.num_hangs, self.until_s = 0, 0.0
 
 
 class Quarantine:
-    """`hung` and `ended_well` tell what became of episodes; `reason` says whether a row is served."""
+    """`hung` and `succeeded` report the ends of episodes; `reason` returns whether a row is served."""
 
     def __init__(self, settings: EnvironmentSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds that only rise."""
+        """clock: monotonic seconds."""
         self._settings, self._clock = settings, clock
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
-        """By row; the one that hung longest ago first."""
+        """Records by row, the one with the oldest hang first."""
 
     def hung(self, row: Mapping[str, Any]) -> bool:
-        """An episode of this row hung. True where the row goes into quarantine with that."""
+        """Record a hang of an episode of this row. True if this starts a quarantine."""
         if not self._settings.max_hangs:
             return False
         key = _key(row)
@@ -56,13 +55,13 @@ class Quarantine:
         record.until_s = self._clock() + self._settings.quarantine_s
         return True
 
-    def ended_well(self, row: Mapping[str, Any]) -> None:
-        """An episode of this row ended without a failure."""
+    def succeeded(self, row: Mapping[str, Any]) -> None:
+        """Record that an episode of this row ended without a failure."""
         if self._records:
             self._records.pop(_key(row), None)
 
     def reason(self, row: Mapping[str, Any]) -> str:
-        """Why an episode of this row is not begun now; empty: it is."""
+        """Why an episode of this row must not start now; empty if it may."""
         record = self._records.get(_key(row)) if self._records else None
         if record is None or self._clock() >= record.until_s:
             return ""

@@ -1,11 +1,11 @@
-"""The environment `tools`: it runs the tools that a policy calls, and answers each call with a text.
+"""The environment `tools`: runs the tools that a policy calls, and answers each call with a text.
 
-Owns: deadlines, the longest result, words for a call that fails, counts. Refuses: rewards (the workflow `tools` has the
-last answer scored), parsing of calls (rollout/chat), what a tool is (areal_like/tools.py).
+Rewards come from the scorers of the last answer (workflow `tools`). Calls are parsed in rollout/chat; tools are defined
+in areal_like/tools.py.
 
-The calls of one turn share a deadline and run in order. A call that fails is answered with what is wrong, since a
-policy can only learn from what it sees; the episode goes on. A tool that is not `async` is interrupted by a signal,
-which stops Python code; one that hangs in a library of its own is ended with its process after `step_timeout_s`.
+The calls of one turn share a deadline and run in order. A call that fails is answered with the error message, from
+which the policy can learn, and the episode continues. A tool that is not `async` is interrupted by a signal, which
+stops Python code; if it hangs in a native library, its process is killed after `step_timeout_s`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
 CUT_MARK = "\n[... {num} characters left out]"
-"""Stands at the end of a result that was too long."""
+"""Appended to a result that was truncated."""
 FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
-"""Kinds of failed calls, each counted as `tool_KIND`."""
+"""Kinds of failed calls, each counted in the component `tool_KIND`."""
 BUILT_IN_TOOLS = {"python": "services.reward.python_tool:python_tool"}
-"""What makes the tools that come with this program, by name."""
+"""Factories of the built-in tools, by name."""
 
 
 class ToolEnvironment:
-    """Runs tools. Made for each episode, with `reward.environment.options`."""
+    """Runs tools. Created for each episode, with `reward.environment.options`."""
 
     def __init__(
         self,
@@ -51,17 +51,16 @@ class ToolEnvironment:
         max_calls: int = MAX_TOOL_CALLS,
         max_result_chars: int = MAX_RESULT_CHARS,
     ) -> None:
-        """
-        Args:
+        """Args:
             tools: built-in tools, and import paths (`module:FUNCTION`) of functions, `Tool`s, or lists of these.
             mcp: MCP servers by name, each `{command: [PROGRAM, ARGUMENT, ...], env: {...}}` or `{url: ADDRESS}`.
             call_timeout_s: longest call, and longest time of all calls of a turn together; below `step_timeout_s`.
-            max_calls: calls of one turn that are run; more are answered as failed.
-            max_result_chars: a longer result is cut, and says so. All results of a turn together are bound by
+            max_calls: largest number of calls of one turn; further ones are answered as failed. max_result_chars: a
+                longer result is truncated and marked. All results of a turn together are bounded by
                 `max_observation_kb`, in UTF-8: `max_calls` of this length must fit it.
 
         Raises:
-            UserError: a tool that cannot be used, or a bound that is none.
+            UserError: a tool that cannot be used, or an invalid bound.
         """
         if isinstance(tools, str) or not (tools or mcp):
             what = f"tools is {tools!r}" if mcp else f"tools is {tools!r}, and there is no MCP server"
@@ -69,7 +68,7 @@ class ToolEnvironment:
         if not isinstance(tools, list | tuple) or not all(isinstance(one, str) for one in tools):
             raise UserError(f"tools is {tools!r}", where=WHERE, remedy='a list of names, as in ["my_tools:search"]')
         if mcp is not None and not isinstance(mcp, Mapping):
-            kind = type(mcp).__name__  # a value may hold a key
+            kind = type(mcp).__name__  # a value may contain a key
             raise UserError(f"mcp is of type {kind}", where=WHERE, remedy="servers by name: {archive: {url: ...}}")
         _check_bounds(call_timeout_s, {"max_calls": max_calls, "max_result_chars": max_result_chars})
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
@@ -79,7 +78,7 @@ class ToolEnvironment:
         self._seconds = 0.0
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
-        """Declare the tools. Raises McpFailed where a server cannot be used."""
+        """Declare the tools. Raises McpFailed if a server cannot be used."""
         offered = [tool for server in self._servers for tool in await server.tools()]
         self._tools = by_name([*self._tools.values(), *offered], f"{WHERE}.mcp")
         return Step(tools=tuple(tool.declaration for tool in self._tools.values()))
@@ -103,7 +102,7 @@ class ToolEnvironment:
         return Step(results=tuple(results), components={**counts, "tool_s": self._seconds})
 
     async def _answer(self, call: ToolCall, left_s: float) -> str:
-        """What the policy sees as the result of a call. Never raises what the tool does."""
+        """The result of a call for the policy. Exceptions of the tool are not raised."""
         if call.fault:
             return self._failed("malformed", f"the call cannot be read: {call.fault}")
         tool = self._tools.get(call.name)
@@ -121,7 +120,7 @@ class ToolEnvironment:
             return self._failed("wrong_arguments", f"the arguments of {call.name} are wrong: {error}")
         except (TimeoutError, CallTimedOut):
             return self._late()
-        except Exception as error:  # the user's code; the policy is shown what it raised
+        except Exception as error:  # the user's code; the policy sees the exception
             return self._failed("raised", f"{call.name} failed ({type(error).__name__}: {error})")
 
     def _late(self) -> str:
@@ -140,7 +139,7 @@ class ToolEnvironment:
 
 
 def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
-    """Raises UserError for one that is not positive, or of another type."""
+    """Raise UserError for a bound that is not positive, or of another type."""
     is_number = isinstance(call_timeout_s, int | float) and not isinstance(call_timeout_s, bool)
     if not is_number or not 0 < call_timeout_s < math.inf:
         raise UserError(f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="a number of seconds above 0")
@@ -151,12 +150,12 @@ def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=4)
 def _loaded(names: tuple[str, ...]) -> Mapping[str, Tool]:
-    """Once for all episodes of a process."""
+    """Loaded once for all episodes of a process."""
     return load_tools(names, BUILT_IN_TOOLS, f"{WHERE}.tools")
 
 
 @lru_cache(maxsize=4)
 def _servers(specs: bytes) -> tuple[McpServer, ...]:
-    """Once for all episodes of a process."""
+    """Loaded once for all episodes of a process."""
     named = msgspec.json.decode(specs)
     return tuple(McpServer(name, spec, f"{WHERE}.mcp.{name}") for name, spec in named.items())

@@ -1,10 +1,9 @@
-"""A service's end of one process that runs user code: start, death, killing, and what it prints.
+"""The service's end of one process that runs user code: start, exit, killing, and its output.
 
-Owns: the socket pair, the output pipe, the child's end. Refuses: what is said over the stream (subclasses), replacing
-processes, retries.
+Messages over the stream are defined by subclasses.
 
-Death shows twice: the stream ends, or `check` (called by a monitor) finds the process gone. The second matters when a
-forked child of the user code holds the stream open.
+An exit is detected in two ways: the stream ends, or `check` (called by a monitor) finds that the process has exited.
+The second is needed if a forked child of the user code keeps the stream open.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from services.processes.framing import MAX_ANSWER_BYTES, PREFIX
 log = logging.getLogger(__name__)
 
 LOGGED_BYTES_PER_MINUTE = 256_000
-"""How much of what all such processes print reaches the service's log; the rest is drained and dropped."""
+"""Bytes of output of all such processes that are logged per minute; the rest is dropped."""
 LAST_WORDS_S = 0.2
 
 
 class Died(OperationError):
     """The process ended, or broke its stream, in the middle of an exchange; or it could not start.
 
-    `scorer`: what ran in it, empty where that is not known.
+    `scorer`: the scorer that ran in it, empty if unknown.
     """
 
     def __init__(self, reason: str, scorer: str = "") -> None:
@@ -44,14 +43,14 @@ class Died(OperationError):
 
 
 class OutputLog:
-    """What user code prints, passed on to the service's own stderr, so much a minute."""
+    """Writes the output of user code to the service's stderr, with a limit per minute."""
 
     def __init__(self, who: str = "scorers") -> None:
         self._who = who
         self._room_bytes, self._until_s, self.num_dropped_bytes = 0, 0.0, 0
 
     def write(self, chunk: bytes) -> None:
-        """Pass on what there is room for."""
+        """Write as much as the limit allows."""
         now_s = time.monotonic()
         if now_s >= self._until_s:
             self._room_bytes, self._until_s = LOGGED_BYTES_PER_MINUTE, now_s + 60.0
@@ -65,12 +64,12 @@ class OutputLog:
 
 
 class ChildProcess:
-    """One child in a session of its own, with a stream to it. `died` is resolved once it is known to have ended."""
+    """One child in a separate session, with a stream to it. `died` is resolved once it is known to have exited."""
 
     MODULE: ClassVar[str]
     """`python -m` name; it is started with `--fd N`."""
     NOUN: ClassVar[str]
-    """What messages call it."""
+    """Its name in messages."""
 
     def __init__(
         self, child: subprocess.Popen[bytes], stream: socket.socket, output_fd: int, output_log: OutputLog
@@ -78,7 +77,7 @@ class ChildProcess:
         self._child, self._raw, self._output_fd, self._output_log = child, stream, output_fd, output_log
         self.pid = child.pid
         self.killed_because = ""
-        """Set by who kills it from outside an exchange, for the verdict's reason."""
+        """Set by code that kills it outside of an exchange, for the verdict's reason."""
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -111,7 +110,7 @@ class ChildProcess:
         return process
 
     def check(self) -> bool:
-        """False once the process has ended; wakes the exchange that waits for it."""
+        """Whether the process is running; if not, wakes the exchange that waits for it."""
         if self._child.poll() is None:
             return True
         if not self.died.done():
@@ -119,8 +118,8 @@ class ChildProcess:
         return False
 
     async def kill(self) -> None:
-        """End it with its whole tree, reap it, close everything. Nothing of it runs afterwards."""
-        if self.check():  # once it is reaped its number may be another's; its orphans are the pool's to find
+        """Kill it with all its descendants, reap it, and close its streams."""
+        if self.check():  # once it is reaped, its process id may be reused; the pool kills its orphans
             left = await process_tree.kill_tree(self.pid)
             if left:
                 log.error("processes %s of a %s survived SIGKILL", sorted(left), self.NOUN)
@@ -128,7 +127,7 @@ class ChildProcess:
         self._close()
 
     def kill_now(self) -> None:
-        """As `kill`, without waiting: for a service that is on its way out."""
+        """As `kill`, without waiting, for a service that exits."""
         if self.check():
             process_tree.kill_tree_now(self.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,7 +142,7 @@ class ChildProcess:
         self._close_output()
 
     async def _receive_body(self) -> bytes:
-        """The next frame's body. Raises ValueError where it is too long, IncompleteReadError at the stream's end."""
+        """The next frame's body. Raises ValueError if it is too long, IncompleteReadError at the end of the stream."""
         assert self._reader is not None, "prepare comes first"
         length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
         if length > MAX_ANSWER_BYTES:
@@ -151,7 +150,7 @@ class ChildProcess:
         return await self._reader.readexactly(length)
 
     async def _cause_of_death(self, error: Exception | None) -> str:
-        await self._reaped(LAST_WORDS_S)  # the stream may end a moment before the process
+        await self._reaped(LAST_WORDS_S)  # the stream may end shortly before the process
         status = self._child.returncode
         if self.killed_because:
             return self.killed_because

@@ -1,7 +1,6 @@
-"""Length-prefixed msgpack between a service and a process that it starts; no pickle.
+"""Length-prefixed msgpack between a service and its child processes; no pickle.
 
-Owns: the frame, the blocking end of the stream in the process. Refuses: message types (each service's own), the other
-end (asyncio streams).
+This is the frame and the blocking end in the child. Each service defines its message types.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as bytes, its length in front."""
+    """Encode a message as bytes, prefixed with its length."""
     body = _encoder.encode(message)
     return PREFIX.pack(len(body)) + body
 
@@ -39,7 +38,7 @@ class FrameStream:
         return self._exactly(PREFIX.unpack(prefix)[0]) if prefix is not None else None
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send it whole."""
+        """Send a message completely."""
         self._socket.sendall(frame(message))
 
     def _exactly(self, num_bytes: int) -> bytes | None:

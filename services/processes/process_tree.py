@@ -1,11 +1,9 @@
-"""Finding and ending whole process trees, so that nothing user code started stays behind.
+"""Finds and kills whole process trees, so that no process started by user code is left.
 
-Owns: subreaping, stop-then-kill. Refuses: listing (areal_like/descendants.py), deciding who has to go.
-
-Why nothing escapes (Linux): the service and each process below it are subreapers, so an orphan, daemonised or not,
-becomes a child of that process, or of the service when it is dead, and is found there. A tree is stopped
-before it is killed: a stopped process cannot fork, so the listing comes to an end even against a fork bomb. Elsewhere
-only what is still connected to the tree is found (psutil).
+On Linux no process escapes: the service and its child processes are subreapers, so an orphan, daemonised or not,
+becomes a child of its subreaper, or of the service if that has exited, and is found there. A tree is stopped before it
+is killed: a stopped process cannot fork, so the listing terminates even with a fork bomb. On other systems only
+processes that are still connected to the tree are found (psutil).
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ _POLL_S = 0.005
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children. Does nothing off Linux."""
+    """Make orphaned descendants children of this process. Does nothing on other systems than Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def is_alive(pid: int) -> bool:
-    """False for a process that is gone or a zombie."""
+    """Whether a process is running; False for a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -42,15 +40,15 @@ def is_alive(pid: int) -> bool:
 
 
 def living(pids: Iterable[int]) -> set[int]:
-    """Those that run."""
+    """The process ids that are running."""
     return {pid for pid in pids if is_alive(pid)}
 
 
 def tree_holds_more_than(pid: int, max_bytes: int) -> int:
-    """Resident bytes of a process and all below it where they are more than `max_bytes`, else 0.
+    """Resident bytes of a process and its descendants if they exceed `max_bytes`, else 0.
 
-    The cheap sum counts a page that forked processes share once for each; only when it is too large is a page shared
-    by n of them counted as n-ths (Linux).
+    The cheap sum counts a page that forked processes share once for each. Only if it is too large, shared pages are
+    divided among the processes (Linux).
     """
     members = [pid, *descendants_of(pid)]
     if _sum_of_memory(members, "rss") <= max_bytes:
@@ -70,7 +68,7 @@ def _sum_of_memory(pids: list[int], field: str) -> int:
 
 
 def kill_tree_now(root: int) -> set[int]:
-    """SIGKILL to `root` and everything below it, stopped first. Returns whom it was sent to. Does not wait or reap."""
+    """Stop and then kill `root` and its descendants. Returns their process ids. Does not wait or reap."""
     members: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         new = {root, *descendants_of(root)} - members
@@ -85,8 +83,8 @@ def kill_tree_now(root: int) -> set[int]:
 
 
 async def kill_tree(root: int, deadline_s: float = 2.0) -> set[int]:
-    """As `kill_tree_now`, then waits until all of them run no more. Returns those that still do (normally none)."""
-    import asyncio  # of a scoring process's imports it was the only one that brought it
+    """As `kill_tree_now`, then wait until all of them have exited. Returns those that still run (normally none)."""
+    import asyncio  # imported late, because no other import of a scoring process needs it
 
     members = kill_tree_now(root)
     give_up_s = time.monotonic() + deadline_s
@@ -96,7 +94,9 @@ async def kill_tree(root: int, deadline_s: float = 2.0) -> set[int]:
 
 
 async def kill_orphans(known: Iterable[int]) -> int:
-    """End every child of ours that is not `known`, with its tree, and reap it. Returns how many ran still."""
+    """Kill every child process that is not `known`, with its descendants, and reap it. Returns how many were
+    running.
+    """
     orphans = set(children_of(os.getpid())) - set(known)
     num_running = 0
     for pid in orphans:
@@ -109,5 +109,5 @@ async def kill_orphans(known: Iterable[int]) -> int:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or it changed its user
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has exited, or has changed its user
         os.kill(pid, number)

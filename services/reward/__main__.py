@@ -1,9 +1,9 @@
 """`python -m services.reward`: the reward service.
 
---spec FILE                   as a process of a run; the launcher does that
-serve --config FILE           standing alone, for any number of runs
-status ADDRESS_OR_RUN ...     how services are
-keys FOLDER                   make keys for a service that is reached over a network
+--spec FILE                   as a process of a run, started by the launcher
+serve --config FILE           standalone, for any number of runs
+status ADDRESS_OR_RUN ...     show the health of services
+keys FOLDER                   create keys for a service that is used over a network
 """
 
 import sys

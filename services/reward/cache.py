@@ -1,10 +1,10 @@
-"""Scores of exact duplicates: the same row, answer and scorer version need not be scored twice.
+"""Cache of scores of exact duplicates: the same row, answer and scorer version.
 
-Owns: the key, the bound in bytes, what may be kept. Refuses: sharing between processes, surviving a restart (a scorer's
-version does not cover the files and models it reads).
+It is not shared between processes and does not survive a restart, because a scorer's version does not cover the files
+and models that it reads.
 
-Only `scored` outcomes are kept: a failure may be gone the next time. Samples of one group often end in the same answer,
-and a prompt comes again in a later epoch; the least recently used goes first.
+Only `scored` outcomes are stored, because a failure may not occur again. Samples of one group often have the same
+answer, and a prompt occurs again in a later epoch. The least recently used entry is evicted first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from areal_like.wire.messages import ScoreRequest
 from services.reward.job import Outcome
 
 KEY_BYTES = 16
-"""128 bits: among a billion answers two share a key with a chance of one in 10^20."""
+"""128 bits: among a billion answers the probability of a collision is about 10^-20."""
 ENTRY_BYTES = 600
-"""What Python takes for an entry alongside the text in it: key, slot, outcome, value; measured with tracemalloc."""
+"""Memory of an entry in addition to its text: key, slot, outcome, value; measured with tracemalloc."""
 ITEM_BYTES = 120
-"""The same for each component or time of a scorer."""
+"""Memory of each component or time of a scorer."""
 
 
 class ScoreCache:
-    """Outcomes by what they depend on, at most `max_bytes` of them."""
+    """Outcomes by key, with at most `max_bytes` in total."""
 
     def __init__(self, max_bytes: int, version: str, volatile: Collection[str]) -> None:
-        """version: names and versions of all scorers; volatile: names of those whose scores may not be kept."""
+        """version: names and versions of all scorers; volatile: names of scorers whose scores must not be stored."""
         self._max_bytes, self._version, self._volatile = max_bytes, version, frozenset(volatile)
         self._kept: OrderedDict[bytes, Outcome] = OrderedDict()
         self._encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -41,9 +41,9 @@ class ScoreCache:
         return len(self._kept)
 
     def key_of(self, request: ScoreRequest) -> bytes | None:
-        """What the score depends on, as one key; None where it may not be kept.
+        """Key of everything that the score depends on; None if it must not be stored.
 
-        Raises what msgspec raises for a row that cannot be encoded.
+        Raises msgspec's exceptions for a row that cannot be encoded.
         """
         is_volatile = request.scorer in self._volatile if request.scorer else bool(self._volatile)
         if not self._max_bytes or is_volatile:
@@ -54,7 +54,7 @@ class ScoreCache:
         return hashlib.blake2b(self._encoder.encode(facts), digest_size=KEY_BYTES).digest()
 
     def find(self, key: bytes) -> Outcome | None:
-        """The score that was given before."""
+        """The stored score, or None."""
         outcome = self._kept.get(key)
         if outcome is None:
             self.num_misses += 1
@@ -64,7 +64,7 @@ class ScoreCache:
         return outcome
 
     def keep(self, key: bytes, outcome: Outcome) -> None:
-        """Remember a score; the least recently used make room for it."""
+        """Store a score, and evict the least recently used ones to make room."""
         size = _size_of(outcome)
         if outcome.kind != "scored" or key in self._kept or size > self._max_bytes:
             return
@@ -74,7 +74,7 @@ class ScoreCache:
             self.num_bytes -= _size_of(self._kept.popitem(last=False)[1])
 
     def counters(self) -> dict[str, float]:
-        """Hits, misses, and what is held now."""
+        """Numbers of hits and misses, and current entries and bytes."""
         return {
             "cache.hits": self.num_hits,
             "cache.misses": self.num_misses,

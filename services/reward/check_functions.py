@@ -1,11 +1,11 @@
-"""`python -m services.reward.check_functions IN OUT [TRIES]`: whether the user's scorers can be used.
+"""`python -m services.reward.check_functions IN OUT [TRIES]`: checks that the user's scorers can be used.
 
-Owns: doing what a scoring process does first, in a short-lived process, so that a mistake is found before a run starts
-(areal_like/user_check.py says what IN and OUT hold). Refuses: judging the numbers (controller/probe/findings.py).
+It does what a scoring process does first, in a short-lived process, so that a mistake is found before a run starts. IN
+and OUT are described in areal_like/user_check.py. The rewards themselves are judged in controller/probe/findings.py.
 
-TRIES holds JSON {limit_s, answers}, the answers a list of [row, response]: first rows, with their gold answers in
-several forms. A scorer that cannot judge a single one of them would judge no sample either; one that refuses some forms
-is right to. One that takes longer than limit_s is not judged: runs have deadlines for that.
+TRIES contains JSON {limit_s, answers}; answers is a list of [row, response]: first rows, with their gold answers in
+several forms. A scorer that cannot score any of them would score no sample either; a scorer may reject some forms. A
+scorer that takes longer than limit_s is not checked, because runs have deadlines for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.reward.scorers.user_function import EXPECTED, UserFunctionScorer
 
 
 def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[str, Any], str]]) -> None:
-    """Raises UserError: it cannot be used, or gives a number for none of the answers."""
+    """Try a scorer. Raises UserError if it cannot be used, or scores none of the answers."""
     scorer = WeightedSum((Part(name, 1.0, UserFunctionScorer(name, options)),))
     reasons = []
     for row, response in tries:

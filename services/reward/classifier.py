@@ -1,10 +1,9 @@
-"""A Hugging Face classifier in a local folder, and batches of texts through it.
+"""A Hugging Face classifier in a local folder, which scores texts in batches.
 
-Owns: loading, tokens of a text, forward passes, which score counts. Refuses: what the text is (scorers/reward_model),
-processes (model_host).
+The text is built in scorers/reward_model.py; the process is model_host.py.
 
 Legend: B texts of a batch, T tokens, L classes. Texts of a batch are padded on the right and masked, so a text's score
-does not depend on its company.
+does not depend on the other texts of its batch.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from services.reward.scorer_options import RewardModelOptions
 
 
 class Classifier:
-    """`score` from one thread."""
+    """Scores texts. Call `score` from one thread."""
 
     def __init__(self, options: RewardModelOptions) -> None:
-        """Raises UserError: no classifier in the folder, or one that cannot be loaded."""
+        """Raises UserError if there is no classifier in the folder, or if it cannot be loaded."""
         self._options = options
         self._head = check_folder(options.path, options.label)
         kind = AutoModelForTokenClassification if self._head.is_per_token else AutoModelForSequenceClassification
@@ -35,7 +34,7 @@ class Classifier:
             model, info = kind.from_pretrained(
                 options.path, dtype=getattr(torch, options.dtype), local_files_only=True, output_loading_info=True
             )
-        except Exception as error:  # fault boundary: transformers raises what its parts raise
+        except Exception as error:  # fault boundary: transformers may raise anything
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"{options.path} cannot be loaded ({reason})", where=WHERE) from error
         if missing := sorted(info["missing_keys"]):
@@ -51,16 +50,16 @@ class Classifier:
             raise UserError(f"the tokenizer of {options.path} has no token to pad with", where=WHERE)
         if self._head.is_per_token and not self._tokenizer.is_fast:
             raise UserError(f"the tokenizer of {options.path} does not report token offsets", where=WHERE)
-        model.config.pad_token_id = self._tokenizer.pad_token_id  # decoders find a text's last token by it
+        model.config.pad_token_id = self._tokenizer.pad_token_id  # decoders use it to find a text's last token
         try:
             self._model: Any = model.eval().to(options.device)
-        except (RuntimeError, AssertionError) as error:  # no such device, or no room on it
+        except (RuntimeError, AssertionError) as error:  # no such device, or not enough memory
             raise UserError(f"device {options.device}: {first_line(error)}", where=WHERE) from error
 
     def score(self, items: list[Item]) -> list[Scores]:
-        """One Scores per item, in order; `max_batch` texts at a time, those of like length together.
+        """Score items, with one Scores per item in the same order; `max_batch` texts at a time, grouped by length.
 
-        Raises OperationError where a forward pass fails.
+        Raises OperationError if a forward pass fails.
         """
         encoded = [self._encode(item) for item in items]
         scores: list[Scores | None] = [made if isinstance(made, Scores) else None for made in encoded]
@@ -74,7 +73,7 @@ class Classifier:
         return [made for made in scores if made is not None]
 
     def _encode(self, item: Item) -> tuple[list[int], list[int], int] | Scores:
-        """Token ids, positions scores are read at, tokens left out; or why there is nothing to score."""
+        """Token ids, positions of the scores, and number of omitted tokens; or why there is nothing to score."""
         try:
             text, adds_special = scored_text(self._tokenizer, item.text, item.messages)
         except Exception as error:  # fault boundary: a model's template may raise anything
@@ -89,7 +88,7 @@ class Classifier:
         if not ids:
             return Scores(values=[], problem="there is no token to score")
         if self._head.is_per_token:
-            answer = item.answer.rstrip() or item.answer  # chat templates take white space off an answer's end
+            answer = item.answer.rstrip() or item.answer  # chat templates strip trailing white space of an answer
             begin = text.rfind(answer)
             if begin < 0:
                 return Scores(values=[], problem="the template changes the answer: its steps cannot be found in it")
@@ -123,13 +122,13 @@ class Classifier:
         return [Scores(values=[float(values[row])], num_cut=num_cut) for row, (_, _, num_cut) in enumerate(batch)]
 
     def _values(self, logits: torch.Tensor) -> torch.Tensor:
-        """The class that counts, out of the last axis (L)."""
+        """Scores of the configured class, from the last axis (L)."""
         if self._options.output == "probability":
             logits = logits.sigmoid() if self._head.num_labels == 1 else logits.softmax(-1)
         return logits[..., self._head.label]
 
 
 def _token_at(offsets: list[tuple[int, int]], end: int) -> int:
-    """The last token that begins before character `end`, special tokens (of no extent) left out."""
+    """The last token that begins before character `end`, except special tokens (which have no characters)."""
     places = [index for index, (start, stop) in enumerate(offsets) if start < end and stop > start]
     return places[-1] if places else len(offsets) - 1

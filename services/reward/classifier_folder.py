@@ -1,7 +1,4 @@
-"""Is this folder a classifier? Read from its config.json, without torch and without weights.
-
-Owns: which heads there are, which class counts. Refuses: loading (classifier).
-"""
+"""Reads from config.json whether a folder is a classifier, without torch and without weights."""
 
 from __future__ import annotations
 
@@ -19,16 +16,17 @@ WHERE = "reward scorer reward_model"
 
 @dataclass(frozen=True)
 class Head:
-    """What the folder's model gives: one row of scores per text, or per token."""
+    """The output of the folder's model: one row of scores per text, or per token."""
 
     is_per_token: bool
     num_labels: int
     label: int
-    """Index of the class that counts."""
+    """Index of the class whose score is used."""
 
 
 def check_folder(path: str, label: int | str | None) -> Head:
-    """Raises UserError: no folder, no config, no classifier, no such class; its `where` is `label` for the last."""
+    """Check a folder. Raises UserError if it does not exist, has no config, is not a classifier, or lacks the class
+    (then `where` is `label`)."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"there is no folder {path}", where=WHERE, remedy="a local folder with a classifier in it")
@@ -42,7 +40,7 @@ def check_folder(path: str, label: int | str | None) -> Head:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not name.endswith((SEQUENCE, TOKEN)):
         raise UserError(
-            f"{path} holds {name or 'a model without a named architecture'}, which is not a classifier: "
+            f"{path} contains {name or 'a model without a named architecture'}, which is not a classifier: "
             "its scores would come from randomly initialised weights",
             where=WHERE,
             remedy=f"a model whose architecture ends with {SEQUENCE} or {TOKEN}",
@@ -55,7 +53,7 @@ def check_folder(path: str, label: int | str | None) -> Head:
 
 
 def _classes(config: dict[str, Any]) -> list[str]:
-    """Names by index; transformers has two classes where config.json names none."""
+    """Names of the classes by index; transformers assumes two classes if config.json names none."""
     names = config.get("id2label")
     if isinstance(names, dict) and names:
         try:

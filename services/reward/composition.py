@@ -1,13 +1,13 @@
-"""Several scorers as one: gates, the weighted sum, its components, and what counts as a number.
+"""Combines several scorers: gates, the weighted sum, its components, and checks of their values.
 
-Owns: the order, the sum and its bounds, components. Refuses: processes and time limits (pool), single rules (scorers/),
-making scorers (make_scorer.py). If any scorer that is run does not score, the whole does not: a part that is missing is
-no zero.
+Processes and time limits are in pool.py, scorers in scorers/, and their creation in make_scorer.py. If any scorer that
+is run gives no score, the whole has none, because a missing part is not zero. If any scorer that is run does not score,
+the whole does not: a part that is missing is no zero.
 
     reward = otherwise of the first gate whose value is below at_least; the scorers after it are not run
            = clip(sum of weight * clip(value)) where all gates are passed
 
-Gates come first, in their own order, then the others in theirs. Components of a verdict: each scorer's value, neither
+Gates come first, in configuration order, then the others. Components of a verdict: each scorer's value, neither
 weighted nor clipped, under the scorer's name, its further parts as `name.part`; `correct` keeps its bare name (the
 first scorer in the configuration's order that gives it wins; an answer that did not pass a gate has `correct` 0). The
 verdict's reason names the gate that was not passed.
@@ -31,7 +31,7 @@ MAX_COMPONENTS = 64
 
 
 class NotANumber(Exception):
-    """A scorer gave something that cannot be a reward."""
+    """A scorer returned a value that cannot be a reward."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Part:
     clip: ClipSettings | None = None
 
     def stops(self, value: float) -> bool:
-        """This value does not pass the gate."""
+        """Whether this value does not pass the gate."""
         return self.gate is not None and value < self.gate.at_least
 
 
 @dataclass
 class Total:
-    """What the scorers that ran make together."""
+    """The combined result of the scorers that ran."""
 
     value: float
     components: dict[str, float]
@@ -83,16 +83,16 @@ class WeightedSum:
 
     @property
     def volatile(self) -> list[str]:
-        """Names of the scorers that say of themselves that they may score the same answer differently."""
+        """Names of the scorers that declare that they may score the same answer differently."""
         return [part.name for part in self._parts.values() if not getattr(part.scorer, "is_deterministic", True)]
 
     def warm_up(self) -> None:
-        """Load what the first answer would otherwise wait for."""
+        """Load what the first answer would otherwise have to wait for."""
         for part in self._parts.values():
             part.scorer.warm_up()
 
     def score(self, job: Job, began: Callable[[str], None]) -> Outcome:
-        """Score one answer; never raises for what a scorer does. `began` is called with each scorer before it runs."""
+        """Score one answer; exceptions of scorers are not raised. `began` is called with each scorer before it runs."""
         if job.scorer and job.scorer not in self._parts:
             reason = f"unknown scorer {job.scorer!r}; this service has {', '.join(self._parts)}"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason[:MAX_REASON_CHARS])
@@ -126,7 +126,7 @@ class WeightedSum:
         sample: ScorerInput,
         began: Callable[[str], None],
     ) -> Total | Outcome:
-        """One part after the other. An Outcome where one does not score."""
+        """Run one part after the other. Returns an Outcome if one gives no score."""
         total = Total(0.0, {}, [], {})
         found: dict[str, dict[str, float]] = {}
         stopped_by: Part | None = None
@@ -155,7 +155,7 @@ class WeightedSum:
 
 
 def _clipped(value: float, bounds: ClipSettings | None) -> float:
-    if bounds is None or not math.isfinite(value):  # what is no number stays none: it is refused, not bounded
+    if bounds is None or not math.isfinite(value):  # a value that is not a number is rejected, not clipped
         return value
     value = value if bounds.min is None else max(value, bounds.min)
     return value if bounds.max is None else min(value, bounds.max)
@@ -168,7 +168,7 @@ def _component_name(scorer: str, key: str) -> str:
 
 
 def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]:
-    """kind, reason and values of one scorer. The fault boundary of a sample: whatever is raised becomes data.
+    """Run one scorer; returns kind, reason and values. Exceptions are caught here and become verdicts.
 
     The reason of a score is the scorer's remark on it, if it made one.
     """

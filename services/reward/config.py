@@ -1,4 +1,4 @@
-"""Settings of the reward service. Torch-free."""
+"""Settings of the reward service. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from services.reward.scorer_options import EndpointOptions, OverlongOptions
 from services.reward.scorer_registry import SCORERS
 
 OnFailure = Literal["drop_sample", "drop_group"] | float
-"""What becomes of an answer without a score; a number is used as its reward."""
+"""Handling of an answer without a score; a number is used as its reward."""
 
 
 class GateSettings(Settings):
-    """A condition on one scorer's value. Gates are scored first; where one is not passed, no further scorer is run."""
+    """A condition on one scorer's value. Gates are scored first; if one is not passed, no further scorer is run."""
 
     at_least: float = 1.0
-    """The scorer's value, unweighted and before `clip`, that passes."""
+    """The smallest value of the scorer, unweighted and before `clip`, that passes."""
     otherwise: float = 0.0
     """The whole reward of an answer that does not pass; it counts as not correct."""
 
 
 class ClipSettings(Settings):
-    """Bounds that a value is moved to where it lies beyond them."""
+    """Bounds to which a value is clipped."""
 
     min: float | None = None
     """Lower bound."""
@@ -54,100 +54,103 @@ class ScorerSettings(Settings):
     """One scorer of the weighted sum."""
 
     kind: str
-    """`math`, `code` or another of the built-in ones (docs/rewards.md), or `module:function` of your own."""
+    """`math`, `code` or another of the built-in ones (docs/rewards.md), or your own `module:function`."""
     weight: float = 1.0
-    """Factor of this component in the reward; a gate that shall only let pass has 0."""
+    """Factor of this component in the reward; 0 for a scorer that is only a gate."""
     gate: GateSettings | None = None
-    """Let an answer pass on this scorer's value, or give it a reward at once."""
+    """A gate: the answer passes depending on this scorer's value, or gets a reward at once."""
     clip: ClipSettings | None = None
-    """Bounds of this component in the reward, before `weight`; the component itself is kept as it was."""
+    """Bounds of this component in the reward, before `weight`; the component itself is not changed."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the scorer."""
+    """Options of the scorer."""
     retries: int | None = Field(None, ge=0, le=limits.STEPS)
     """Further attempts after `timed_out` or `crashed` in this scorer; null: `reward.retries`."""
     on_failure: OnFailure | None = None
-    """What a non-score of this scorer does after all attempts; null: `reward.on_failure`."""
+    """Handling of an answer without a score of this scorer after all attempts; null: `reward.on_failure`."""
     cache: bool = True
-    """Exact duplicates may get the score of the first one, unless the scorer says it is not deterministic."""
+    """Exact duplicates may get the score of the first one, unless the scorer declares that it is not deterministic."""
 
 
 class RewardSettings(Settings):
-    """The reward service: a pool of killable processes that turn answers into verdicts."""
+    """The reward service: a pool of processes that score answers."""
 
     scorers: tuple[ScorerSettings, ...] = (ScorerSettings(kind="math"),)
-    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages. []:
-    nothing is scored, for workflows that make their own verdicts."""
+    """The scorers of the weighted sum. Evaluation averages the component `correct` (0 or 1) if a scorer returns it. []:
+    nothing is scored, for workflows that create their own verdicts."""
     environment: EnvironmentSettings | None = None
-    """What episodes of several turns happen in (`rollout.workflow: environment`); null: nothing. Without scorers and
+    """Environment of episodes of several turns (`rollout.workflow: environment`); null: none. Without scorers and
     environment no service is started."""
     clip: ClipSettings | None = None
     """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
     num_workers: int = Field(1, gt=0, le=limits.THREADS)
-    """Scoring processes."""
+    """Number of scoring processes."""
     timeout_s: float = Field(30.0, gt=0, le=limits.SECONDS)
-    """Seconds on the wall; past this a scoring process is killed and replaced, and the verdict is `timed_out`."""
+    """Wall-clock seconds after which a scoring process is killed and replaced; the verdict is then `timed_out`."""
     retries: int = Field(1, ge=0, le=limits.STEPS)
     """Further attempts after `timed_out` or `crashed`."""
     on_failure: OnFailure = "drop_sample"
-    """What a non-score does to its group after all attempts; a number is used as the reward."""
+    """Handling of a group with an answer without a score after all attempts; a number is used as the reward."""
     max_queue: int = Field(4096, gt=0, le=limits.GROUPS)
-    """Requests waiting in the service; more are held back by the client, or go to another service."""
+    """Number of requests that may wait in the service; further ones wait in the client, or are sent to another
+    service.
+    """
     num_spares: int = Field(1, ge=0, le=limits.THREADS)
-    """Warm scoring processes alongside `num_workers`, which take the place of a killed one at once."""
+    """Number of loaded scoring processes in addition to `num_workers`, which replace a killed one at once."""
     max_memory_mb: int = Field(4096, gt=0, le=limits.MEGABYTES)
-    """Resident memory of a scoring process and all below it; past this it is killed and replaced."""
+    """Resident memory of a scoring process and its descendants; above it the process is killed and replaced."""
     recycle_after: int = Field(20_000, gt=0, le=limits.ROWS)
     """A scoring process is replaced after this many answers."""
     max_restarts: int = Field(5, ge=0, le=limits.STEPS)
-    """How often a dead service is started again."""
+    """Number of times that a dead service is restarted."""
     num_services: int = Field(1, gt=0, le=64)
-    """Services that a run starts, each with `num_workers`; clients ask the least loaded."""
+    """Number of services that a run starts, each with `num_workers`; clients use the least loaded."""
     cache_mb: float = Field(64.0, ge=0, le=limits.MEGABYTES)
-    """Scores of exact duplicates (same row, answer, scorer version) kept by a service; 0: none."""
+    """Size of a service's cache of scores of exact duplicates (same row, answer, scorer version); 0: no cache."""
     drain_s: float = Field(30.0, ge=0, le=limits.SECONDS)
-    """Time of a service that is asked to end for answers it has taken; others are refused, and asked elsewhere."""
+    """Time that a service has, when it is stopped, for answers that it has accepted; further requests are refused, and
+    sent to other services."""
     addresses: tuple[str, ...] = ()
-    """Running services to use instead of starting any, `tcp://host:port`; what is below `reward` is theirs to say then,
-    but for `on_failure`."""
+    """Running services to use instead of starting any, `tcp://host:port`; the section `reward` is then defined by these
+    services, except `on_failure`."""
     curve_dir: str | None = None
     """Folder with the keys of the services at `addresses` (`python -m services.reward keys`); null:
-    ~/.config/areal_like/reward-keys, where a service that you start makes its own."""
+    ~/.config/areal_like/reward-keys, where a service that you start creates its own."""
     ask_for: str | None = None
-    """The one scorer of the services at `addresses` to use; null: all of them, as they are weighted there."""
+    """The scorer of the services at `addresses` to use; null: their weighted sum of all scorers."""
 
     @property
     def keys_dir(self) -> Path:
-        """`curve_dir` with `~` resolved, or where services of this user keep theirs."""
-        from areal_like.transport.credentials import service_keys_folder  # no scoring process needs a transport
+        """`curve_dir` with `~` resolved, or the default folder of this user's services."""
+        from areal_like.transport.credentials import service_keys_folder  # scoring processes need no transport
 
         return Path(self.curve_dir).expanduser() if self.curve_dir else service_keys_folder()
 
     @property
     def own_names(self) -> list[str]:
-        """Names of the scorers, none where `scorers` is what it is by default: then a shared service has the say."""
+        """Names of the scorers; none if `scorers` has its default value, because then a shared service defines them."""
         is_default = self.scorers == type(self).model_fields["scorers"].default
         return [] if is_default else scorer_names(self.scorers)
 
     @property
     def failure_policies(self) -> dict[str, OnFailure]:
-        """`on_failure` of the scorers that have one of their own, by scorer name."""
+        """`on_failure` of the scorers that set it, by scorer name."""
         named = zip(scorer_names(self.scorers), self.scorers, strict=True)
         return {name: scorer.on_failure for name, scorer in named if scorer.on_failure is not None}
 
     @property
     def is_needed(self) -> bool:
-        """There is something for a service to do."""
+        """Whether a service is needed."""
         return bool(self.scorers) or self.environment is not None
 
     @property
     def retries_of(self) -> dict[str, int]:
-        """`retries` of the scorers that have a number of their own, by scorer name."""
+        """`retries` of the scorers that set it, by scorer name."""
         named = zip(scorer_names(self.scorers), self.scorers, strict=True)
         return {name: scorer.retries for name, scorer in named if scorer.retries is not None}
 
 
 def scorer_names(scorers: tuple[ScorerSettings, ...]) -> list[str]:
-    """What each scorer is called in verdicts and counters: its kind, with a number where a kind comes again."""
+    """Name of each scorer in verdicts and counters: its kind, with a number if a kind occurs again."""
     names: list[str] = []
     for scorer in scorers:
         name, number = scorer.kind, 2
@@ -158,7 +161,7 @@ def scorer_names(scorers: tuple[ScorerSettings, ...]) -> list[str]:
 
 
 def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """What cannot work together: key below `reward`, what is wrong, what to do. Single values are pydantic's matter.
+    """Contradictions between settings: key below `reward`, fault, remedy. Single values are checked by pydantic.
 
     A program that uses up its limits must end before the scoring process that waits for it does.
     """
@@ -185,21 +188,21 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 
 
 def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """What this machine lacks for the scorers: key below `reward`, what is missing, what to do."""
+    """Requirements of the scorers that this machine lacks: key below `reward`, fault, remedy."""
     for where, options in _usable_options(reward):
         for error in needs_of(options):
             yield f"{where}.options.{error.where}" if error.where else f"{where}.kind", error.what, error.remedy
 
 
 def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """Servers that scorers ask, and where nobody listens now: key below `reward`, what is wrong, what to do."""
+    """Servers of scorers at which nothing listens now: key below `reward`, fault, remedy."""
     for where, options in _usable_options(reward):
         if (error := unreachable(options)) is not None:
             yield f"{where}.options.{error.where}", error.what, error.remedy
 
 
 def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
-    """Place and options of this run's own scorers whose options are right; `contradictions` tells the others."""
+    """Path and options of this run's own scorers with valid options; `contradictions` reports the others."""
     for index, scorer in enumerate(() if reward.addresses else reward.scorers):
         found = SCORERS.get(scorer.kind)
         if found is not None:
@@ -208,14 +211,14 @@ def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
 
 
 def soft_zones(reward: RewardSettings) -> Iterator[tuple[str, int]]:
-    """Place below `reward` of each scorer `overlong`, and the length in tokens at which its penalty begins."""
+    """Path below `reward` of each scorer `overlong`, and the length in tokens at which its penalty begins."""
     for where, options in _usable_options(reward):
         if isinstance(options, OverlongOptions):
             yield where, options.max_tokens - options.soft_tokens
 
 
 def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple[str, str, str]:
-    """Key, fault and remedy of the first thing wrong with options."""
+    """Key, fault and remedy of the first error in options."""
     first = error.errors()[0]
     key = ".".join(map(str, (where, *first["loc"])))
     known = f"options: {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
@@ -238,7 +241,7 @@ def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: st
 
 
 def _contradictions_of_services(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """Whose services are they: the run's own, or those at `addresses`?"""
+    """Contradictions between the run's own services and those at `addresses`."""
     for index, address in enumerate(reward.addresses):
         if not re.fullmatch(r"tcp://[^/:]+:\d+|tcp://\[[^/]+\]:\d+", address):
             yield f"addresses.{index}", f"not an address: `{address}`", "write tcp://host:port"

@@ -1,8 +1,8 @@
-"""What crosses the pipe between the reward service and one scoring process: length-prefixed msgpack, no pickle.
+"""Messages between the reward service and one scoring process: length-prefixed msgpack, no pickle.
 
-Owns: the message types. Refuses: framing (services/processes/framing.py), processes, sockets of the run.
+Framing is in services/processes/framing.py.
 
-    service -> process    Setup once, then Job, one at a time; the end of the stream means: end
+    service -> process    Setup once, then Job, one at a time; at the end of the stream the process exits
     process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome
 """
 
@@ -53,14 +53,14 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """This scorer starts now; if the process dies, it died in it."""
+    """This scorer starts now; if the process dies, it died in this scorer."""
 
     job_id: int
     scorer: str
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """How one job ended. kind: of a Verdict. scorer_s: seconds in each scorer."""
+    """How one job ended. kind: kind of the Verdict. scorer_s: seconds in each scorer."""
 
     job_id: int
     kind: str
@@ -71,7 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     scorer_s: dict[str, float] = {}
 
     def verdict(self, *, scorer: str, num_attempts: int, wall_s: float) -> Verdict:
-        """The verdict that a client gets. A scoring process may have forged the outcome: then it is invalid."""
+        """The verdict for the client. A scoring process may have forged the outcome; an invalid one gives the verdict
+        `invalid`."""
         try:
             return Verdict(
                 kind=self.kind,  # type: ignore[arg-type]
@@ -92,12 +93,12 @@ _to_service = msgspec.msgpack.Decoder(Ready | Refusal | Began | Outcome)
 
 
 def decode_for_process(body: bytes) -> Setup | Job:
-    """Raises msgspec.MsgspecError."""
+    """Decode a message. Raises msgspec.MsgspecError."""
     return _to_process.decode(body)
 
 
 def decode_for_service(body: bytes) -> Ready | Refusal | Began | Outcome:
-    """Raises msgspec.MsgspecError."""
+    """Decode a message. Raises msgspec.MsgspecError."""
     return _to_service.decode(body)
 
 

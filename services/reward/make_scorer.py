@@ -1,7 +1,7 @@
-"""Makes a scorer from its settings.
+"""Creates a scorer from its settings.
 
-Owns: the check of options, and the import of the scorer where it is used: some need packages of an extra. Refuses: the
-table of kinds (scorer_registry.py), what a scorer does (scorers/), sums (composition).
+Scorers are imported only where they are used, because some need optional packages. The table of kinds is in
+scorer_registry.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from services.reward.scorers.port import Scorer
 
 
 def make_scorer(settings: ScorerSettings) -> Scorer:
-    """The scorer these settings name. Raises UserError: no such scorer, bad options, a function that cannot be used."""
+    """Create the scorer that the settings name. Raises UserError: no such scorer, bad options, a function that cannot
+    be used."""
     where = f"reward scorer {settings.kind}"
     if ":" in settings.kind:
         from services.reward.scorers.user_function import UserFunctionScorer
@@ -33,7 +34,7 @@ def make_scorer(settings: ScorerSettings) -> Scorer:
         scorer: Scorer = import_factory(f"services.reward.scorers.{kind.scorer}", where)(options)
         return scorer
     near = difflib.get_close_matches(settings.kind, SCORERS, n=1)
-    known = f"there are {', '.join(SCORERS)} and module:function of your own"
+    known = f"there are {', '.join(SCORERS)} and your own module:function"
     remedy = f"did you mean {near[0]}?" if near else known
     raise UserError("there is no such scorer", where=where, remedy=remedy)
 

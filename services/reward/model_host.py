@@ -1,14 +1,14 @@
-"""The process that holds one reward model for all scoring processes, and batches what they ask at the same time.
+"""The process that has one reward model for all scoring processes, and batches their concurrent requests.
 
     python -m services.reward.model_host --options JSON --service-pid N
 
-Owns: the listening socket, one thread per connection, the batches. Refuses: the model (classifier), its own restart
-(model_hosts). Says `ready`, or the user's mistake, in a file alongside its socket.
+The model is in classifier.py; model_hosts.py restarts this process. It writes `ready`, or the user's mistake, to a file
+next to its socket. Says `ready`, or the user's mistake, in a file alongside its socket.
 
 Threads.  one per connection: waits for a request, puts it in the queue, waits for its answer (owner: the main thread).
-          main: waits for a request, woken by the queue; takes what else is there, at most `max_batch` texts; computes.
-          Nobody waits for company: answers that come while the model computes are the next batch.
-The queue is bounded by the scorers: each has one request out at a time.
+main: waits for a request, woken by the queue; takes further waiting ones, at most `max_batch` texts; computes. Requests
+are not delayed to fill a batch: those that arrive while the model computes are the next batch.
+The queue is bounded, because each scorer sends one request at a time.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ BACKLOG = 256
 
 @dataclass(frozen=True)
 class Request:
-    """What one connection asks; `answer` takes one Reply."""
+    """A request of one connection; `answer` gets one Reply."""
 
     items: list[Item]
     answer: queue.SimpleQueue[Reply]
 
 
 def status(socket_path: str) -> Path:
-    """The file in which the process says that it is ready, or why it will not be."""
+    """The file to which the process writes that it is ready, or why it cannot be."""
     return Path(f"{socket_path}.status")
 
 
-def say(socket_path: str, refusal: str) -> None:
-    """Empty: ready."""
+def write_status(socket_path: str, refusal: str) -> None:
+    """Write the status file; an empty `refusal` means ready."""
     half = Path(f"{socket_path}.half")
     half.write_text(refusal, encoding="utf-8")
     half.replace(status(socket_path))
 
 
-def attend(stream: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
+def serve_connection(stream: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
     """Serve one connection until it ends."""
     answer: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-    with contextlib.suppress(OSError), stream:  # the scorer was killed: nobody is left to tell
+    with contextlib.suppress(OSError), stream:  # the scorer was killed
         while (body := receive(stream)) is not None:
             try:
                 items = decode_items(body)
@@ -72,11 +72,11 @@ def accept(listener: socket.socket, requests: queue.SimpleQueue[Request]) -> Non
     """One thread per connection, indefinitely."""
     while True:
         stream, _ = listener.accept()
-        threading.Thread(target=attend, args=(stream, requests), daemon=True).start()
+        threading.Thread(target=serve_connection, args=(stream, requests), daemon=True).start()
 
 
 def next_batch(requests: queue.SimpleQueue[Request], max_texts: int) -> list[Request]:
-    """What waits, oldest first, up to `max_texts` texts; waits for the first. Empty after QUIET_S."""
+    """Waiting requests, oldest first, up to `max_texts` texts; waits for the first. Empty after QUIET_S."""
     batch: list[Request] = []
     with contextlib.suppress(queue.Empty):
         batch.append(requests.get(timeout=QUIET_S))
@@ -86,21 +86,21 @@ def next_batch(requests: queue.SimpleQueue[Request], max_texts: int) -> list[Req
 
 
 def serve(options: RewardModelOptions) -> None:
-    """Load the model, say so, and answer until killed. Raises UserError."""
+    """Load the model, write the status, and answer until killed. Raises UserError."""
     from transformers.utils import logging as transformers_logging
 
     from services.reward.classifier import Classifier
 
     transformers_logging.disable_progress_bar()
-    assert options.socket is not None, "the service says where to listen"
+    assert options.socket is not None, "the service sets the socket"
     model = Classifier(options)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    Path(options.socket).unlink(missing_ok=True)  # of a process before this one
+    Path(options.socket).unlink(missing_ok=True)  # of an earlier process
     listener.bind(options.socket)
     listener.listen(BACKLOG)
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=accept, args=(listener, requests), daemon=True).start()
-    say(options.socket, "")
+    write_status(options.socket, "")
     while True:
         batch = next_batch(requests, options.max_batch)
         if not batch:
@@ -129,7 +129,7 @@ def main() -> None:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         assert options.socket is not None
-        say(options.socket, str(error))
+        write_status(options.socket, str(error))
         sys.exit(2)
 
 

@@ -1,10 +1,10 @@
-"""The reward models' processes of one service: one for each scorer `reward_model`, started before the pool.
+"""The processes of the reward models of one service: one for each scorer `reward_model`, started before the pool.
 
-Owns: their sockets, start, restart, end. Refuses: what they compute (model_host). Scoring processes are notified by the
-option `socket` where their model is.
+What they compute is in model_host.py. The option `socket` of a scorer names the socket of its model. Scoring processes
+are notified by the option `socket` where their model is.
 
-Loop. `run` sleeps WATCH_S; a process that died is started again, at most MAX_RESTARTS times. Meanwhile its scorers'
-verdicts are `crashed`, tried again by policy. Stop: cancelled by the pool, then `close`.
+Loop. `run` sleeps WATCH_S; a process that died is restarted, at most MAX_RESTARTS times. Meanwhile its scorers'
+verdicts are `crashed` and are retried. It stops when cancelled by the pool, which then calls `close`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 WATCH_S = 0.25
 START_POLL_S = 0.05
 START_TIMEOUT_S = 600.0
-"""A large model from a slow disk takes minutes."""
+"""Longest start: a large model from a slow disk takes minutes."""
 MAX_RESTARTS = 5
 KILL_WAIT_S = 10.0
 
 
 class ModelHosts:
-    """`start`, then `run` as a task, then `close`. `settings` are the service's, with sockets in them."""
+    """Call `start`, then `run` as a task, then `close`. `settings` are the service's, with the sockets set."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._options: list[RewardModelOptions] = []
@@ -48,7 +48,7 @@ class ModelHosts:
 
     @property
     def pids(self) -> set[int]:
-        """Of the processes that were started and not yet reaped."""
+        """Process ids of the processes that were started and not yet reaped."""
         return {process.pid for process in self._processes if process.returncode is None}
 
     def _with_sockets(self, settings: RewardSettings) -> RewardSettings:
@@ -57,11 +57,13 @@ class ModelHosts:
             if scorer.kind != "reward_model" or scorer.options.get("socket"):
                 continue
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="areal_like-models-"))  # for this user alone
-                claim(self._folder)  # the next run removes it, should this process be killed
+                self._folder = Path(tempfile.mkdtemp(prefix="areal_like-models-"))  # readable by this user only
+                claim(self._folder)  # the next run removes it if this process is killed
             options = {**scorer.options, "socket": str(self._folder / f"{index}.socket")}
             scorers[index] = scorer.model_copy(update={"options": options})
-            with contextlib.suppress(ValueError):  # bad options: the scorer itself says so, in the pool's first process
+            with contextlib.suppress(
+                ValueError
+            ):  # bad options are reported by the scorer itself, in the pool's first process
                 self._options.append(RewardModelOptions.model_validate(options))
         return settings.model_copy(update={"scorers": tuple(scorers)})
 
@@ -73,7 +75,7 @@ class ModelHosts:
             await _ready(options, process)
 
     async def run(self) -> None:
-        """Keep them running until cancelled. Raises OperationError when one does not stay up."""
+        """Keep them running until cancelled. Raises OperationError if one exits repeatedly."""
         while True:
             await asyncio.sleep(WATCH_S)
             for index, (options, process) in enumerate(zip(self._options, list(self._processes), strict=True)):
@@ -91,7 +93,7 @@ class ModelHosts:
                     raise OperationError(str(error)) from error
 
     def close(self) -> None:
-        """Kill all; nothing stays behind."""
+        """Kill all processes and remove their folder."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -111,7 +113,7 @@ def _spawned(options: RewardModelOptions) -> subprocess.Popen[bytes]:
 
 
 async def _ready(options: RewardModelOptions, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the process says that it has its model (owner of the wait: that process). Raises UserError."""
+    """Wait until the process reports that its model is loaded (owner of the wait: that process). Raises UserError."""
     assert options.socket is not None
     where, file = f"reward model {options.path}", status(options.socket)
     give_up_s = time.monotonic() + START_TIMEOUT_S

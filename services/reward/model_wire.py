@@ -1,6 +1,6 @@
-"""What crosses the socket between a scorer and the process that holds its model: length-prefixed msgpack, no pickle.
+"""Messages between a scorer and the process of its model: length-prefixed msgpack over a socket, no pickle.
 
-Owns: the messages, the framing, the client. Refuses: models, starting processes. One request at a time per connection.
+One request at a time per connection. One request at a time per connection.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PREFIX = struct.Struct(">I")
 MAX_BYTES = 256 << 20
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
-"""The service ends the scoring process long before; this ends one that nobody watches."""
+"""Timeout for a scoring process without a service; normally the service kills it long before."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One text. messages: a conversation, used instead of `text` where the tokenizer has a chat template.
+    """One text. messages: a conversation, used instead of `text` if the tokenizer has a chat template.
 
-    answer, ends: for models that score tokens: where, counted in characters of the answer, scores are read.
+    answer, ends: for models that score tokens: positions of the scores, in characters of the answer.
     """
 
     text: str = ""
@@ -33,12 +33,13 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of one Item: one for a text, one per `ends` for a model that scores tokens. num_cut: tokens left out."""
+    """Scores of one Item: one for a text, one per `ends` for a model that scores tokens. num_cut: number of omitted
+    tokens."""
 
     values: list[float]
     num_cut: int = 0
     problem: str = ""
-    """Why there are none."""
+    """Why there are no scores."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +55,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ModelFailed(OperationError):
-    """The model's process is gone, or failed on these texts: tried again by policy."""
+    """The model's process has exited, or failed on these texts; the request is retried."""
 
 
 class ModelClient:
-    """`score` from one thread; a connection that is lost is made again, for a model's process that was started
-    again.
+    """Call `score` from one thread. A lost connection is made again, because the model's process may have been
+    restarted.
     """
 
     def __init__(self, path: str) -> None:
@@ -67,7 +68,7 @@ class ModelClient:
         self._socket: socket.socket | None = None
 
     def score(self, items: list[Item]) -> list[Scores]:
-        """Raises ModelFailed."""
+        """Score items. Raises ModelFailed."""
         try:
             if self._socket is None:
                 self._socket = _connected(self._path)
@@ -103,18 +104,18 @@ def _connected(path: str) -> socket.socket:
 
 
 def decode_items(body: bytes) -> list[Item]:
-    """Raises msgspec.MsgspecError."""
+    """Decode items. Raises msgspec.MsgspecError."""
     return _items.decode(body)
 
 
 def send(stream: socket.socket, message: Any) -> None:
-    """Raises OSError."""
+    """Send a message. Raises OSError."""
     body = _encoder.encode(message)
     stream.sendall(PREFIX.pack(len(body)) + body)
 
 
 def receive(stream: socket.socket) -> bytes | None:
-    """The next message's bytes; None at the end of the stream. Raises OSError, also for one that is too long."""
+    """The next message's bytes; None at the end of the stream. Raises OSError, also for a message that is too long."""
     prefix = _exactly(stream, PREFIX.size)
     if prefix is None:
         return None

@@ -1,7 +1,6 @@
-"""Files and environment variables that scorers' options name: the key of an endpoint, a judge's rubric.
+"""Reads files and environment variables that scorers' options name: the key of an endpoint, a judge's rubric.
 
-Owns: reading them, with errors that never show a key. Refuses: what else a scorer needs of this machine
-(scorer_needs.py), what an option may be (scorer_options.py).
+Errors never contain a key. Other requirements of scorers are in scorer_needs.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from services.reward.scorer_options import EndpointOptions, fault_of_template
 
 
 def read_key(options: EndpointOptions, where: str) -> str | None:
-    """The key, or None where the server needs none. Raises UserError, which never shows it."""
+    """The key, or None if the server needs none. Raises UserError, which never contains the key."""
     if options.key_env is not None:
         key, place = os.environ.get(options.key_env, ""), f"environment variable {options.key_env}"
     elif options.key_file is not None:
@@ -28,14 +27,15 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
         return None
     key = key.strip()
     if not key:
-        raise UserError(f"{place} holds no key", where=where, remedy="set it where the job is started")
+        raise UserError(f"{place} contains no key", where=where, remedy="set it where the job is started")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"{place} does not contain a valid key: white space or letters beyond ASCII", where=where)
     return key
 
 
 def read_rubric(path: str, where: str) -> str:
-    """The rubric in a file. Raises UserError: not there, not text, no template that shows the answer."""
+    """The rubric in a file. Raises UserError if it does not exist, is not text, or is not a template that includes the
+    answer."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,14 +1,16 @@
-"""The pool: a fixed number of warm scoring processes, each used for one answer at a time, replaced when one is lost.
+"""The pool: a fixed number of loaded scoring processes, each used for one answer at a time and replaced when it is
+lost.
 
-Owns: how many there are, who is idle, when one must go (overdue, dead, too much memory, children left behind, enough
-served), starting successors. Refuses: queues, retries, verdicts (desk); what a scorer says is passed on as it came.
+The pool starts processes, tracks which are idle, and decides which must be killed (overdue, dead, too much memory,
+children left behind, enough served). Queues, retries and verdicts are in request_scheduler.py; outcomes of scorers are
+passed on unchanged.
 
-Loops.  `_refill` waits for a lack of processes, woken by every loss; starts successors, one task each.
-        `_watch` sleeps WATCH_S; it finds processes that died idle, wakes the exchange of one that died busy, and kills
-        those that hold too much memory.
-        `attempt` waits for an idle process (woken by `_refill` or another attempt's end), then for its answer at most
-        `limit_s`.
-Stop: cancelled by the server, then `close`.
+Loops.  `_refill` waits for missing processes, woken by every loss; starts new ones, one task each.
+        `_watch` sleeps WATCH_S; it detects idle processes that died, wakes the exchange of a busy one that died, and
+        kills processes that use too much memory.
+        `attempt` waits for an idle process (woken by `_refill` or by the end of another attempt), then for its answer
+        for at most `limit_s`.
+They stop when cancelled by the server, which then calls `close`.
 """
 
 from __future__ import annotations
@@ -36,29 +38,29 @@ log = logging.getLogger(__name__)
 WATCH_S = 0.1
 LOOK_AGAIN_S = 5.0
 MEMORY_EVERY = 3
-"""Memory is looked at every so many rounds of the watch."""
+"""Memory is checked every this many rounds of the watch."""
 START_TIMEOUT_S = 300.0
 SLOW_START_S = 5.0
-"""A wait longer than this is explained."""
+"""A longer wait at the start is explained to the user."""
 MAX_FAILED_STARTS = 8
-"""So many starts in a row without one success end the service."""
+"""Number of consecutive failed starts that end the service."""
 IDLE_WAIT_S = START_TIMEOUT_S * 2
 
 
 class Pool:
-    """`start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
+    """Call `start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
 
     def __init__(
         self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]] = lambda: frozenset()
     ) -> None:
-        """`neighbours`: other processes of the service, which no sweep of orphans may end."""
+        """`neighbours`: other processes of the service, which are not orphans."""
         self._settings, self._neighbours = settings, neighbours
         self._hosts = ModelHosts(settings)
         self._setup = make_setup(self._hosts.settings, os.getpid())
         self._target = settings.num_workers + settings.num_spares
         self._max_bytes = settings.max_memory_mb << 20
         self._processes: dict[int, ScoringProcess] = {}
-        """All that were spawned and not yet buried, by process id."""
+        """All processes that were started and not yet reaped, by process id."""
         self._idle: deque[ScoringProcess] = deque()
         self._busy: set[ScoringProcess] = set()
         self._idle_came = asyncio.Condition()
@@ -66,32 +68,32 @@ class Pool:
         self._num_failed_starts = 0
         self._output_log = OutputLog()
         self._others = frozenset(children_of(os.getpid()))
-        """Children of ours that are none of the pool's business."""
+        """Child processes that do not belong to the pool."""
         self.counters: Counter[str] = Counter()
         self.names: list[str] = []
         self.label = ""
         self.volatile: list[str] = []
-        """Scorers that are not deterministic."""
+        """Names of scorers that are not deterministic."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """All its processes."""
+        """Process ids of all its processes."""
         return frozenset(self._processes.keys() | self._hosts.pids)
 
     @property
     def num_ready(self) -> int:
-        """Processes that are loaded, idle or busy."""
+        """Number of loaded processes, idle or busy."""
         return len(self._idle) + len(self._busy)
 
     @property
     def num_busy(self) -> int:
-        """Processes that score right now."""
+        """Number of processes that score now."""
         return len(self._busy)
 
     async def start(self) -> None:
-        """Load the scorers in a child first (the user's mistakes show there), then fill the pool.
+        """Load the scorers in one child first, which detects the user's mistakes, then fill the pool.
 
-        Raises UserError when a scorer refuses, or when its loading kills or outlasts the child.
+        Raises UserError if a scorer refuses, or if loading it crashes or takes too long.
         """
         await self._hosts.start()
         kinds = ", ".join(scorer.kind for scorer in self._settings.scorers)
@@ -112,14 +114,15 @@ class Pool:
         self._lost.set()
 
     async def run(self) -> None:
-        """Keep the pool full and watched until cancelled. Raises OperationError when it cannot be filled."""
+        """Keep the pool full and watched until cancelled. Raises OperationError if it cannot be filled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill(), name="pool refill")
             tasks.create_task(self._watch(), name="pool watch")
             tasks.create_task(self._hosts.run(), name="reward models")
 
     async def attempt(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
-        """Score one framed job. Always an Outcome; `timed_out` and `crashed` come after the whole tree was ended."""
+        """Score one framed job. Always returns an Outcome; `timed_out` and `crashed` are returned after the whole
+        process tree was killed."""
         process = await self._take_idle()
         started_s = time.monotonic()
         try:
@@ -128,25 +131,25 @@ class Pool:
             self.counters["killed_overdue"] += 1
             reason = f"{overdue.scorer or 'the scoring process'} ran past {limit_s:g} s"
             outcome = self._failure(job_id, "timed_out", reason, overdue.scorer, started_s)
-            await self._bury(process)
+            await self._reap(process)
         except Died as death:
             self.counters["died_busy"] += 1
             reason = f"{death.reason} in {death.scorer}" if death.scorer else death.reason
             outcome = self._failure(job_id, "crashed", reason, death.scorer, started_s)
-            await self._bury(process)
-        except BaseException:  # cancelled: the answer nobody waits for must not go to the next job
+            await self._reap(process)
+        except BaseException:  # cancelled: the pending answer must not be taken for the next job's
             process.kill_now()
-            self._strike_off(process)
+            self._remove(process)
             raise
         else:
             await self._give_back(process)
         return outcome
 
     async def close(self) -> None:
-        """End every process and everything below them."""
+        """Kill every process with its descendants."""
         for process in list(self._processes.values()):
             process.kill_now()
-            self._strike_off(process)
+            self._remove(process)
         self._hosts.close()
         await process_tree.kill_orphans(self._others | self._neighbours())
 
@@ -167,7 +170,7 @@ class Pool:
             self._processes.pop(process.pid, None)
             raise
         except (Died, UserError):
-            await self._bury(process)
+            await self._reap(process)
             raise
         self.counters["started"] += 1
         self._num_failed_starts = 0
@@ -190,36 +193,36 @@ class Pool:
                     if process.check():
                         return process
                     self.counters["died_idle"] += 1
-                    await self._bury(process)
+                    await self._reap(process)
         except TimeoutError:
             raise DeadlineExceeded("an idle scoring process", "the pool's refill", IDLE_WAIT_S) from None
 
     async def _give_back(self, process: ScoringProcess) -> None:
-        if process.left_behind():
+        if process.leftover_processes():
             self.counters["left_children"] += 1
             log.warning("a scorer left processes behind; they are killed with scoring process %d", process.pid)
-            await self._bury(process)
+            await self._reap(process)
         elif process.num_scored >= self._settings.recycle_after:
             self.counters["recycled"] += 1
-            await self._bury(process)
+            await self._reap(process)
         elif not process.check() or process.killed_because:
-            await self._bury(process)
+            await self._reap(process)
         else:
             await self._offer(process)
 
-    def _strike_off(self, process: ScoringProcess) -> None:
+    def _remove(self, process: ScoringProcess) -> None:
         self._busy.discard(process)
         if process in self._idle:
             self._idle.remove(process)
         self._processes.pop(process.pid, None)
         self._lost.set()
 
-    async def _bury(self, process: ScoringProcess) -> None:
-        """Kill it and its tree, orphans included, and let the refill know."""
+    async def _reap(self, process: ScoringProcess) -> None:
+        """Kill it with its descendants, including orphans, and notify the refill."""
         self._busy.discard(process)
         if process in self._idle:
             self._idle.remove(process)
-        self._lost.set()  # a successor starts while this one is being killed
+        self._lost.set()  # a new process starts while this one is being killed
         await process.kill()
         self._processes.pop(process.pid, None)
         await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
@@ -236,7 +239,7 @@ class Pool:
                     task.add_done_callback(starting.discard)
                     task.add_done_callback(lambda _: self._lost.set())
                 self._lost.clear()
-                with contextlib.suppress(TimeoutError):  # nothing is owed while the pool is full; look again anyway
+                with contextlib.suppress(TimeoutError):  # nothing is due while the pool is full; check again anyway
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await self._lost.wait()
 
@@ -263,7 +266,7 @@ class Pool:
                     if is_idle:
                         self.counters["died_idle"] += 1
                         log.warning("scoring process %d died idle", process.pid)
-                        await self._bury(process)
+                        await self._reap(process)
                 elif turn % MEMORY_EVERY == 0 and not process.killed_because:
                     await self._check_memory(process, is_idle)
 
@@ -276,6 +279,6 @@ class Pool:
         process.killed_because = f"the scoring process held {used_bytes >> 20} MB, more than max_memory_mb {limit_mb}"
         log.warning("%s; it is killed", process.killed_because)
         if is_idle and process in self._idle:
-            await self._bury(process)
+            await self._reap(process)
         else:
-            process_tree.kill_tree_now(process.pid)  # its exchange sees the death and buries it
+            process_tree.kill_tree_now(process.pid)  # its exchange detects the exit and reaps it

@@ -1,7 +1,7 @@
 """The service's end of one scoring process: one exchange at a time.
 
-Owns: the messages of an exchange and its waits. Refuses: start, death and output of the process (child_process.py),
-replacing processes, retries (pool, desk).
+Start, exit and output of the process are in child_process.py, replacing processes in pool.py, retries in
+request_scheduler.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Overdue(OperationError):
-    """The process did not answer in time; it must be killed. `scorer`: the one that was running."""
+    """The process did not answer in time and must be killed. `scorer`: the one that was running."""
 
     def __init__(self, scorer: str) -> None:
         self.scorer = scorer
@@ -43,7 +43,7 @@ class ScoringProcess(ChildProcess):
         super().__init__(child, stream, output_fd, output_log)
         self.num_scored = 0
         self.helpers: frozenset[int] = frozenset()
-        """Its children at the time it became ready: a scorer's own helpers."""
+        """Its child processes when it became ready: helpers of scorers."""
         self._scorer = ""
 
     async def prepare(self, setup: Setup, timeout_s: float) -> Ready:
@@ -58,14 +58,14 @@ class ScoringProcess(ChildProcess):
         return answer
 
     async def score(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
-        """One exchange. `job` is a framed Job. Raises Overdue or Died; the process is useless afterwards."""
+        """One exchange. `job` is a framed Job. Raises Overdue or Died; the process cannot be used afterwards."""
         self._scorer = ""
         outcome = await self._within(self._exchange(job, job_id), limit_s, "")
         self.num_scored += 1
         return outcome
 
-    def left_behind(self) -> set[int]:
-        """Processes that run below it and are none of its helpers."""
+    def leftover_processes(self) -> set[int]:
+        """Descendants that are not its helpers."""
         return process_tree.living(set(descendants_of(self.pid)) - self.helpers)
 
     async def _within(self, exchange_coroutine: Coroutine[Any, Any, _T], limit_s: float, what: str) -> _T:
@@ -75,7 +75,7 @@ class ScoringProcess(ChildProcess):
             ends: set[asyncio.Future[Any]] = {exchange, self.died}
             await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not exchange.done() and self.died.done():
-                await asyncio.wait({exchange}, timeout=LAST_WORDS_S)  # an answer may still be in the stream
+                await asyncio.wait({exchange}, timeout=LAST_WORDS_S)  # a reply may still be in the stream
             if exchange.done():
                 return exchange.result()
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError) as error:

@@ -1,9 +1,8 @@
-"""The tool `python`: runs a program of the policy's in the sandbox of the scorer `code`, and shows what it prints.
+"""The tool `python`: runs a program of the policy in the sandbox of the scorer `code`, and returns its output.
 
-Owns: the tool's words and limits, one supervisor of sandboxes for each process. Refuses: the sandbox itself
-(services/reward/sandbox) and running anything in this process.
+Nothing runs in this process; each process has one supervisor of sandboxes. The sandbox is in services/reward/sandbox.
 
-Each call is a fresh program: nothing is left of it for the next one.
+Each call runs a new program; nothing is kept for the next one.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from services.reward.sandbox.demands import SANDBOX_REMEDY
 from services.reward.sandbox.limits import Limits
 
 WEAKEST_LAYER = "landlock"
-"""Weaker ones would let a program read files of the machine, and say them to the policy."""
+"""With a weaker layer a program could read files of the machine and show them to the policy."""
 LIMITS = Limits(time_s=3.0, memory_bytes=512 << 20, max_output_bytes=64 << 10)
-"""The time is below the usual `call_timeout_s`, so that the policy is shown which limit it was."""
+"""The time limit is below the usual `call_timeout_s`, so that the policy sees which limit was reached."""
 
 
 class _SandboxFailed(OperationError):
-    """No program is to blame."""
+    """The sandbox failed; the program is not at fault."""
 
 
 @lru_cache(maxsize=1)
 def _judges() -> Judges:
-    """The supervisor of this process. Raises UserError where no sandbox is strong enough."""
+    """The supervisor of this process. Raises UserError if no sandbox is strong enough."""
     judges = Judges(WEAKEST_LAYER)
     try:
         judges.start()
@@ -49,7 +48,9 @@ def python(code: str) -> str:
     judges = _judges()
     try:
         outcome = judges.judge(task)
-    except BaseException:  # it was interrupted by the call's deadline: its answer must not be taken for the next one's
+    except (
+        BaseException
+    ):  # interrupted by the call's deadline: the pending answer must not be taken for the next call's
         judges.close()
         raise
     if "failed" in outcome:
@@ -60,12 +61,12 @@ def python(code: str) -> str:
 
 
 def _own_lines(errors: str) -> str:
-    """Without the lines of a traceback that are of the sandbox."""
+    """The text of errors without the sandbox's lines of a traceback."""
     place = errors.find('  File "program.py"')
     return errors[max(place, 0) :].strip("\n")
 
 
 def python_tool() -> Tool:
-    """Make the tool. Raises UserError where no sandbox is strong enough."""
+    """Make the tool. Raises UserError if no sandbox is strong enough."""
     _judges()
     return tool_of(python)

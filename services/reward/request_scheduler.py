@@ -1,16 +1,17 @@
-"""Requests in, exactly one verdict each out.
+"""Schedules score requests: exactly one verdict for each request.
 
-Owns: the bounded queue, duplicates, retries, the deadline of a request, the cache, turning outcomes into verdicts.
-Refuses: sockets (server), processes (pool).
+It has the bounded queue, duplicates, retries, deadlines of requests and the cache, and converts outcomes to verdicts.
+Sockets are in server.py, processes in pool.py.
 
-Back-pressure: while `max_queue` requests wait, `offer` refuses more and says so. The client asks another service, or
-again later, and holds its own samples back meanwhile. `take`, for callers in the same process, waits for room instead.
+Back-pressure: while `max_queue` requests wait, `offer` refuses further ones. The client sends them to another service,
+or again later, and holds back its own samples meanwhile. `take`, for callers in the same process, waits for room
+instead.
 
-Duplicates: a request is named by its client and its id. One that is still waiting or running is not taken again and is
-answered once; one of the last MAX_REPLIES finished ones gets its verdict again, since the first reply may be lost. A
-client that starts again (another incarnation) starts with a clean sheet.
+Duplicates: a request is identified by its client and its id. One that is still waiting or running is not accepted again
+and is answered once; one of the last MAX_REPLIES finished ones gets its verdict again, since the first reply may be
+lost. When a client restarts (with another incarnation), its earlier requests are dropped.
 
-Deadlines: one attempt may take `timeout_s`, all attempts of a request together its `deadline_s`; queueing is excluded.
+Deadlines: one attempt may take `timeout_s`, all attempts of a request together its `deadline_s`, excluding queueing.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from services.reward.pool import Pool
 from services.reward.tally import Tally
 
 MAX_REPLIES = 8192
-"""Finished verdicts remembered for clients that ask again: several clients' worth of requests in flight."""
+"""Number of finished verdicts that are kept for resent requests: the requests in flight of several clients."""
 MIN_ATTEMPT_S = 0.05
-"""With less than this left no further attempt is made."""
+"""Smallest remaining time for a further attempt."""
 
 
 Key = tuple[str, str]
@@ -46,17 +47,18 @@ Key = tuple[str, str]
 
 @dataclass
 class Entry:
-    """One request on its way."""
+    """One open request."""
 
     peer: str
     request: ScoreRequest
     came_s: float
     is_abandoned: bool = False
-    """Its client is gone: nobody waits for the verdict."""
+    """Its client is lost, so the verdict is not sent."""
 
 
 class RequestScheduler:
-    """`offer` from one task, `work` in `num_workers` tasks. `reply(peer, message)` sends and says whether it could."""
+    """Call `offer` from one task and `work` in `num_workers` tasks. `reply(peer, message)` sends a message and returns
+    whether it could."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class RequestScheduler:
         reply: Callable[[str, ScoreReply | ScoreRefused], bool],
         on_busy: Callable[[bool], None] = lambda is_busy: None,
     ) -> None:
-        """`on_busy` is called when the first lane begins to work and when the last has nothing left."""
+        """`on_busy` is called when the first lane begins to work and when the last one becomes idle."""
         self._pool, self._settings, self._reply, self._on_busy = pool, settings, reply, on_busy
         self._queue: asyncio.Queue[Entry] = asyncio.Queue(maxsize=settings.max_queue)
         self._open: dict[Key, Entry] = {}
@@ -75,39 +77,39 @@ class RequestScheduler:
         self._retries_of = settings.retries_of
         self._num_working = 0
         self.is_draining = False
-        """Nothing new is taken."""
+        """New requests are refused."""
         self.tally = Tally()
         self.cache = ScoreCache(0, "", ())
-        """Replaced by the server once the scorers have said what they are."""
+        """Replaced by the server once the scorers are loaded."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return self._queue.qsize()
 
     @property
     def is_full(self) -> bool:
-        """The queue has no room: `take` waits."""
+        """Whether the queue has no room, so that `take` waits."""
         return self._queue.full()
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for: queued or running."""
+        """Number of requests that a client waits for: queued or running."""
         return len(self._open)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """Whether no request waits or runs."""
         return not self._num_working and self._queue.empty()
 
     def welcome(self, peer: str, incarnation: str) -> None:
-        """A client said Hello. Another incarnation than before: what it asked earlier is void."""
+        """Handle a client's Hello. With a new incarnation, its earlier requests are dropped."""
         if self._incarnations.get(peer) != incarnation:
             self.dismiss(peer)
             self._incarnations[peer] = incarnation
 
     def dismiss(self, peer: str) -> None:
-        """A client is gone for good."""
+        """Drop the requests of a client that is lost."""
         self._incarnations.pop(peer, None)
         for key in [key for key in self._open if key[0] == peer]:
             self._open.pop(key).is_abandoned = True
@@ -115,12 +117,12 @@ class RequestScheduler:
             del self._finished[key]
 
     async def take(self, peer: str, request: ScoreRequest) -> None:
-        """Take a request in; waits for room (owner of the wait: the lanes, each bounded by its deadlines)."""
+        """Accept a request; waits for room (owner of the wait: the lanes, each bounded by its deadlines)."""
         if not self._is_known(peer, request.request_id):
             await self._queue.put(self._opened(peer, request))
 
     def offer(self, peer: str, request: ScoreRequest) -> None:
-        """Take a request in, or tell its client why not."""
+        """Accept a request, or send its client a refusal."""
         if self._is_known(peer, request.request_id):
             return
         if self.is_draining:
@@ -131,7 +133,7 @@ class RequestScheduler:
             self._queue.put_nowait(self._opened(peer, request))
 
     def refuse_open(self) -> int:
-        """The time of a drain is over: send the requests that still wait elsewhere. Returns how many."""
+        """Refuse the waiting requests at the end of a drain. Returns their number."""
         refused = list(self._open.items())
         for (peer, request_id), entry in refused:
             entry.is_abandoned = True
@@ -140,7 +142,8 @@ class RequestScheduler:
         return len(refused)
 
     def _is_known(self, peer: str, request_id: str) -> bool:
-        """A duplicate: of an open request, which is answered once, or of a finished one, answered again."""
+        """Whether a request is a duplicate: of an open one, which is answered once, or of a finished one, which is
+        answered again."""
         key = (peer, request_id)
         verdict = self._finished.get(key)
         if verdict is None and key not in self._open:
@@ -160,11 +163,11 @@ class RequestScheduler:
         self._reply(peer, ScoreRefused(request_id=request_id, reason=reason))
 
     async def work(self, on_scored: Callable[[Entry, Verdict, float], None]) -> None:
-        """One lane: score one request after the other until cancelled. `on_scored` is called with the moment it
-        began.
+        """Run one lane: score requests one after the other until cancelled. `on_scored` is called with the start
+        time.
         """
         while True:
-            entry = await self._queue.get()  # nothing is owed while there is no request
+            entry = await self._queue.get()  # nothing is due while there is no request
             self._num_working += 1
             if self._num_working == 1:
                 self._on_busy(True)
@@ -197,10 +200,12 @@ class RequestScheduler:
         num_open, num_workers = len(self._open), self._settings.num_workers
         reply = ScoreReply(request_id=request_id, verdict=verdict, num_open=num_open, num_workers=num_workers)
         if not self._reply(peer, reply):
-            self.tally.count("undelivered")  # it asks again when it is back, and finds the verdict remembered
+            self.tally.count("undelivered")  # the client resends after a reconnect, and gets the stored verdict
 
     async def _judge(self, request: ScoreRequest) -> Verdict:
-        """The verdict on one request: a known score, or after as many attempts as settings and deadline allow."""
+        """The verdict on one request: a cached score, or the result of as many attempts as settings and deadline
+        allow.
+        """
         started_s = time.monotonic()
         objection = _objection(request)
         if objection:
@@ -255,7 +260,7 @@ class RequestScheduler:
 
 
 _UNFIT = (TypeError, ValueError, OverflowError, msgspec.MsgspecError)
-"""What encoding a row may raise."""
+"""Exceptions that encoding a row may raise."""
 
 
 def _unfit(error: Exception) -> Outcome:
@@ -264,7 +269,7 @@ def _unfit(error: Exception) -> Outcome:
 
 
 def _objection(request: ScoreRequest) -> str:
-    """Why a request cannot be scored at all; empty where it can."""
+    """Why a request cannot be scored; empty if it can."""
     if not (math.isfinite(request.deadline_s) and request.deadline_s > 0):
         return f"deadline_s {request.deadline_s} is not a positive number"
     if len(request.response) > MAX_RESPONSE_CHARS:

@@ -1,12 +1,11 @@
-"""Scoring a file of rows with the pool, without a run: what `areal-like score` does.
+"""Scores a file of rows with the pool, without a run: the implementation of `areal-like score`.
 
-Owns: settings for a scorer given by name, the lanes, verdicts in the order of rows, what a stop leaves. Refuses: lines
-(score_rows), the output (score_output), processes (pool), what a person sees (controller/cli/score.py).
+Lines are in score_rows.py, the output in score_output.py, the display in controller/cli/score.py.
 
-Loops.  `_lane`    one per scoring process: takes the next row, waits for its verdict, bounded by `timeout_s` and one
-                   further attempt after a crash; waits for room where too many verdicts wait for an earlier one.
+Loops.  `_lane`  one per scoring process: takes the next row, waits for its verdict, bounded by `timeout_s` and one
+                 further attempt after a crash; waits if too many verdicts wait for an earlier one.
         `pool.run` keeps the processes.
-Stop: SIGINT or SIGTERM cancels everything; what is written stays, and the same command goes on from there.
+SIGINT or SIGTERM cancels everything; the written output stays, and the same command continues from there.
 """
 
 from __future__ import annotations
@@ -37,22 +36,23 @@ from services.reward.score_output import Totals, VerdictFile, verdict_line
 from services.reward.score_rows import Row, num_lines, only_gold, rows_of
 
 DEFAULT_TIMEOUT_S = 30.0
-"""As of the service (`reward.timeout_s`)."""
+"""Default timeout, as in the service (`reward.timeout_s`)."""
 PROGRAM_TIME_S = 60.0
-"""All tests of a program together, where nothing else is said: rows bring limits of their own."""
+"""Default limit for all tests of a program together; rows may have their own limits."""
 BUSY_FACTOR = 3.0
-"""Of `total_limit_s`, which is own time of a program: how long it may take on the wall, where the user does not say."""
+"""Factor of `total_limit_s`, which is own time of a program, for the default wall-clock timeout."""
 MAX_WAITING_PER_WORKER = 64
-"""Verdicts that may wait for an earlier row's; each is a line of the output, the rows themselves are not kept."""
+"""Number of verdicts that may wait for an earlier row's; each is a line of the output, and the rows themselves are not
+kept."""
 MAX_ATTEMPTS = 2
-"""After a crash; a row that ran out of time is not tried again."""
+"""Number of attempts after a crash; a row that timed out is not retried."""
 
 
 @dataclass(frozen=True)
-class Order:
+class ScoreSpec:
     """What to score: rows of `source` by scorer `kind` with `options`, verdicts to `target`.
 
-    timeout_s: per attempt; None for the scorer's default. overwrite: forget the verdicts that are there.
+    timeout_s: per attempt; None for the scorer's default. overwrite: discard existing verdicts.
     """
 
     kind: str
@@ -65,22 +65,23 @@ class Order:
 
 
 @dataclass
-class Standing:
-    """How far it is. num_before: rows that had a verdict when it began; stopped_by: the signal that ended it."""
+class ScoreStatus:
+    """Progress. num_before: number of rows that had a verdict at the start; stopped_by: the signal that ended it."""
 
     num_rows: int = 0
     num_before: int = 0
     totals: Totals = field(default_factory=Totals)
     scorer: str = ""
     wall_s: float = 0.0
-    """Since the first row."""
+    """Seconds since the first row."""
     stopped_by: int = 0
 
 
-def score_file(order: Order, show: Callable[[Standing], None]) -> Standing:
+def score_file(order: ScoreSpec, show: Callable[[ScoreStatus], None]) -> ScoreStatus:
     """Score all rows that have no verdict yet. `show` is called after each verdict.
 
-    Raises UserError for files and scorers that cannot be used, OperationError when the pool cannot be kept up, OSError.
+    Raises UserError for files and scorers that cannot be used, OperationError if the pool cannot be kept running,
+    OSError.
     """
     settings = settings_of(order)
     if not order.source.is_file():
@@ -89,7 +90,7 @@ def score_file(order: Order, show: Callable[[Standing], None]) -> Standing:
     if order.target.exists() and order.source.samefile(order.target):
         raise UserError("input and output are the same file", where=str(order.target))
     try:
-        standing = Standing(num_rows=num_lines(order.source))
+        standing = ScoreStatus(num_rows=num_lines(order.source))
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(order.source)) from error
     with VerdictFile(order.target, overwrite=order.overwrite) as target, order.source.open("rb") as source:
@@ -101,7 +102,7 @@ def score_file(order: Order, show: Callable[[Standing], None]) -> Standing:
     return standing
 
 
-def settings_of(order: Order) -> RewardSettings:
+def settings_of(order: ScoreSpec) -> RewardSettings:
     """The pool's settings. Raises UserError."""
     options = dict(order.options)
     timeout_s = order.timeout_s
@@ -130,27 +131,27 @@ def settings_of(order: Order) -> RewardSettings:
 
 
 class _Work:
-    """One file on its way. `run` once."""
+    """Scores one file. Call `run` once."""
 
     def __init__(
         self,
-        order: Order,
+        order: ScoreSpec,
         settings: RewardSettings,
         target: VerdictFile,
         rows: Iterator[Row],
-        standing: Standing,
-        show: Callable[[Standing], None],
+        standing: ScoreStatus,
+        show: Callable[[ScoreStatus], None],
     ) -> None:
         self._order, self._settings, self._target, self._rows = order, settings, target, rows
         self._standing, self._show = standing, show
         self._finished: dict[int, tuple[bytes, Verdict]] = {}
-        """Verdicts that came before an earlier row's, as lines, by their row's number."""
+        """Output lines of verdicts that wait for an earlier row's, by row number."""
         self._job_ids = itertools.count(1)
         self._room = asyncio.Semaphore(MAX_WAITING_PER_WORKER * settings.num_workers)
         self._began_s = time.monotonic()
 
     async def run(self) -> None:
-        """Score until the rows are at an end or a signal comes."""
+        """Score until the end of the rows or a signal."""
         process_tree.become_subreaper()
         work = asyncio.ensure_future(self._score())
         loop = asyncio.get_running_loop()
@@ -177,7 +178,7 @@ class _Work:
         try:
             await pool.start()
             standing.scorer = _scorer_text(pool.label, self._order.options)
-            standing.totals = self._target.go_on(standing.scorer, self._rows)
+            standing.totals = self._target.resume(standing.scorer, self._rows)
             standing.num_before = standing.totals.num_rows
             self._began_s = time.monotonic()
             self._show(standing)
@@ -196,14 +197,14 @@ class _Work:
 
     async def _lane(self, pool: Pool) -> None:
         while True:
-            await self._room.acquire()  # owed by the lane that has the earliest row, within its time-out
+            await self._room.acquire()  # released by the lane of the earliest row, within its timeout
             row = next(self._rows, None)
             if row is None:
                 self._room.release()
                 return
             if row.refusal:
                 verdict = Verdict(kind="invalid", reason=row.refusal[:MAX_REASON_CHARS])
-                await asyncio.sleep(0)  # a file of nothing but such rows must not hold up signals
+                await asyncio.sleep(0)  # a file with only such rows must not delay signals
             else:
                 verdict = await self._judge(pool, row)
             self._finished[row.number] = (verdict_line(row, verdict, self._standing.scorer), verdict)
@@ -226,7 +227,7 @@ class _Work:
         )
 
     def _framed(self, job_id: int, row: Row) -> bytes | str:
-        """The row as a scoring process takes it, or why it cannot be passed."""
+        """The encoded row for a scoring process, or why it cannot be encoded."""
         is_plain_math = self._order.kind == "math" and "gold_field" not in self._order.options
         job = Job(
             job_id=job_id,
@@ -242,7 +243,7 @@ class _Work:
             return f"the row cannot be passed to a scorer ({error})"[:MAX_REASON_CHARS]
 
     def _write(self) -> None:
-        """Every verdict whose turn it is."""
+        """Write the verdicts that are next in order."""
         standing = self._standing
         while (waiting := self._finished.pop(number := standing.totals.num_rows + 1, None)) is not None:
             line, verdict = waiting
@@ -254,5 +255,5 @@ class _Work:
 
 
 def _scorer_text(label: str, options: Mapping[str, Any]) -> str:
-    """Scorer, version and options: what a verdict depends on alongside its row."""
+    """Scorer, version and options, on which a verdict depends in addition to its row."""
     return f"{label} {json.dumps(options, sort_keys=True, default=str)}" if options else label

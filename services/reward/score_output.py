@@ -1,10 +1,10 @@
-"""The file of verdicts that `areal-like score` writes: its own record of how far it came.
+"""The file of verdicts that `areal-like score` writes, from which it also continues.
 
-Owns: the form of a verdict line, what is there already, a half-written last line, one writer at a time. Refuses: rows
-(score_rows), scoring (score_file).
+It handles existing verdicts, a half-written last line, and concurrent writers. Rows are in score_rows.py, scoring in
+score_file.py.
 
-Line k judges line k of the input. `scorer` names scorer, version and options; `key` is a digest of that and of the
-judged line. Both must still hold when a file is gone on with, so a changed input or scorer is noticed at once.
+Line k is the verdict on line k of the input. `scorer` contains scorer, version and options; `key` is a digest of that
+and of the input line. Both must match when a file is continued, so a changed input or scorer is detected at once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 @dataclass
 class Totals:
-    """What the verdicts of a file add up to. first_fault: the first that is no score, as `line 3: why`."""
+    """Totals of the verdicts of a file. first_fault: the first one without a score, as `line 3: why`."""
 
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_KINDS, 0)))
     sum_value: float = 0.0
     first_fault: str = ""
 
     def add(self, number: int, verdict: str, value: float | None, reason: str) -> None:
-        """One verdict."""
+        """Add one verdict."""
         self.counts[verdict] += 1
         if value is not None:
             self.sum_value += value
@@ -49,17 +49,17 @@ class Totals:
 
     @property
     def num_rows(self) -> int:
-        """Rows with a verdict."""
+        """Number of rows with a verdict."""
         return self.counts.total()
 
     @property
     def mean_value(self) -> float | None:
-        """Mean over the rows that were scored; None where none was."""
+        """Mean over the rows that were scored; None if there is none."""
         return self.sum_value / self.counts["scored"] if self.counts["scored"] else None
 
 
 def key_of(scorer: str, row: Row) -> str:
-    """Digest of what a verdict depends on."""
+    """Digest of everything that a verdict depends on."""
     return hashlib.blake2b(f"{scorer}\n{row.digest}".encode(), digest_size=8).hexdigest()
 
 
@@ -79,10 +79,10 @@ def verdict_line(row: Row, verdict: Verdict, scorer: str) -> bytes:
 
 
 class VerdictFile:
-    """The output, locked while it is open. `go_on` first, then `append` in the order of rows."""
+    """The output, locked while it is open. Call `resume` first, then `append` in the order of rows."""
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
-        """Raises UserError where it cannot be written, or another process writes it."""
+        """Raises UserError if it cannot be written, or if another process writes it."""
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -106,10 +106,10 @@ class VerdictFile:
     ) -> None:
         os.close(self._fd)
 
-    def go_on(self, scorer: str, rows: Iterator[Row]) -> Totals:
-        """Check the verdicts that are there against the rows, taking as many of those as there are verdicts.
+    def resume(self, scorer: str, rows: Iterator[Row]) -> Totals:
+        """Compare the existing verdicts with the rows, consuming one row for each verdict.
 
-        A half-written last line is taken off. Raises UserError where a verdict is not about its row.
+        A half-written last line is removed. Raises UserError if a verdict does not match its row.
         """
         totals, end_bytes = Totals(), 0
         with open(self._path, "rb") as file:
@@ -133,7 +133,7 @@ class VerdictFile:
         return totals
 
     def append(self, line: bytes) -> None:
-        """Write one whole line. Raises OSError; what is half there then is fixed by the next `go_on`."""
+        """Write one whole line. Raises OSError; a half-written line is removed by the next `resume`."""
         rest = memoryview(line)
         while rest:
             rest = rest[os.write(self._fd, rest) :]

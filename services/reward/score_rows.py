@@ -1,8 +1,8 @@
-"""Lines of a JSONL file as rows to score.
+"""Reads lines of a JSONL file as rows to score, one at a time with a bound.
 
-Owns: reading one line at a time with a bound, what a line asks of a scorer, why a line cannot be scored. Refuses:
-scoring (score_file), verdicts that are there already (score_output). No line ever raises: a bad one is a row with a
-`refusal`, which becomes its verdict.
+Scoring is in score_file.py, existing verdicts in score_output.py. No line ever raises: an invalid one is a row with a
+`refusal`, which becomes its verdict. No line ever raises: a bad one is a row with a `refusal`, which becomes its
+verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 1 << 29
 MAX_TEXT_CHARS = MAX_RESPONSE_CHARS
 """A longer response or program is not passed to a scorer."""
 MAX_INT_DIGITS = 4000
-"""Python itself refuses to read longer integers; they stay text."""
+"""Python does not parse longer integers; they stay text."""
 _CHUNK_BYTES = 1 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CODE_COLUMNS = (
@@ -30,12 +30,12 @@ _CODE_COLUMNS = (
     "prompt", "test", "test_list", "test_setup_code", "test_imports", "inputs", "outputs", "input_output",
     "public_tests", "private_tests", "generated_tests",
 )  # fmt: skip
-"""What scorer `code` reads, alongside the program."""
+"""Columns that scorer `code` uses, in addition to the program."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. number: from 1; id: the row's own, else the number; columns: what the scorer sees of the row.
+    """One line. number: from 1; id: the row's own id, else the number; columns: the columns for the scorer.
 
     digest: of the line's bytes; refusal: why it cannot be scored, else empty.
     """
@@ -51,7 +51,7 @@ class Row:
 
 
 def num_lines(path: Path) -> int:
-    """Lines of a file, a last one without its line break included."""
+    """Number of lines of a file, including a last one without a line break."""
     count, last = 0, b"\n"
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -67,7 +67,7 @@ def rows_of(file: BinaryIO, kind: str) -> Iterator[Row]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, str]]:
-    """Each line without its break, and its digest; None for one that is too long to be held."""
+    """Each line without its line break, and its digest; None for a line that is too long."""
     while line := file.readline(MAX_LINE_BYTES):
         digest = hashlib.blake2b(line.rstrip(b"\r\n"), digest_size=16)
         is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
@@ -88,7 +88,7 @@ def _row(number: int, line: bytes | None, digest: str, kind: str) -> Row:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         fault = f"the line is not UTF-8 (byte {error.start + 1}: {error.reason})"
-        text = line.decode("utf-8", "replace")  # its id may be readable all the same
+        text = line.decode("utf-8", "replace")  # its id may still be readable
     try:
         fields = loads_finite(text, parse_int=_integer)
     except NotFinite as error:
@@ -116,7 +116,7 @@ def _name(value: Any) -> str:
 
 
 def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
-    """The row with what a scorer of this kind sees of it."""
+    """The row with the columns for a scorer of this kind."""
     field_name = "program" if kind == "code" and fields.get("program") is not None else "response"
     text = fields.get(field_name)
     if not isinstance(text, str):
@@ -130,7 +130,7 @@ def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
         columns = {name: fields[name] for name in _CODE_COLUMNS if name in fields}
         if not isinstance(columns.get("test_imports"), list):
             columns.pop("test_imports", None)
-        text = _SURROGATE.sub("\0", text)  # no file of source can hold one, as little as a null character
+        text = _SURROGATE.sub("\0", text)  # source files can contain neither surrogates nor null characters
         if field_name == "program":
             columns["program"], text = text, ""
     else:
@@ -149,7 +149,7 @@ def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
 
 
 def only_gold(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a maths row the gold answer alone, as text: a number may be longer than the wire allows."""
+    """Only the gold answer of a maths row, as text, because a number may be too long for the encoding."""
     gold = columns.get("gold")
     if isinstance(gold, str):
         return {"gold": gold.encode("utf-8", "surrogatepass").decode("utf-8", "replace")}

@@ -1,7 +1,6 @@
-"""What built-in scorers need of the machine they run on: packages, keys, files. Looked at before anything starts.
+"""Requirements of built-in scorers on the machine (packages, keys, files), checked before anything starts.
 
-Owns: the look, as one UserError each. Torch-free. Refuses: asking a server anything (whether it listens is enough),
-loading models.
+Does not import torch, sends nothing to a server (it only checks whether it listens), and loads no models.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REACH_TIMEOUT_S = 3.0
 
 
 def needs_of(options: Settings) -> Iterator[UserError]:
-    """Everything that is missing here for a scorer with these options; `where` of an error is the option."""
+    """Missing requirements of a scorer with these options; `where` of an error is the option."""
     if isinstance(options, EndpointOptions):
         yield from _of_an_endpoint(options)
     if isinstance(options, ReasoningGymScorerOptions) and find_spec("reasoning_gym") is None:
@@ -55,14 +54,15 @@ def _of_an_endpoint(options: EndpointOptions) -> Iterator[UserError]:
 
 
 def unreachable(options: Settings) -> UserError | None:
-    """Nobody listens at the endpoint. None where somebody does, where there is none, or behind a proxy."""
+    """The error that nothing listens at the endpoint. None if a server listens, if there is no endpoint, or behind a
+    proxy."""
     if isinstance(options, HttpOptions):
         url, key = options.url, "url"
     elif isinstance(options, JudgeOptions):
         url, key = options.base_url, "base_url"
     else:
         return None
-    from urllib.request import getproxies, proxy_bypass  # brings ssl, which scoring processes do without
+    from urllib.request import getproxies, proxy_bypass  # imports ssl, which scoring processes do not need
 
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

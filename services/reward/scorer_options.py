@@ -1,7 +1,6 @@
-"""Options of the built-in scorers, but for `code` (services/reward/config.py).
+"""Options of the built-in scorers, except `code` (services/reward/code_options.py).
 
-Owns: what may be set, and what is wrong with it by itself. Torch-free. Refuses: what this machine has
-(scorer_needs.py), scoring (reward/scorers/).
+Does not import torch. Requirements on the machine are in scorer_needs.py, scorers in scorers/.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def _checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
         raise ValueError(f"`{url}` is not an address; http://host:port/path or https://... is expected")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("a key in the address would be logged; name an environment variable or a file instead")
+        raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
     return url
 
 
@@ -38,27 +37,28 @@ def _checked_regex(pattern: str) -> str:
 
 
 Rule = Literal["pattern", "boxed", "marker", "last_number"]
-"""Where scorer `math` looks for the final answer of a response."""
+"""Rules by which scorer `math` finds the final answer of a response."""
 ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
 
 
 class MathOptions(Settings):
-    """Options of scorer `math`: how answers are found and compared."""
+    """Options of scorer `math`: extraction and comparison of answers."""
 
     gold_field: str | None = None
     """Column of the gold answer; None: `answer`, `final_answer`, `gold`, or the box in `solution`."""
     rules: tuple[Rule, ...] = Field(ALL_RULES, min_length=1)
-    """Where the final answer may stand, in order; ["boxed"] accepts boxed answers only, ["pattern"] what you say."""
+    """Rules for the final answer, in order; ["boxed"] accepts only boxed answers, ["pattern"] only matches of
+    `pattern`."""
     pattern: str | None = None
-    """Regular expression for the rule `pattern`; its first group (else all of it) of its last match is the answer."""
+    """Regular expression for the rule `pattern`; the first group (else all) of its last match is the answer."""
     must_stop: bool = False
-    """A response cut at the token limit counts as wrong."""
+    """A response truncated at the token limit counts as wrong."""
     float_digits: int = Field(6, ge=1, le=15)
-    """Decimal places that count where one side is a decimal number."""
+    """Number of decimal places that are compared if one side is a decimal number."""
     max_response_chars: int = Field(50_000, gt=0, le=limits.CHARACTERS)
-    """Only this much of a response's end is read."""
+    """Number of characters at a response's end that are read."""
     max_answer_chars: int = Field(400, gt=0, le=limits.CHARACTERS)
-    """A longer final answer counts as right only if it equals the gold answer literally."""
+    """A longer final answer is correct only if it equals the gold answer literally."""
 
     @field_validator("pattern")
     @classmethod
@@ -76,14 +76,14 @@ class MathOptions(Settings):
 
 
 class FormatOptions(Settings):
-    """Options of scorer `format`: what an answer must satisfy, all of it, for a 1."""
+    """Options of scorer `format`: conditions that an answer must all satisfy for a 1."""
 
     regex: str | None = None
-    """Must be found in the answer (`re.search`, dot matches newlines); anchor it with ^ and $ to match the whole."""
+    """Regular expression that must match (`re.search`, dot matches newlines); use ^ and $ to match the whole answer."""
     must_contain: tuple[str, ...] = ()
-    """Texts that must occur."""
+    """Texts that the answer must contain."""
     must_stop: bool = False
-    """The model must have ended by itself, not at the token limit."""
+    """The model must have ended the answer, not the token limit."""
 
     @field_validator("regex")
     @classmethod
@@ -102,23 +102,23 @@ class NoOptions(Settings):
 
 
 class EndpointOptions(Settings):
-    """How a server is asked. All attempts of one answer, pauses included, end within `total_timeout_s`."""
+    """Options of requests to a server. All attempts of one answer, including pauses, end within `total_timeout_s`."""
 
     total_timeout_s: float = Field(8.0, gt=0, le=limits.SECONDS)
-    """Seconds for all attempts together; must stay below the service's timeout_s."""
+    """Seconds for all attempts together; must be below the service's timeout_s."""
     retries: int = Field(3, ge=0, le=limits.STEPS)
-    """Further attempts after no connection, a broken one, or status 408, 425, 429 or 5xx."""
+    """Number of further attempts after a failed or broken connection, or status 408, 425, 429 or 5xx."""
     backoff_s: float = Field(0.2, gt=0, le=limits.SECONDS)
-    """Pause before the second attempt; each further one is twice as long, shortened by chance to a half at most."""
+    """Pause before the second attempt; each further one is twice as long, randomly shortened by up to a half."""
     key_env: str | None = None
-    """Environment variable with the key that is sent as `Authorization: Bearer`."""
+    """Environment variable with the key, which is sent as `Authorization: Bearer`."""
     key_file: str | None = None
-    """File with that key."""
+    """File with the key."""
     max_reply_kb: int = Field(256, gt=0, le=limits.KILOBYTES)
-    """A longer reply is refused."""
+    """Largest reply; a larger one is rejected."""
 
     ROOM_S: ClassVar[float] = 0.5
-    """What an answer takes beyond `total_timeout_s` at worst."""
+    """Longest time of an answer beyond `total_timeout_s`."""
 
     @model_validator(mode="after")
     def _one_key(self) -> EndpointOptions:
@@ -133,11 +133,11 @@ class HttpOptions(EndpointOptions):
     url: str
     """Address that is sent `POST {"row", "response", "finish_reason", "num_tokens"}` as JSON."""
     columns: tuple[str, ...] | None = None
-    """Columns of the row that are sent; null: all. A row without one of them is not judged."""
+    """Columns of the row that are sent; null: all. A row without one of them is not scored."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Further headers; not for secrets: they are in the run's config.yaml."""
     is_deterministic: bool = True
-    """Equal requests get equal scores: exact duplicates may be answered from the cache."""
+    """Equal requests get equal scores, so exact duplicates may be answered from the cache."""
 
     @field_validator("url")
     @classmethod
@@ -161,25 +161,25 @@ class JudgeOptions(EndpointOptions):
     base_url: str
     """Address up to the version, such as http://127.0.0.1:8000/v1; `/chat/completions` is added."""
     model: str = Field(min_length=1)
-    """Name of the judging model at that endpoint."""
+    """Name of the judge model at that endpoint."""
     rubric: str | None = None
-    """What the judge is asked, a Jinja template over `prompt`, `response`, `answer` and `row`."""
+    """Prompt of the judge, a Jinja template over `prompt`, `response`, `answer` and `row`."""
     rubric_file: str | None = None
     """File with the rubric."""
     system: str | None = None
     """System message."""
     parse: Literal["json", "regex"] = "json"
-    """The score is in the last JSON object of the reply that has `score_key`, or in the last match of `score_regex`."""
+    """Source of the score: the last JSON object of the reply with `score_key`, or the last match of `score_regex`."""
     score_key: str = Field("score", min_length=1)
     """Key of the score in the JSON object."""
     score_regex: str = r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)"
     """Regular expression with one group: the score."""
     min_score: float = 0.0
-    """Lowest score of the rubric; it becomes 0. A score below it is no score."""
+    """Lowest score of the rubric; it becomes 0. A lower score is invalid."""
     max_score: float = 10.0
-    """Highest score of the rubric; it becomes 1. A score above it is no score."""
+    """Highest score of the rubric; it becomes 1. A higher score is invalid."""
     correct_at: float | None = None
-    """Scores of the rubric from here on count as correct; null: the judge does not say what is correct."""
+    """Score of the rubric from which an answer counts as correct; null: there is no component `correct`."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the judge; above 0 its scores are not cached."""
     max_tokens: int = Field(512, gt=0, le=limits.TOKENS)
@@ -187,7 +187,7 @@ class JudgeOptions(EndpointOptions):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as `seed`, `response_format` or `chat_template_kwargs`."""
     max_response_chars: int = Field(50_000, gt=0, le=limits.CHARACTERS)
-    """Only this much of an answer's end is shown to the judge."""
+    """Number of characters at an answer's end that the judge sees."""
 
     @field_validator("base_url")
     @classmethod
@@ -218,11 +218,11 @@ class JudgeOptions(EndpointOptions):
 
 
 TEMPLATE_NAMES = frozenset({"prompt", "response", "answer", "row"})
-"""What a template may name."""
+"""Names that a template may use."""
 
 
 def fault_of_template(text: str, must_name: str = "response") -> str:
-    """Why this Jinja template cannot be used, in words that follow its name; empty where it can."""
+    """Why this Jinja template cannot be used, as a clause that follows its name; empty if it can."""
     from areal_like import templates  # most scoring processes need no Jinja
 
     if fault := templates.fault_of(text):
@@ -239,13 +239,13 @@ class OverlongOptions(Settings):
     """Options of scorer `overlong`: the soft penalty for long answers of DAPO (arXiv 2503.14476, section 3.4)."""
 
     max_tokens: int = Field(gt=0, le=limits.TOKENS)
-    """L_max: from this length on the whole penalty."""
+    """L_max: length from which the whole penalty applies."""
     soft_tokens: int = Field(gt=0, le=limits.TOKENS)
-    """L_cache: length of the zone below it in which the penalty grows from 0, linearly."""
+    """L_cache: length of the zone below L_max in which the penalty grows linearly from 0."""
     penalty: float = Field(1.0, gt=0)
     """The whole penalty; the value is its negative."""
     cut_is_overlong: bool = False
-    """An answer cut at the token limit gets the whole penalty, whatever its length."""
+    """An answer truncated at the token limit gets the whole penalty, whatever its length."""
 
     @model_validator(mode="after")
     def _zone_fits(self) -> OverlongOptions:
@@ -255,14 +255,14 @@ class OverlongOptions(Settings):
 
 
 class LengthOptions(Settings):
-    """Options of scorer `length`: 1 for a length between two bounds, less beyond them."""
+    """Options of scorer `length`: 1 for a length between two bounds, less outside."""
 
     min_tokens: int = Field(0, ge=0, le=limits.TOKENS)
     """Shortest answer that gets a 1."""
     max_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
-    """Longest answer that gets a 1; null: none is too long."""
+    """Longest answer that gets a 1; null: no upper bound."""
     margin_tokens: int = Field(0, ge=0, le=limits.TOKENS)
-    """The value falls to 0 over so many tokens beyond a bound; 0: at once."""
+    """Number of tokens beyond a bound over which the value falls to 0; 0: at once."""
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> LengthOptions:
@@ -274,14 +274,14 @@ class LengthOptions(Settings):
 
 
 class ReasoningGymScorerOptions(Settings):
-    """Options of scorer `reasoning_gym`: where the answer stands that the row's task is asked to judge."""
+    """Options of scorer `reasoning_gym`: position of the answer that the row's task judges."""
 
     extract: Literal["tag", "last_line", "whole"] = "tag"
-    """In the last <answer>...</answer>, in the last line, or the whole response."""
+    """The answer is in the last <answer>...</answer>, in the last line, or the whole response."""
     must_stop: bool = False
-    """A response cut at the token limit counts as wrong."""
+    """A response truncated at the token limit counts as wrong."""
     max_answer_chars: int = Field(4000, gt=0, le=limits.CHARACTERS)
-    """A longer answer is wrong without being looked at."""
+    """Longest answer in characters; a longer one is wrong."""
 
 
 class RewardModelOptions(Settings):
@@ -291,31 +291,31 @@ class RewardModelOptions(Settings):
     """Folder with config.json, weights and tokenizer of a model for sequence or token classification."""
     template: str | None = None
     """Text that is scored, a Jinja template over `prompt`, `response`, `answer` and `row`; null: the tokenizer's chat
-    template over prompt and answer, else the answer right behind the prompt."""
+    template over prompt and answer, else the concatenated prompt and answer."""
     label: Annotated[int, Field(ge=0, le=limits.PROCESSES)] | str | None = None
-    """Number or name of the class whose score counts; needed where the model has several."""
+    """Number or name of the class whose score is used; required if the model has several."""
     output: Literal["logit", "probability"] = "logit"
     """The class's raw score, or its probability: sigmoid for a model of one class, softmax for several."""
     step_separator: str | None = Field(None, min_length=1)
     """For process rewards: the text that ends each step of an answer; null: the answer is scored as a whole."""
     reduce: Literal["min", "mean", "last", "prod"] = "min"
-    """One value out of the steps'; the steps' own are kept as components."""
+    """Reduction of the steps' values to one; the steps' values are components."""
     max_steps: int = Field(48, gt=0, le=60)
-    """Steps scored apart; what is beyond belongs to the last of them."""
+    """Largest number of steps; further text belongs to the last one."""
     max_tokens: int = Field(4096, gt=0, le=limits.TOKENS)
     """Longest text, in the model's tokens."""
     on_long: Literal["cut", "invalid"] = "cut"
-    """A longer text: take its end, and say so, or give no score."""
+    """Handling of a longer text: use its end, with a remark, or give no score."""
     device: str = Field("cpu", pattern=r"^(cpu|cuda|cuda:\d+)$")
     """cpu, cuda or cuda:N; one copy of the model is loaded, whatever `num_workers`."""
     dtype: DType = "float32"
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     threads: int = Field(1, gt=0, le=limits.THREADS)
-    """Compute threads on a CPU."""
+    """Number of compute threads on a CPU."""
     max_batch: int = Field(16, gt=0, le=limits.PROCESSES)
-    """Texts in one forward pass; answers that wait while the model computes share the next one."""
+    """Number of texts in one forward pass; answers that wait while the model computes share the next one."""
     socket: str | None = None
-    """Where the model's process listens; set by the service."""
+    """Socket of the model's process; set by the service."""
 
     @model_validator(mode="after")
     def _holds_together(self) -> RewardModelOptions:

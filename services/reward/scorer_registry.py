@@ -1,4 +1,6 @@
-"""The built-in scorers. A new one is a file in `scorers/` and a line in `SCORERS`. Torch-free: it imports no scorer."""
+"""The built-in scorers. A new one needs a file in `scorers/` and a line in `SCORERS`. Imports neither torch nor a
+scorer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from services.reward.scorer_options import (
 
 
 class ScorerKind(NamedTuple):
-    """What is known of a scorer before it is imported."""
+    """Description of a scorer, available before it is imported."""
 
     options: type[Settings]
     """Class of `options` in the configuration, checked before anything starts."""
@@ -40,4 +42,4 @@ SCORERS: dict[str, ScorerKind] = {
     "reward_model": ScorerKind(RewardModelOptions, "reward_model:RewardModelScorer"),
     "reasoning_gym": ScorerKind(ReasoningGymScorerOptions, "reasoning_gym:ReasoningGymScorer"),
 }
-"""By `kind`; alongside them `module:function` of the user's."""
+"""Built-in scorers by `kind`; a user's are named `module:function`."""

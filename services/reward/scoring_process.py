@@ -2,9 +2,9 @@
 
     python -m services.reward.scoring_process --fd N
 
-Owns: the child's side of the pipe. Refuses: deadlines, retries, cleaning up after itself: it may hang or die at any
-point, and the pool kills its whole tree from outside. The stream is a socket pair of its own, never stdin or stdout, so
-nothing a scorer prints can damage it; stdout and stderr are one pipe that the service drains.
+It has no deadlines or retries and does not clean up after itself, because it may hang or die at any point: the pool
+kills its process tree from outside. The stream is a separate socket pair, never stdin or stdout, so output of a scorer
+cannot damage it; stdout and stderr are one pipe that the service reads.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Stream(FrameStream):
 
 
 def flush_output() -> None:
-    """Push out what scorers printed; they may have closed or replaced the streams."""
+    """Flush the output of scorers, which may have closed or replaced the streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def load(setup: Setup) -> WeightedSum | Refusal:
-    """Load and warm the scorers; a mistake of the user's becomes a sentence."""
+    """Load and warm up the scorers; a user's mistake becomes a Refusal."""
     try:
         scorers = tuple(ScorerSettings.model_validate(settings) for settings in setup.scorers)
         clip = ClipSettings.model_validate(setup.clip) if setup.clip is not None else None
@@ -95,7 +95,7 @@ def main() -> None:
     append_user_path()
     try:
         status = serve(stream)
-    except (ConnectionError, msgspec.MsgspecError):  # the service is gone
+    except (ConnectionError, msgspec.MsgspecError):  # the service has exited
         status = 1
     flush_output()
     os._exit(status)  # the user's threads and exit handlers must not keep a finished process

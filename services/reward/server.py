@@ -1,16 +1,16 @@
-"""The reward service: joins its clients and the controller to the desk and the pool.
+"""The reward service: connects its clients and the controller with the scheduler, the pool and the environments.
 
-Owns: sockets, start-up order, draining, heartbeats. Refuses: scoring (pool), retries and duplicates (desk), episodes
-(services/environment/desk.py).
+Scoring is in pool.py, retries and duplicates are in request_scheduler.py, and episodes in
+services/environment/episode_scheduler.py.
 
-Loops.  `_intake`      waits for a client's message, woken by the socket; answers at once, if only with a refusal.
+Loops.  `_intake`      waits for a client's message, woken by the socket; replies at once, if only with a refusal.
         `_controller`  waits for the controller's Shutdown, woken by the socket.
-        `desk.work`    one per scoring process of `num_workers`; waits for a request, then for its verdict.
-        `pool.run`     keeps the processes.
-Stop: `stop` (SIGTERM, or a Shutdown of the controller). Clients hear a Goodbye and what is new is refused, so that they
-go elsewhere; what was taken is scored and answered within the drain's deadline, what is left then is refused as well.
-
-Start-up: the scorers are loaded in a child first, so that a user's mistake ends the process before anything is bound.
+        `scheduler.work` one per scoring process of `num_workers`; waits for a request, then for its verdict.
+        `pool.run`     keeps the processes running.
+Shutdown: `stop` is set by SIGTERM or by a Shutdown of the controller. Clients receive a Goodbye and new requests are
+refused, so that they use other services; accepted requests are scored and answered within the drain's deadline, and the
+remaining ones are refused then.
+Start-up: the scorers are loaded in a child first, so that a user's mistake ends the process before it binds a socket.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from areal_like.wire.messages import (
     StatsReply,
     StatsRequest,
 )
-from services.environment.desk import EnvironmentDesk
+from services.environment.episode_scheduler import EpisodeScheduler
 from services.processes import process_tree
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings, contradictions, scorer_names
@@ -60,15 +60,15 @@ log = logging.getLogger(__name__)
 LISTEN_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
 LIMITS = WireLimits(max_frames=64, max_header_bytes=128 << 20, max_message_bytes=256 << 20)
-"""A larger message than any row and answer is refused unread."""
+"""Largest message; a larger one than any row and answer is refused unread."""
 DRAIN_POLL_S = 0.02
 CLOSING_S = 0.5
-"""Left of a Shutdown's deadline for closing."""
+"""Part of a Shutdown's deadline that is reserved for closing."""
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """Where one service process stands. run_dir: None outside of a run; hub_address: empty without a controller."""
+    """The context of one service process. run_dir: None outside of a run; hub_address: empty without a controller."""
 
     name: str
     run_id: str
@@ -82,7 +82,7 @@ class ServiceSpec:
 
     @staticmethod
     def of(spec: ProcessSpec) -> ServiceSpec:
-        """The same of a process of a run. Raises UserError."""
+        """The context of a process of a run. Raises UserError."""
         if spec.bind_address is None:
             raise UserError("a reward service needs bind_address", where=spec.name)
         return ServiceSpec(
@@ -99,16 +99,16 @@ class ServiceSpec:
 
 
 class RewardServer:
-    """One service process. `run` once."""
+    """One service process. Call `run` once."""
 
     def __init__(
         self, spec: ServiceSpec, settings: RewardSettings, on_address: Callable[[str], None] = lambda address: None
     ) -> None:
-        """`on_address` is called with the address it listens at (port 0 resolved), once it does."""
+        """`on_address` is called with the address (with the real port) once it listens."""
         self._spec, self._settings, self._on_address = spec, settings, on_address
         self._state, self._drain_s, self._began_s = "start", settings.drain_s, time.monotonic()
         self._environments = (
-            EnvironmentDesk(settings.environment, lambda peer, reply: self._hub.send(peer, reply), self._scoring_pids)
+            EpisodeScheduler(settings.environment, lambda peer, reply: self._hub.send(peer, reply), self._scoring_pids)
             if settings.environment is not None
             else None
         )
@@ -121,7 +121,7 @@ class RewardServer:
             accept=frozenset({ScoreRequest, StatsRequest, EnvironmentRequest, EnvironmentClosed}),
             limits=LIMITS,
         )
-        self._desk = RequestScheduler(self._pool, settings, self._hub.send, self._on_busy)
+        self._scheduler = RequestScheduler(self._pool, settings, self._hub.send, self._on_busy)
         self._peer = self._make_peer(spec.curve_dir) if spec.hub_address else None
         self._tracer: Tracer | None = None
         self._doing: StateLane | None = None
@@ -136,7 +136,7 @@ class RewardServer:
             if not await self._before_stop(self._load()):
                 return
             if self._settings.scorers:
-                self._desk.cache = self._make_cache()
+                self._scheduler.cache = self._make_cache()
             self._announce(await self._hub.start())
             self._tracer = Tracer.of(self._spec.run_dir or Path(), self._spec.name, self._spec.trace)
             self._doing = StateLane(self._tracer, "wait:requests")
@@ -185,7 +185,7 @@ class RewardServer:
         return self._environments.pool.pids if self._environments is not None else frozenset()
 
     async def _before_stop(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work` to its end; False when `stop` came first, and it was cancelled."""
+        """Run `work` to its end; False if `stop` was set first and it was cancelled."""
         task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)  # `work` has its own deadline
@@ -205,7 +205,7 @@ class RewardServer:
         return ScoreCache(max_bytes, self._pool.label, {*self._pool.volatile, *uncached})
 
     def _announce(self, address: str) -> None:
-        """Say where we listen: in the log, and in a file for a service bound to port 0."""
+        """Publish the address: in the log, and in a file for a service bound to port 0."""
         log.info("scoring %s at %s with %d processes", self._pool.label, address, self._settings.num_workers)
         if self._spec.run_dir is not None:
             path = self._spec.run_dir / "processes" / f"{self._spec.name}.address"
@@ -230,7 +230,7 @@ class RewardServer:
                 elif isinstance(message, EnvironmentRequest | EnvironmentClosed):
                     self._on_environment(name, message)
                 elif isinstance(message, Hello):
-                    self._desk.welcome(name, message.incarnation)
+                    self._scheduler.welcome(name, message.incarnation)
                     if self._environments is not None:
                         self._environments.welcome(name, message.incarnation)
                 elif isinstance(message, Goodbye):
@@ -240,16 +240,16 @@ class RewardServer:
                 for name in self._hub.silent(self._spec.silence_s):
                     log.warning("%s is silent; it must register (Hello) and send its requests again", name)
                     self._hub.forget(name)
-                    self._dismiss(name)  # a dead run must not keep the pool from the others
+                    self._dismiss(name)  # a dead run must not occupy the pool
 
     def _dismiss(self, name: str) -> None:
-        self._desk.dismiss(name)
+        self._scheduler.dismiss(name)
         if self._environments is not None:
             self._environments.dismiss(name)
 
     def _on_score(self, name: str, message: ScoreRequest) -> None:
         if self._settings.scorers:
-            self._desk.offer(name, message)
+            self._scheduler.offer(name, message)
         else:
             verdict = Verdict(kind="invalid", reason="nothing is scored: reward.scorers is empty")
             self._hub.send(name, ScoreReply(request_id=message.request_id, verdict=verdict))
@@ -282,15 +282,15 @@ class RewardServer:
                 text = f"{verdict.reason} ({entry.peer} {entry.request.request_id})"
                 self._warnings.log(f"verdict {verdict.kind}", text)
 
-        await self._desk.work(on_scored)
+        await self._scheduler.work(on_scored)
 
     def _on_busy(self, is_busy: bool) -> None:
         if self._doing is not None:
             self._doing.enter("score" if is_busy else "wait:requests")
 
     async def _drain(self) -> None:
-        """Finish what somebody waits for; refuse what is left of it in the end."""
-        self._state, self._desk.is_draining = "drain", True
+        """Finish open requests until the deadline, and refuse the remaining ones."""
+        self._state, self._scheduler.is_draining = "drain", True
         if self._environments is not None:
             self._environments.is_draining = True
         for name in list(self._hub.peers):
@@ -298,25 +298,25 @@ class RewardServer:
         give_up_s = time.monotonic() + self._drain_s
         while self._num_open() and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
             await asyncio.sleep(DRAIN_POLL_S)
-        num_refused = self._desk.refuse_open()
+        num_refused = self._scheduler.refuse_open()
         if self._environments is not None:
             num_refused += self._environments.refuse_open()
         if num_refused:
             log.warning("exiting with %d requests unanswered; their clients were notified", num_refused)
 
     def _num_open(self) -> int:
-        return self._desk.num_open + (self._environments.num_open if self._environments is not None else 0)
+        return self._scheduler.num_open + (self._environments.num_open if self._environments is not None else 0)
 
     # ------------------------------------------------------------ towards the controller
 
     def counters(self) -> dict[str, float]:
-        """Queue and pool now, and everything counted so far."""
+        """Current queue and pool, and all counters so far."""
         flat: dict[str, float] = {
-            "queue": self._desk.num_waiting,
+            "queue": self._scheduler.num_waiting,
             "busy_workers": self._pool.num_busy,
             "processes": self._pool.num_ready,
-            **self._desk.cache.counters(),
-            **self._desk.tally.counters(),
+            **self._scheduler.cache.counters(),
+            **self._scheduler.tally.counters(),
         }
         flat |= {f"pool.{name}": value for name, value in self._pool.counters.items()}
         flat |= self._environments.counters() if self._environments is not None else {}
@@ -327,7 +327,7 @@ class RewardServer:
     def _now(self) -> str:
         if self._state != "serve":
             return self._state
-        return "full" if self._desk.is_full else "score" if not self._desk.is_idle else "wait:request"
+        return "full" if self._scheduler.is_full else "score" if not self._scheduler.is_idle else "wait:request"
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(state=self._now, counters=self.counters())
@@ -367,7 +367,7 @@ class RewardServer:
 
 
 def _draw(tracer: Tracer, arrow: str, verdict: Verdict, began_s: float, lane: str) -> None:
-    """One answer's scoring as a slice; the sample's arrow passes through it."""
+    """Record the scoring of one answer as a slice, through which the sample's arrow passes."""
     start_s = tracer.wall_s(began_s)
     end_s = max(tracer.now_s(), start_s + 2e-6)
     tracer.complete("score", start_s, end_s, lane, sample=arrow, kind=verdict.kind)
@@ -385,6 +385,6 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
 
 
 def check(settings: RewardSettings) -> None:
-    """Raises UserError for settings that cannot work together."""
+    """Raise UserError for contradicting settings."""
     for key, what, remedy in contradictions(settings):
         raise UserError(what, where=f"reward.{key}", remedy=remedy)

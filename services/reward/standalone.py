@@ -1,12 +1,11 @@
-"""The reward service by hand: standing alone, shared by several runs; and a look at services that run.
+"""Command lines of a standalone reward service, shared by several runs, and of the status of services.
 
     python -m services.reward serve --config rewards.yaml --bind tcp://127.0.0.1:7000
     python -m services.reward status tcp://127.0.0.1:7000
     python -m services.reward keys
 
-Owns: these command lines, reading the service's YAML. Refuses: serving (server.py), what a run does with a service
-(`reward.addresses`). A service stands alone in a realm of its own (messages.SHARED_RUN): runs tell their workers apart
-by putting their own id in front of names.
+Serving is in server.py. A standalone service uses the run id messages.SHARED_RUN: runs distinguish their workers by
+prefixing names with their own id.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ log = logging.getLogger(__name__)
 KEYS_DEFAULT = "default: ~/.config/areal_like/reward-keys"
 COMMANDS = ("serve", "status", "keys")
 THEIRS = ("addresses", "curve_dir", "ask_for")
-"""Keys by which a run names a service; a service has no use for them."""
+"""Config keys with which a run refers to a service; they have no effect in a service's own config."""
 KEYS_WORDS = """\
 {folder}: keys of the service and of its clients.
-Runs of this user on this machine find {default} by themselves. For others copy the folder, without server.secret and
+Runs of this user on this machine find {default} automatically. For others copy the folder, without server.secret and
 with its permissions, and name it as reward.curve_dir. Only clients that hold it can use the service."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of COMMANDS; the exit status."""
+    """Run one of COMMANDS and return the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
@@ -74,20 +73,20 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", required=True, type=Path, help="YAML: a `reward` section, or a config that has one")
     serve.add_argument("--bind", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT; port 0: any free one")
     serve.add_argument(
-        "--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}, made if missing"
+        "--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}, created if missing"
     )
     serve.add_argument("--name", default="reward", help="name of the service in logs and statistics")
     serve.add_argument(
         "--silence-s", type=seconds, default=15.0, help="remove clients that are silent for this many seconds"
     )
     serve.set_defaults(run=_serve)
-    status = commands.add_parser("status", help="health and statistics; exit status 1 where a service does not answer")
+    status = commands.add_parser("status", help="health and statistics; exit status 1 if a service does not answer")
     status.add_argument("target", nargs="+", help="tcp://HOST:PORT of a standalone service, or the folder of a run")
     status.add_argument("--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}")
     status.add_argument("--timeout-s", type=seconds, default=5.0, help="how long to wait for each answer")
     status.add_argument("--json", action="store_true", help="one JSON object per service")
     status.set_defaults(run=_status)
-    keys = commands.add_parser("keys", help="make the keys of a service, for it and for its clients")
+    keys = commands.add_parser("keys", help="create the keys of a service, for it and for its clients")
     keys.add_argument("folder", type=Path, nargs="?", help=KEYS_DEFAULT)
     keys.set_defaults(run=_keys)
     return parser
@@ -117,7 +116,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def read_settings(path: Path) -> RewardSettings:
-    """The service's settings out of a YAML file. Raises UserError that names the key."""
+    """Read the service's settings from a YAML file. Raises UserError, which names the key."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -167,7 +166,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _places(target: str, curve_dir: Path | None) -> list[tuple[str, str, Path]]:
-    """Address, realm and keys of the services that `target` means."""
+    """Address, run id and keys of the services of `target`."""
     if "://" in target:
         return [(target, SHARED_RUN, curve_dir or service_keys_folder())]
     specs = [ProcessSpec.load(path) for path in sorted(Path(target).glob("processes/reward*.json"))]
@@ -223,7 +222,7 @@ def _keys(arguments: argparse.Namespace) -> int:
 
 
 def _made_keys(folder: Path | None) -> Path:
-    """The service's keys, made if there are none; says on the log who can use them."""
+    """The service's keys, created if there are none; logs who can use them."""
     folder = folder or service_keys_folder()
     is_new = not (folder / "server.secret").exists()
     make_service_credentials(folder)

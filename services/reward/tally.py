@@ -1,6 +1,5 @@
-"""Counts of what the service did, for heartbeats, logs and reports.
-
-Owns: verdict counts, seconds and latency percentiles, in all and per scorer. Refuses: deciding anything by them.
+"""Counters of the service for heartbeats, logs and reports: verdicts, seconds and latency percentiles, total and per
+scorer.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Collection
 from areal_like.verdict import Verdict
 
 WINDOW = 512
-"""Latest latencies that the percentiles look at."""
+"""Number of latest latencies for the percentiles."""
 KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 
@@ -39,7 +38,7 @@ class Tally:
         self.counts[name] += 1
 
     def add_attempt(self, kind: str, failed_in: str, scorer_s: dict[str, float]) -> None:
-        """One attempt at one answer: seconds per scorer, and whose fault a failure was."""
+        """Count one attempt at one answer: seconds per scorer, and the scorer that failed."""
         for name, seconds in scorer_s.items():
             self.counts[f"scorer.{name}.answers"] += 1
             self._seconds[f"scorer.{name}.busy_s"] += seconds
@@ -48,15 +47,15 @@ class Tally:
             self.counts[f"scorer.{failed_in}.{kind}"] += 1
 
     def add_verdict(self, verdict: Verdict, queue_s: float) -> None:
-        """One finished request."""
+        """Count one finished request."""
         self.counts[verdict.kind] += 1
         self._queue_s.append(queue_s)
-        if verdict.attempts:  # what came from the cache says nothing of how long scoring takes
+        if verdict.attempts:  # cached verdicts do not measure scoring time
             self._seconds["busy_s"] += verdict.wall_s
             self._score_s.append(verdict.wall_s)
 
     def counters(self) -> dict[str, float]:
-        """Everything, flat, in counts and seconds."""
+        """All counters in a flat dict, as counts and seconds."""
         flat: dict[str, float] = {**self.counts, **self._seconds}
         windows = {"score_": self._score_s, "queue_": self._queue_s}
         windows |= {f"scorer.{name}.": window for name, window in self._scorer_s.items()}

@@ -1,6 +1,6 @@
-"""`python -m services.reward.try_answers IN OUT`: verdicts on a few answers, for `areal-like probe`.
+"""`python -m services.reward.try_answers IN OUT`: scores a few answers, for `areal-like probe`.
 
-Owns: the run's own scoring processes, one job after the other on each. Refuses: files of rows (score_file.py), sockets.
+It uses the run's own scoring processes, one job after the other on each.
 
 IN is a `TrySpec`, OUT a list of `TryVerdict` in the same order (areal_like/probe_files.py).
 """
@@ -21,7 +21,7 @@ from services.reward.pool import Pool
 
 
 async def verdicts_on(order: TrySpec) -> list[TryVerdict]:
-    """Score every answer. Raises UserError: a scorer that cannot be loaded."""
+    """Score every answer. Raises UserError if a scorer cannot be loaded."""
     settings = RewardSettings.model_validate({**order.settings, "num_workers": min(2, os.cpu_count() or 1)})
     process_tree.become_subreaper()
     pool = Pool(settings)
@@ -51,7 +51,7 @@ async def _verdict(pool: Pool, room: asyncio.Semaphore, number: int, one: TryAns
 
 
 def main(source: Path, target: Path) -> None:
-    """The process."""
+    """Run the process."""
     run_spec(source, target, TrySpec, lambda order: asyncio.run(verdicts_on(order)))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from services.reward.judging import plain
 from services.reward.judging.plain import MAX_DEPTH, Forged, NotPlain, Untagged, expression_of, read_answer
-from services.reward.sandbox.inside_answering import Respondent
+from services.reward.sandbox.inside_answering import Responder
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
@@ -52,7 +52,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def inside() -> Respondent:
+def inside() -> Responder:
     """The inside's reader and writer, outside of any sandbox."""
     import builtins
 
@@ -61,16 +61,16 @@ def inside() -> Respondent:
     for name in ("Writer", "tag", "CannotPass", "MAX_NAME_CHARS"):  # they share a namespace where they run
         setattr(inside_answering, name, getattr(inside_writing, name))
     assert builtins.len is len
-    return Respondent(-1, {})
+    return Responder(-1, {})
 
 
 @given(value=values)
-def test_an_argument_arrives_as_it_was_sent(inside: Respondent, value: Any) -> None:
+def test_an_argument_arrives_as_it_was_sent(inside: Responder, value: Any) -> None:
     assert same(eval(expression_of(value, refuse), inside.environment), value)
 
 
 @given(value=values)
-def test_a_result_arrives_as_it_was_sent(inside: Respondent, value: Any) -> None:
+def test_a_result_arrives_as_it_was_sent(inside: Responder, value: Any) -> None:
     message = f'{{"answer":{inside.write(value)}}}'.encode()
     assert same(read_answer(message, refuse_handle)["answer"], value)
 
@@ -88,13 +88,13 @@ def refuse_handle(number: int, what: str, name: str) -> Any:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_values_of_the_library_keep_their_type(inside: Respondent, value: Any) -> None:
+def test_values_of_the_library_keep_their_type(inside: Responder, value: Any) -> None:
     arrived = read_answer(f'{{"answer":{inside.write(value)}}}'.encode(), refuse_handle)["answer"]
     assert type(arrived) is type(value)
     assert arrived == value or value != value
 
 
-def test_a_subclass_is_sent_as_its_bare_data(inside: Respondent) -> None:
+def test_a_subclass_is_sent_as_its_bare_data(inside: Responder) -> None:
     class Odd(int):
         def __eq__(self, other: object) -> bool:
             return True
@@ -112,7 +112,7 @@ def test_a_subclass_is_sent_as_its_bare_data(inside: Respondent) -> None:
     assert (arrived, arrived.y) == ((1, 2), 2)
 
 
-def test_what_is_no_data_becomes_a_handle_and_the_same_one_twice(inside: Respondent) -> None:
+def test_what_is_no_data_becomes_a_handle_and_the_same_one_twice(inside: Responder) -> None:
     thing = object()
     first, second = inside.write([thing, thing]).strip("[]").split("},")
     assert first.rstrip("}") == second.rstrip("}")
@@ -207,7 +207,7 @@ def test_integers_are_digits_while_they_are_short() -> None:
         assert expression_of(number, refuse) == hex(number)
 
 
-def test_what_is_built_in_goes_by_its_name_and_nothing_that_only_has_one(inside: Respondent) -> None:
+def test_what_is_built_in_goes_by_its_name_and_nothing_that_only_has_one(inside: Responder) -> None:
     for value in (int, len, ValueError):
         assert eval(expression_of(value, refuse), inside.environment) is value
 

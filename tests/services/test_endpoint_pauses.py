@@ -127,5 +127,5 @@ def test_key_with_white_space_or_other_letters_is_refused_and_not_shown(
     assert read_key(EndpointOptions(key_env="THE_KEY"), "here") == "sk-x"
     assert read_key(EndpointOptions(), "here") is None
     monkeypatch.setenv("THE_KEY", "   ")
-    with pytest.raises(UserError, match="THE_KEY holds no key"):
+    with pytest.raises(UserError, match="THE_KEY contains no key"):
         read_key(EndpointOptions(key_env="THE_KEY"), "here")

@@ -114,13 +114,13 @@ def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch,
     ("options", "words"),
     [
         ({"id": "Pendulum-v1"}, "reward.environment.options.id: the actions of Pendulum-v1 are Box"),
-        ({"id": "Nope-v1"}, "Nope-v1 cannot be made (NameNotFound"),
+        ({"id": "Nope-v1"}, "Nope-v1 cannot be created (NameNotFound"),
         ({"id": "CartPole-v1", "observe": "drawing"}, "CartPole-v1 has no mode ansi"),
         ({"id": "CartPole-v1", "observe": "picture"}, "observe is 'picture'"),
         ({"id": "CartPole-v1", "actions": ["left"]}, "CartPole-v1 has 2 actions, and ['left'] does not name each once"),
         ({"id": "CartPole-v1", "actions": ["a", "A"]}, "does not name each once"),
-        ({"id": "CartPole-v1", "pattern": "("}, "'(' is no regular expression"),
-        ({"id": "CartPole-v1", "make": {"speed": 3}}, "CartPole-v1 cannot be made (TypeError"),
+        ({"id": "CartPole-v1", "pattern": "("}, "'(' is not a regular expression"),
+        ({"id": "CartPole-v1", "make": {"speed": 3}}, "CartPole-v1 cannot be created (TypeError"),
     ],
 )
 def test_an_environment_that_cannot_be_played_says_why(options: dict[str, Any], words: str) -> None:

@@ -29,8 +29,12 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
         ("no_such_module:A", {}, "module no_such_module cannot be imported"),
         ("environment_zoo:Conter", {}, "has no Conter -> did you mean environment_zoo:Counter"),
         ("environment_zoo:kept", {}, "environment_zoo:kept cannot be called"),
-        ("environment_zoo:InvalidStep", {}, "has no method `step`"),
-        ("environment_zoo:OtherStep", {}, "`step` of environment_zoo:OtherStep does not take what it is called with"),
+        ("environment_zoo:NoStep", {}, "has no method `step`"),
+        (
+            "environment_zoo:OtherStep",
+            {},
+            "`step` of environment_zoo:OtherStep cannot be called with the required arguments",
+        ),
         ("environment_zoo:Counter", {"least": 3}, "options of environment_zoo:Counter: unknown least"),
     ],
 )

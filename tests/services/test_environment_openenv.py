@@ -227,7 +227,7 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
         ({"url": 3}, "url is not the address"),
         ({"url": "http://h", "reset_columns": "task"}, "reset_columns is 'task'"),
         ({"url": "http://h", "action": [1]}, "action is [1]"),
-        ({"url": "http://h", "pattern": "("}, "'(' is no regular expression"),
+        ({"url": "http://h", "pattern": "("}, "'(' is not a regular expression"),
     ],
 )
 def test_options_that_cannot_be_used_say_why(options: dict[str, Any], words: str) -> None:

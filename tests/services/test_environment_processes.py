@@ -17,7 +17,7 @@ from areal_like.import_check import USER_PATH
 from areal_like.tool_call import ToolCall
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EpisodeHistory
 from services.environment.config import EnvironmentSettings
-from services.environment.desk import EnvironmentDesk
+from services.environment.episode_scheduler import EpisodeScheduler
 from services.processes.process_tree import become_subreaper, living
 
 pytestmark = pytest.mark.processes
@@ -34,7 +34,7 @@ class Client:
 
     def __init__(self, **settings: Any) -> None:
         self._waiting: dict[tuple[str, int], asyncio.Future[EnvironmentReply]] = {}
-        self.desk = EnvironmentDesk(EnvironmentSettings(**settings), self._replied)
+        self.desk = EpisodeScheduler(EnvironmentSettings(**settings), self._replied)
 
     def _replied(self, peer: str, reply: EnvironmentReply) -> bool:
         future = self._waiting.pop((reply.episode_id, reply.turn), None)
@@ -177,7 +177,7 @@ def test_an_environment_that_cannot_be_used_is_refused_before_anything_is_served
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match="has no method `step`"):
-        play(scene, kind="environment_zoo:InvalidStep")
+        play(scene, kind="environment_zoo:NoStep")
 
 
 def test_tools_run_in_a_process_and_one_that_ends_it_costs_its_own_episode_only() -> None:

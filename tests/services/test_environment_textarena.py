@@ -130,8 +130,11 @@ def test_a_game_that_lies_has_no_reward(is_done: Any, rewards: Any, words: str) 
     ("options", "words"),
     [
         ({"id": "GuesTheNumber-v0"}, "textarena has no game 'GuesTheNumber-v0' -> did you mean GuessTheNumber-v0"),
-        ({"id": "KuhnPoker-v0"}, "KuhnPoker-v0 cannot be begun with one player (AssertionError: The number of players"),
-        ({"id": GUESS, "game": {"size": 3}}, "GuessTheNumber-v0 cannot be made here (TypeError: "),
+        (
+            {"id": "KuhnPoker-v0"},
+            "KuhnPoker-v0 cannot be started with one player (AssertionError: The number of players",
+        ),
+        ({"id": GUESS, "game": {"size": 3}}, "GuessTheNumber-v0 cannot be created here (TypeError: "),
         ({"id": GUESS, "game": 3}, "game is 3"),
     ],
 )

@@ -6,10 +6,10 @@ import random
 
 import pytest
 from desk_stage import FakeHost, Stage
-from services.environment.desk import MAX_LOSSES
 
 from areal_like.environment import Step
 from areal_like.wire.messages import EnvironmentReply, EpisodeHistory
+from services.environment.episode_scheduler import MAX_LOSSES
 from services.environment.job import Act, Answered, Begin, Close, Failed
 
 

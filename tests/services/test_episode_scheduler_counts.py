@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from desk_stage import FakeHost, Stage
-from services.environment.desk import MAX_LOSSES, _fault_of
 
 from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
 from areal_like.wire.messages import EnvironmentRequest, EpisodeHistory
+from services.environment.episode_scheduler import MAX_LOSSES, _fault_of
 from services.environment.job import Answered, Begin, Close, Failed
 
 

@@ -192,7 +192,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"correct_at": 11}, "correct_at"),
         ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer"),
         ({"base_url": "localhost:8000"}, "not an address"),
-        ({"key_env": "SURELY_NOT_SET"}, "holds no key"),
+        ({"key_env": "SURELY_NOT_SET"}, "contains no key"),
     ],
 )
 def test_what_cannot_work_is_reported_at_the_start(options: dict[str, Any], words: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from areal_like.errors import OperationError, UserError
 from services.reward import classifier, model_host, model_wire
-from services.reward.model_host import Request, attend, next_batch, say, status
+from services.reward.model_host import Request, next_batch, serve_connection, status, write_status
 from services.reward.model_wire import Item, ModelClient, ModelFailed, Reply, Scores, decode_items, receive, send
 from services.reward.scorer_options import RewardModelOptions
 
@@ -62,7 +62,7 @@ def connection() -> Iterator[tuple[socket.socket, queue.SimpleQueue[Request]]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(LIMIT_S)
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    thread = threading.Thread(target=attend, args=(theirs, requests), daemon=True)
+    thread = threading.Thread(target=serve_connection, args=(theirs, requests), daemon=True)
     thread.start()
     yield ours, requests
     ours.close()
@@ -203,7 +203,7 @@ def test_a_model_that_cannot_be_loaded_is_said_in_the_status_file_and_by_the_exi
 
 
 def test_status_is_written_in_one_piece(tmp_path: Path) -> None:
-    say(str(tmp_path / "s"), "refused")
+    write_status(str(tmp_path / "s"), "refused")
     assert [path.name for path in tmp_path.iterdir()] == ["s.status"]
     assert status(str(tmp_path / "s")).read_text() == "refused"
 

@@ -14,7 +14,7 @@ import pytest
 from areal_like.errors import OperationError, UserError
 from services.reward import model_hosts
 from services.reward.config import RewardSettings
-from services.reward.model_host import say, status
+from services.reward.model_host import status, write_status
 from services.reward.model_hosts import ModelHosts
 from services.reward.scorer_options import RewardModelOptions
 
@@ -65,11 +65,11 @@ class Starts:
 
 
 def ready(options: RewardModelOptions, process: FakeProcess) -> None:
-    say(options.socket or "", "")
+    write_status(options.socket or "", "")
 
 
 def refusing(options: RewardModelOptions, process: FakeProcess) -> None:
-    say(options.socket or "", "the folder is empty")
+    write_status(options.socket or "", "the folder is empty")
 
 
 def dying(options: RewardModelOptions, process: FakeProcess) -> None:
@@ -246,7 +246,7 @@ def test_process_is_started_for_these_options_and_its_old_word_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = RewardModelOptions(path="m", socket=str(tmp_path / "s"))
-    say(str(tmp_path / "s"), "")
+    write_status(str(tmp_path / "s"), "")
     commands: list[tuple[list[str], dict[str, Any]]] = []
     monkeypatch.setattr("subprocess.Popen", lambda command, **more: commands.append((command, more)))
     monkeypatch.setattr("os.getpid", lambda: 42)

@@ -56,11 +56,11 @@ def test_empty_key_names_where_it_was_looked_for(tmp_path: Path, monkeypatch: py
     (tmp_path / "key").write_text(" \n")
     with pytest.raises(UserError) as raised:
         of_file(tmp_path / "key")
-    assert raised.value.what == f"file {tmp_path / 'key'} holds no key"
+    assert raised.value.what == f"file {tmp_path / 'key'} contains no key"
     assert raised.value.remedy == "set it where the job is started"
     with pytest.raises(UserError) as raised:
         of_env("", monkeypatch)
-    assert raised.value.what == "environment variable SOME_KEY holds no key"
+    assert raised.value.what == "environment variable SOME_KEY contains no key"
 
 
 def test_key_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -286,9 +286,9 @@ def test_helpers_that_run_once_it_is_ready_are_not_left_behind(monkeypatch: pyte
 
     async def scene(stage: Stage) -> None:
         helper = stage.process.pid + 1
-        assert stage.process.left_behind() == set()
+        assert stage.process.leftover_processes() == set()
         monkeypatch.setattr(module, "descendants_of", lambda pid: [helper, 8, 9])
-        assert stage.process.left_behind() == {8}, "neither its helper nor a dead one"
+        assert stage.process.leftover_processes() == {8}, "neither its helper nor a dead one"
 
     play(scene)
 

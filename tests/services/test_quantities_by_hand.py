@@ -16,7 +16,7 @@ from services.reward.scorers.quantities import (
     number_of,
     quantity_of,
     time_of_day,
-    undressed,
+    without_formatting,
 )
 
 
@@ -198,8 +198,8 @@ def test_words_that_make_a_number_another_are_noticed_right_behind_it(text: str,
 
 
 def test_dress_of_words_and_kinds_of_space_are_taken_off() -> None:
-    assert undressed(r"5\,\text{km}\quad per~\mathrm{h}").split() == ["5", "km", "per", "h"]
-    assert undressed(r"\text{a \textbf{b} c}").split() == ["a", "b", "c"]
+    assert without_formatting(r"5\,\text{km}\quad per~\mathrm{h}").split() == ["5", "km", "per", "h"]
+    assert without_formatting(r"\text{a \textbf{b} c}").split() == ["a", "b", "c"]
 
 
 # ---------------------------------------------------------------- comparing

@@ -18,7 +18,7 @@ from services.reward import score_file as module
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings
 from services.reward.job import Job, Outcome, decode_for_process
-from services.reward.score_file import MAX_ATTEMPTS, Order, Standing, score_file, settings_of
+from services.reward.score_file import MAX_ATTEMPTS, ScoreSpec, ScoreStatus, score_file, settings_of
 
 LIMIT_S = 300.0
 Script = Callable[[Job, int], Any]
@@ -87,13 +87,13 @@ class Desk:
     def write(self, *rows: Any) -> None:
         self.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def score(self, script: Script, kind: str = "my:function", num_workers: int = 1, **more: Any) -> Standing:
+    def score(self, script: Script, kind: str = "my:function", num_workers: int = 1, **more: Any) -> ScoreStatus:
         FakePool.script = staticmethod(script)  # type: ignore[assignment]
 
-        def show(standing: Standing) -> None:
+        def show(standing: ScoreStatus) -> None:
             self.shown.append((standing.num_before, standing.totals.num_rows))
 
-        return score_file(Order(kind, self.source, self.target, num_workers, **more), show)
+        return score_file(ScoreSpec(kind, self.source, self.target, num_workers, **more), show)
 
     def verdicts(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.target.read_text().splitlines()]
@@ -313,7 +313,7 @@ def test_files_that_cannot_be_used_are_refused(desk: Desk, tmp_path: Path) -> No
 
 
 def settings(kind: str, timeout_s: float | None = None, **options: Any) -> RewardSettings:
-    return settings_of(Order(kind, Path("in"), Path("out"), 3, options=options, timeout_s=timeout_s))
+    return settings_of(ScoreSpec(kind, Path("in"), Path("out"), 3, options=options, timeout_s=timeout_s))
 
 
 def test_rows_of_maths_have_their_gold_answer_in_gold_unless_the_user_says_otherwise() -> None:

@@ -42,7 +42,7 @@ def gone_on(
     """What the file's verdicts add up to, and the rows that are left."""
     left = rows(content)
     with VerdictFile(path, overwrite=overwrite) as file:
-        return file.go_on(scorer, left), [row.number for row in left]
+        return file.resume(scorer, left), [row.number for row in left]
 
 
 @pytest.fixture

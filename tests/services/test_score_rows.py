@@ -124,5 +124,5 @@ def test_a_function_sees_the_whole_row_and_what_is_known_of_the_answer() -> None
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
 def test_numbers_that_are_not_finite_are_refused_with_a_remedy(number: bytes) -> None:
     (row,) = rows(b'{"response": "7", "gold": ' + number + b"}")
-    assert row.refusal.startswith(f"the line holds {number.decode()}")
+    assert row.refusal.startswith(f"the line contains {number.decode()}")
     assert "write null" in row.refusal

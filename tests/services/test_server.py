@@ -483,7 +483,7 @@ def test_an_answer_is_drawn_where_the_timeline_is_kept_and_its_sender_draws_it(
     async def work(on_scored: Callable[..., None]) -> None:
         on_scored(SimpleNamespace(request=SimpleNamespace(arrow=arrow)), verdict, 5.0)
 
-    server: Any = SimpleNamespace(_tracer=tracer if is_traced else None, _desk=SimpleNamespace(work=work))
+    server: Any = SimpleNamespace(_tracer=tracer if is_traced else None, _scheduler=SimpleNamespace(work=work))
     asyncio.run(RewardServer._work(server, 3))
     assert drawn == [(tracer, arrow, verdict, 5.0, "lane 3")] * num_drawn
 

@@ -75,7 +75,7 @@ def test_result_is_a_number_or_parts_with_a_value_or_a_reward(result: Any, compo
         ("my_rewards_module:none", "has no none"), ("my_rewards_module:number", "cannot be called"),
         ("my_rewards_module:number.deep", "has no number.deep"),
         ("no_such_module_here:score", r"cannot be imported \(ModuleNotFoundError"),
-        ("my_rewards_module:narrow", "does not take what it is called with"),
+        ("my_rewards_module:narrow", "cannot be called with the required arguments"),
     ],
 )  # fmt: skip
 def test_function_that_cannot_be_used_says_why(name: str, words: str, module: Any) -> None:
@@ -95,7 +95,7 @@ def test_function_may_be_an_attribute_of_something_in_the_module(module: Any) ->
     module.Rewards = Rewards
     assert find_function("my_rewards_module:Rewards.score", {}) is Rewards.score
     module.size = len
-    with pytest.raises(UserError, match="does not take"):
+    with pytest.raises(UserError, match="cannot be called"):
         find_function("my_rewards_module:size", {})
 
 

@@ -1,7 +1,4 @@
-"""What adapters of other packages' environments share: finding an action in a text, and packages that are missing.
-
-Owns: `ActionPattern`, `require`. Refuses: what an action means (each adapter).
-"""
+"""Helpers that the adapters share: finding an action in a text, and checks of required packages."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ KIND = "reward.environment.kind"
 
 
 def require(module: str, package: str, extra: str) -> None:
-    """Raises UserError where a package is missing; says which extra brings it."""
+    """Raise UserError if a package is missing, with the extra that installs it."""
     if find_spec(module) is None:
         remedy = f"pip install 'areal-like[{extra}]'"
         raise UserError(f"the package {package} is not installed", where=KIND, remedy=remedy)
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:
-    """An option that is a dict of keyword arguments; None: an empty one. Raises UserError."""
+    """Check an option that is a dict of keyword arguments; None: an empty one. Raises UserError."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -33,16 +30,15 @@ def check_mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 class ActionPattern:
-    """Finds the action in what a policy wrote in one turn: the last match of a pattern, or the whole text."""
+    """Finds the action in a policy's text of one turn: the last match of a pattern, or the whole text."""
 
     def __init__(self, pattern: str | None) -> None:
-        """
-        Args:
-            pattern: a regular expression, whose first group is the action (without groups: the match); None: the whole
-                text is.
+        """Args:
+            pattern: a regular expression, whose first group is the action (without groups: the match); None: the action
+                is the whole text.
 
         Raises:
-            UserError: it is no regular expression.
+            UserError: the pattern is not a regular expression.
         """
         self._pattern = None
         if pattern is None:
@@ -50,7 +46,7 @@ class ActionPattern:
         try:
             self._pattern = re.compile(pattern, re.DOTALL)
         except (re.error, TypeError) as error:
-            what = f"{pattern!r} is no regular expression ({error})"
+            what = f"{pattern!r} is not a regular expression ({error})"
             raise UserError(what, where=f"{OPTIONS}.pattern", remedy="such as '<move>(.*?)</move>'") from error
 
     def find(self, text: str) -> str | None:

@@ -1,9 +1,11 @@
 """The environment `gymnasium`: an environment of the package gymnasium whose actions a policy can write.
 
-Owns: text to action and observation to text. Refuses: action spaces other than `Text` and `Discrete`, pictures.
+It converts texts to actions and observations to texts. Only the action spaces `Text` and `Discrete` are supported, and
+no images.
 
-An observation is shown as it is where it is text, as drawn in the mode `ansi` where there is that mode, and as JSON
-otherwise. A text that is no action is answered with the actions that there are, and is no step of the environment.
+An observation that is text is shown unchanged, others as rendered in the mode `ansi` if there is one, otherwise as
+JSON. A text that is not an action is answered with the available actions, and does not count as a step of the
+environment.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from services.environment.adapters.actions import OPTIONS, ActionPattern, check_
 
 Observe = Literal["auto", "drawing", "values"]
 _COLOURED = re.compile(r"(?:\x1b\[(?!0m)[0-9;]+m)+(.*?)(?:\x1b\[0m)+", re.DOTALL)
-"""Drawings mark a place by colour, where the agent is for example."""
+"""Escape sequences of colours, with which renderings mark positions, such as the agent's."""
 MAX_LISTED = 20
-"""Actions that an answer names."""
+"""Largest number of actions that an answer lists."""
 
 
 class GymnasiumEnvironment:
@@ -34,17 +36,16 @@ class GymnasiumEnvironment:
         self, *, id: str, make: Mapping[str, Any] | None = None, actions: Sequence[str] | None = None,
         pattern: str | None = None, observe: Observe = "auto", correct_at: float | None = None,
     ) -> None:  # fmt: skip
-        """
-        Args:
+        """Args:
             id: as for `gymnasium.make`; `module:Name-v0` imports the module first.
             make: keyword arguments of `gymnasium.make`.
             actions: names of the actions of a `Discrete` space, in order; None: their numbers.
-            pattern: a regular expression that finds the action in a turn; None: the whole turn is it.
+            pattern: a regular expression that finds the action in a turn; None: the whole turn.
             observe: `drawing`: the mode `ansi`. `values`: the observation. `auto`: see the module.
-            correct_at: sum of rewards from which an episode counts as `correct`; None: where `info` has `is_success`.
+            correct_at: sum of rewards from which an episode counts as `correct`; None: if `info` has `is_success`.
 
         Raises:
-            UserError: gymnasium is missing, or the environment cannot be made, or its actions cannot be written.
+            UserError: gymnasium is missing, the environment cannot be created, or its actions cannot be written.
         """
         require("gymnasium", "gymnasium", "gymnasium")
         if observe not in ("auto", "drawing", "values"):
@@ -74,16 +75,16 @@ class GymnasiumEnvironment:
             observation=self._text(observation),
             reward=reward,
             is_done=is_truncated
-            or is_terminated,  # as it came: what is not true or false is refused where it is checked
+            or is_terminated,  # unchanged: values that are not booleans are rejected by the check of steps
             components=self._parts(info, is_truncated=bool(is_truncated)),
         )
 
     def close(self) -> None:
-        """Let the environment free what it holds."""
+        """Close the environment."""
         self._environment.close()
 
     def _action_names(self, name: str, actions: Sequence[str] | None) -> list[str] | None:
-        """Of a discrete space; None of a space of texts."""
+        """Names of the actions of a discrete space; None for a text space."""
         space = self._environment.action_space
         if isinstance(space, self._spaces.Text):
             if actions is not None:
@@ -128,7 +129,7 @@ class GymnasiumEnvironment:
 
 
 def _plain(value: Any) -> Any:
-    """An observation as JSON takes it."""
+    """Convert an observation to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
@@ -137,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def _made(name: str, arguments: Mapping[str, Any], observe: Observe) -> tuple[Any, bool]:
-    """The environment, and whether its observations are drawn. Raises UserError."""
+    """Create the environment; returns it and whether its observations are rendered. Raises UserError."""
     gymnasium = importlib.import_module("gymnasium")
     try:
         made = gymnasium.make(name, disable_env_checker=True, **arguments)
@@ -149,7 +150,7 @@ def _made(name: str, arguments: Mapping[str, Any], observe: Observe) -> tuple[An
             made = gymnasium.make(name, disable_env_checker=True, **{**arguments, "render_mode": "ansi"})
     except Exception as error:  # the environment's own code
         reason = (str(error).strip().splitlines() or [""])[0]
-        what = f"{name} cannot be made ({type(error).__name__}: {reason})"
+        what = f"{name} cannot be created ({type(error).__name__}: {reason})"
         raise UserError(what, where=OPTIONS, remedy="correct id or make") from error
     if is_drawn and not can_draw:
         what = f"{name} has no mode ansi"

@@ -1,12 +1,12 @@
 """The environment `openenv`: a session of an OpenEnv server, over its WebSocket.
 
-Owns: one session for each episode, how a turn becomes an action and an observation a text. Refuses: running the server,
-the package openenv: messages are JSON, and the server lives in an environment of its own (decision 0106).
+Each episode has one session. The package openenv is not used here: messages are JSON, and the server runs in a separate
+environment (decision 0106).
 
-A turn that the server's action class does not take is answered with what is wrong, as a policy can learn from that; it
-is no step. Every other error of the server, and its loss, is a failure of the episode. A server without room is asked
-again until `step_timeout_s` is over. The address of a server may hold a key: no message shows more than scheme and
-host.
+A turn that the server's action class rejects is answered with the error message, from which a policy can learn; it does
+not count as a step. Every other error of the server, and its loss, is a failure of the episode. A server without
+capacity is retried until `step_timeout_s` has passed. The address of a server may contain a key, so messages show only
+scheme and host.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from services.environment.mcp_servers import without_addresses
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_SEED = 2**31
-"""NumPy's generators take no larger ones."""
+"""Largest seed of NumPy's generators."""
 ASK_AGAIN_S = 0.2
-"""Between two tries at a server without room."""
+"""Interval between two attempts at a server without capacity."""
 MAX_FAULT_CHARS = 500
 _SESSIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-"""One for all episodes of a process."""
+"""The HTTP session of all episodes of a process."""
 
 
 class OpenEnvFailed(OperationError):
-    """The server cannot be reached, reported an error, or answered something else than asked."""
+    """The server cannot be reached, reported an error, or sent an invalid reply."""
 
 
 class OpenEnvEnvironment:
@@ -47,16 +47,15 @@ class OpenEnvEnvironment:
         observation_field: str | None = None, pattern: str | None = None, reset: Mapping[str, Any] | None = None,
         reset_columns: Sequence[str] = (), correct_at: float | None = None,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            url: of the server, as http://127.0.0.1:8000.
+        """Args:
+            url: address of the server, such as http://127.0.0.1:8000.
             action_field: the field of the server's action that holds the turn's text; None: the policy writes the
                 action's fields as a JSON object.
             action: further fields of every action.
             observation_field: the field of the observation that the policy sees; None: the observation as JSON.
-            pattern: a regular expression that finds the action in a turn; None: the whole turn is it.
-            reset: arguments of every reset; `seed` is always among them, and a server takes those it knows.
-            reset_columns: columns of the row that are arguments of its reset.
+            pattern: a regular expression that finds the action in a turn; None: the whole turn.
+            reset: arguments of every reset; `seed` is always added, and a server uses those it knows.
+            reset_columns: columns of the row that are arguments of the reset.
             correct_at: sum of rewards from which an episode counts as `correct`; None: no such component.
 
         Raises:
@@ -104,7 +103,7 @@ class OpenEnvEnvironment:
             self._num_invalid += 1
             return Step(observation=fault, components=self._parts())
         reward, is_done = data.get("reward"), data.get("done", False)
-        # Steps without a reward are common; an episode without one is a failure: None is refused where it is checked.
+        # Steps without a reward are common, but an episode without one is a failure: the check of steps rejects None.
         self._was_rewarded |= reward is not None
         if reward is None and (self._was_rewarded or not is_done):
             reward = 0.0
@@ -129,12 +128,12 @@ class OpenEnvEnvironment:
             raise OpenEnvFailed(f"{without_addresses(self._url)} cannot be reached ({reason})") from None
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Type and data of the answer. Raises OpenEnvFailed."""
+        """Send a message; returns type and data of the reply. Raises OpenEnvFailed."""
         assert self._socket is not None, "reset comes first"
         try:
             await self._socket.send_str(json.dumps({"type": kind, "data": data}))
         except (aiohttp.ClientError, ConnectionError):
-            pass  # a server without room says so and hangs up: that is still to be read
+            pass  # a server without capacity reports that and closes: the report can still be read
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise OpenEnvFailed(f"{kind}: the server has closed the session ({message.type.name})")
@@ -148,7 +147,7 @@ class OpenEnvEnvironment:
         return found, content
 
     def _fields(self, text: str) -> tuple[dict[str, Any], str]:
-        """Fields of the action in a text; and why there is none, empty: there is one."""
+        """Fields of the action in a text, and why there is none (empty if there is one)."""
         found = self._pattern.find(text)
         if found is None:
             return {}, "There is no action."
@@ -195,7 +194,7 @@ def _socket_url(url: Any) -> str:
 
 
 def _words(data: Mapping[str, Any]) -> str:
-    """What an error says, in one line; of a field that is wrong, which one and how."""
+    """The message of an error in one line; for wrong fields, their names and errors."""
     faults = data.get("errors")
     listed = [one for one in faults if isinstance(one, dict)] if isinstance(faults, list) else []
     said = [f"{'.'.join(map(str, one.get('loc') or ()))}: {one.get('msg')}" for one in listed]

@@ -1,11 +1,8 @@
 """The environment `textarena`: a game for one player of the package textarena.
 
-Owns: what of a game's messages the policy sees, the random numbers of each game. Refuses: games against other players,
-what a move is and what it earns (the game).
-
-The wrappers that repeat the whole game in every observation are left out: the policy has earlier turns in its
-context. Games draw from the global `random` and from NumPy's, at any step: each episode has states of its own, which
-are put in place for its calls, so that episodes of one process do not disturb each other and can be replayed.
+The wrappers that repeat the whole game in every observation are left out, because the policy has earlier turns in its
+context. Games use the global generators of `random` and NumPy at any step: each episode has separate generator states,
+which are set for its calls, so that episodes of one process are independent and can be replayed.
 """
 
 from __future__ import annotations
@@ -24,21 +21,20 @@ from areal_like.errors import UserError
 from services.environment.adapters.actions import OPTIONS, check_mapping, require
 
 MAX_SEED = 2**31
-"""NumPy's generators take no larger ones."""
+"""Largest seed of NumPy's generators."""
 
 
 class TextArenaEnvironment:
     """One game."""
 
     def __init__(self, *, id: str, game: Mapping[str, Any] | None = None, correct_at: float = 1.0) -> None:
-        """
-        Args:
-            id: of the game, as `GuessTheNumber-v0`.
-            game: keyword arguments of the game's class, as {max_number: 50}.
+        """Args:
+            id: name of the game, such as `GuessTheNumber-v0`. game: keyword arguments of the game's class, such as
+                {max_number: 50}.
             correct_at: reward from which a game counts as won (`correct`).
 
         Raises:
-            UserError: textarena is missing, or the game cannot be made here.
+            UserError: textarena is missing, or the game cannot be created.
         """
         require("textarena", "textarena", "textarena")
         self._id, self._arguments, self._correct_at = id, check_mapping("game", game), correct_at
@@ -56,13 +52,13 @@ class TextArenaEnvironment:
             return self._news()
 
     def step(self, action: str) -> Step:
-        """Make a move; the game's reward comes with the last one."""
+        """Make a move; the last move has the game's reward."""
         with self._own_random():
             is_done, _ = self._game.step(action=action)
             if not is_done:
                 return Step(observation=self._news(), is_done=is_done)
             rewards, infos = self._game.close()
-        # A game without a reward is a failure, not a reward of 0: None is refused where answers are checked.
+        # A game without a reward is a failure, not a reward of 0: the check of steps rejects None.
         reward = (rewards or {}).get(0)
         info = (infos or {}).get(0) or {}
         parts = {"invalid_move": float(bool(info.get("invalid_move")))}
@@ -71,7 +67,7 @@ class TextArenaEnvironment:
         return Step(reward=reward, is_done=is_done, components=parts)  # type: ignore[arg-type]
 
     def _news(self) -> str:
-        """What the game has said since the last move, without the move itself."""
+        """The game's messages since the last move, without the move itself."""
         player, messages = self._game.get_observation()
         return "\n".join(text for sender, text, _ in messages if sender != player).strip()
 
@@ -97,14 +93,14 @@ _CHECKED: set[tuple[str, str]] = set()
 
 
 def _check(name: str, written: str, arguments: Mapping[str, Any]) -> None:
-    """Begin a game once. `written`: the arguments as text. Raises UserError."""
+    """Start a game once, to check it. `written`: the arguments as text. Raises UserError."""
     if (name, written) in _CHECKED:
         return
     game = _made(name, arguments)
     try:
         game.reset(num_players=1, seed=0)
-    except Exception as error:  # the game's own code; most refuse by an assertion
-        what = f"{name} cannot be begun with one player ({_first_line(error)})"
+    except Exception as error:  # the game's own code, which often raises AssertionError
+        what = f"{name} cannot be started with one player ({_first_line(error)})"
         raise UserError(what, where=f"{OPTIONS}.id", remedy="a game for one player, as GuessTheNumber-v0") from error
     _CHECKED.add((name, written))
 
@@ -115,7 +111,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> Any:
-    """The game without what rewrites its observations. Raises UserError."""
+    """Create the game without wrappers of its observations. Raises UserError."""
     textarena = importlib.import_module("textarena")
     registered = textarena.envs.registration.ENV_REGISTRY
     if name not in registered:
@@ -126,8 +122,8 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
         raise UserError(f"textarena has no game {name!r}", where=f"{OPTIONS}.id", remedy=remedy)
     try:
         made = textarena.make(name, **arguments)
-    except Exception as error:  # the game's own code, which may want data, a key, or other arguments
-        what = f"{name} cannot be made here ({_first_line(error)})"
+    except Exception as error:  # the game's own code, which may need data, a key, or other arguments
+        what = f"{name} cannot be created here ({_first_line(error)})"
         remedy = "another game or other options.game; some games need downloaded word lists, or a key of a model"
         raise UserError(what, where=OPTIONS, remedy=remedy) from error
     layers = []

@@ -1,11 +1,13 @@
-"""Tests that are Python: assert statements, or a `check` function. They run here, in a process of tests.
+"""Tests that are Python: assert statements, or a `check` function. They run here, in the process of tests.
 
-Owns: the tests' namespace, running each test, who is to blame for a failure. Refuses: the program (program), names
-(names), row formats (problem), and any authority: this code shares its process with code of the row (tests_process).
+It defines the tests' namespace, runs each test, and decides whether the program or the test is at fault. The program is
+in program.py, names in names.py, row formats in problem.py. This code is not trusted, because it shares its process
+with code of the row (tests_process.py).
 
-All tests of a program run against one process of it, one after the other, as they would below it in one file. With
-partial credit a program that died gets a new process for the tests that are left. Where tests use helpers of the task's
-prompt (HumanEval's `poly`), the program must pass with the prompt's and with its own: an own one may lie or be wrong.
+All tests of a program run against one process of it, one after the other, as if they followed it in one file. With
+partial credit, a program that died gets a new process for the remaining tests. If tests use helpers of the task's
+prompt (HumanEval's `poly`), the program must pass with the prompt's version and with its own, because its own may be
+wrong or manipulated.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from services.reward.judging.rewriting import num_asserts_in_check, with_counted
 MAX_REASON_CHARS = 160
 TIME_IS_OVER = "time limit of all its tests together"
 MAX_RECURSION = 3_000
-"""Results may be nested more deeply than a test's own code ever is."""
+"""Recursion limit, because results may be nested more deeply than a test's own code."""
 
 
 class TestFailed(Exception):
-    """One test did not hold; says why."""
+    """One test failed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Conditions:
     partial_credit: bool
     float_tolerance: float
     prefers_own: bool = False
-    """Helpers of the prompt are the program's versions of them, where it has any."""
+    """Use the program's versions of the prompt's helpers, if it has any."""
 
 
 class Session:
@@ -82,11 +84,11 @@ class Session:
         return self._problem.is_check_function and self._conditions.partial_credit
 
     def is_over(self) -> bool:
-        """The program's process is of no more use."""
+        """Whether the program's process can no longer be used."""
         return bool(self._program.over)
 
     def uses_helpers(self) -> bool:
-        """The tests use functions of the task's prompt, from the prompt."""
+        """Whether the tests use functions of the task's prompt, taken from the prompt."""
         return any(
             callable(value) and self._namespace.get(name) is value for name, value in self._hints.trusted.items()
         )
@@ -109,7 +111,7 @@ class Session:
 
     @contextlib.contextmanager
     def _blame(self, where: str) -> Iterator[None]:
-        """Whatever comes out of the block becomes TestFailed (the program's fault) or Unjudgeable (the test's)."""
+        """Convert exceptions in the block to TestFailed (the program's fault) or Unjudgeable (the test's)."""
         prefix = f"{where}: " if where else ""
         try:
             with _silence():
@@ -142,7 +144,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _modules_of(problem: Asserts) -> set[str]:
-    """Modules that the tests import themselves, by their first names. Raises Unjudgeable where a test is no Python."""
+    """Top-level names of the modules that the tests import. Raises Unjudgeable if a test is not valid Python."""
     found: set[str] = set()
     for source in (problem.setup, *problem.tests):
         try:
@@ -157,7 +159,7 @@ def _modules_of(problem: Asserts) -> set[str]:
 
 
 class _Nothing(io.TextIOBase):
-    """A text stream that keeps nothing. A sandbox may have no file that can be written, not even /dev/null."""
+    """A text stream that discards its input. A sandbox may have no writable file, not even /dev/null."""
 
     def writable(self) -> bool:
         return True
@@ -168,7 +170,7 @@ class _Nothing(io.TextIOBase):
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Tests may print; nobody reads it."""
+    """Discard the output of tests."""
     nothing = _Nothing()
     with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         yield
@@ -189,7 +191,7 @@ def judge_asserts(problem: Asserts, conditions: Conditions) -> Findings:
 
 
 def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
-    """Each piece of code with an assert counts; the others prepare for them."""
+    """Run the tests. Each piece of code with an assert counts; the others are set-up."""
     has_assert = [_asserts_something(test) for test in problem.tests]
     counts = has_assert if any(has_assert) else [True] * len(problem.tests)
     findings = Findings(num_tests=sum(counts))
@@ -210,7 +212,7 @@ def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
                     findings.add_failure(number, str(failed))
                     if not conditions.partial_credit:
                         return findings
-        except TestFailed as failed:  # it does not even begin, and will not do so next time
+        except TestFailed as failed:  # it fails to start, and would fail again
             findings.add_failure(0, str(failed))
             return findings
         except LateProgram:
@@ -225,12 +227,12 @@ def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
 def _asserts_something(test: str) -> bool:
     try:
         return any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(test)))
-    except (SyntaxError, ValueError, RecursionError):  # the session will say so
+    except (SyntaxError, ValueError, RecursionError):  # the session reports it
         return True
 
 
 def _judge_check(problem: Asserts, conditions: Conditions) -> Findings:
-    """One `check` function whose asserts are counted; those it did not come to count as failed."""
+    """Run one `check` function and count its asserts; those that were not reached count as failed."""
     findings = Findings()
     session = Session(problem, conditions, findings)
     try:

@@ -1,7 +1,4 @@
-"""The scoring process's end of a supervisor: start it, hand it programs, replace it when it is lost.
-
-Owns: the child, the waits. Refuses: what the answers mean (scorers/programs).
-"""
+"""The scoring process's end of a supervisor: starts it, sends it programs, and replaces it when it is lost."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ ANSWER_ROOM_S = ROOM_S + 15.0
 
 
 class NoSandbox(Exception):
-    """No layer of the demanded strength works on this machine."""
+    """No layer of the required strength works on this machine."""
 
 
 class JudgeLost(Exception):
-    """The supervisor died or hung; the next program gets a new one."""
+    """The supervisor exited or hung; a new one is started for the next program."""
 
 
 class Judges:
@@ -37,7 +34,7 @@ class Judges:
         self._child: subprocess.Popen[bytes] | None = None
         self._stream: socket.socket | None = None
         self.layer, self.words = "", ""
-        """The layer programs run in, and its parts in words."""
+        """The layer that programs run in, and a description of its parts."""
 
     def start(self) -> None:
         """Start the supervisor and let it choose a sandbox. Raises NoSandbox, JudgeLost."""
@@ -63,13 +60,13 @@ class Judges:
         self.layer, self.words = str(reply["layer"]), str(reply["words"])
 
     def judge(self, task: Task) -> dict[str, Any]:
-        """What `judging.judge.judge` says. Raises JudgeLost."""
+        """The result of `judging.judge.Judge.judge`. Raises JudgeLost."""
         if self._stream is None:
             self.start()
         return self._exchange(task.as_dict(), Deadline(task.total_limit_s).wall_s + ANSWER_ROOM_S)
 
     def close(self) -> None:
-        """End the supervisor, and with it whatever it was at."""
+        """End the supervisor and the program that it judges."""
         atexit.unregister(self.close)
         if self._stream is not None:
             self._stream.close()

@@ -1,7 +1,6 @@
 """Messages with one process in a sandbox: length-prefixed bytes both ways, within the limits of its run.
 
-Owns: opening the channel, sending, receiving, why no more can be had. Refuses: what the bytes mean (judge): they come
-from code of a row or of a model, and are never executed here.
+The meaning of the bytes is in judge.py. They come from code of a row or of a model, and are never executed here.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LAST_WORDS_S = 0.5
 
 
 class Over(Exception):
-    """The process ended, was stopped at a limit, or broke the protocol. `why` in plain words."""
+    """The process ended, was stopped at a limit, or broke the protocol. `why` is a message."""
 
     def __init__(self, why: str, *, is_stopped: bool = False) -> None:
         self.why, self.is_stopped = why, is_stopped
@@ -31,10 +30,11 @@ class Over(Exception):
 
 
 class Exchange:
-    """A run of a cell with a channel to its process. `send` and `receive`; afterwards `close` (not the cell)."""
+    """A run of a cell with a channel to its process. Call `send` and `receive`, then `close`, which does not close the
+    cell."""
 
     def __init__(self, cell: Cell, mode: str, limits: Limits, deadline: Deadline, room_s: float = 0.0) -> None:
-        """Begin the run. `room_s`: own seconds that it has beyond those of `deadline`. Raises SandboxFailed."""
+        """Begin the run. `room_s`: own seconds in addition to those of `deadline`. Raises SandboxFailed."""
         self.run = Run(cell, limits, deadline, room_s)
         self._max_bytes = limits.max_output_bytes
         self._channel = _begin(cell, mode)
@@ -59,13 +59,13 @@ class Exchange:
         return self._exactly(length)
 
     def has_unread(self) -> bool:
-        """Something was sent that nobody asked for."""
+        """Whether there is an unread message."""
         with contextlib.suppress(BlockingIOError):
             return bool(self._channel.recv(1, socket.MSG_PEEK))
         return False
 
     def close(self) -> None:
-        """Close our end of the channel. The cell must still be there: what the run used is charged now."""
+        """Close this end of the channel. The cell must still exist, because the time of the run is charged now."""
         self.run.settle()
         self._channel.close()
 
@@ -90,11 +90,11 @@ class Exchange:
                 return
         except Stopped as stopped:
             raise Over(stopped.why, is_stopped=True) from None
-        if event != select.POLLIN or not self.has_unread():  # its last words may still be in the channel
+        if event != select.POLLIN or not self.has_unread():  # its last message may still be in the channel
             raise self._ended()
 
     def _ended(self) -> Over:
-        give_up_s = time.monotonic() + _LAST_WORDS_S  # the channel may close a moment before the process is gone
+        give_up_s = time.monotonic() + _LAST_WORDS_S  # the channel may close shortly before the process exits
         try:
             while self.run.status is None and time.monotonic() < give_up_s:
                 self.run.wait({})
@@ -107,7 +107,7 @@ class Exchange:
 
 
 def _begin(cell: Cell, mode: str) -> socket.socket:
-    """Start a process of the cell's program: its channel is a socket, its standard streams are nothing."""
+    """Start a process of the cell's program: its channel is a socket, its standard streams are /dev/null."""
     ours, theirs = socket.socketpair()
     nothing = os.open(os.devnull, os.O_RDWR)
     try:

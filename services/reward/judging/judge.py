@@ -1,14 +1,13 @@
-"""One program judged: what runs where, and what the end of each side means.
+"""Judges one program: runs the program and its tests, and interprets their results.
 
-Owns: the program's process and the process of its tests, the messages between them, the verdict. Refuses: executing,
-compiling or parsing anything of a row or of a program: both run in sandboxes of their own, apart from each other and
-from this process, which has the service's environment and user.
+Nothing of a row or of a program is executed, compiled or parsed here: both run in separate sandboxes, apart from each
+other and from this process, which has the service's environment and user.
 
-    tests that are input and output   compared here, as bytes (streams)
-    tests that are code               run in a process of tests (tests_process); this process passes its requests on to
-                                      the program and the answers back, bounded, without looking into them
+    tests that are input and output     compared here, as bytes (streams.py)
+    tests that are code                 run in a process of tests (tests_process.py); this process passes its requests
+                                        to the program and the replies back, bounded, without interpreting them
 
-Who waits: always this process, for one of the two at a time, each within the limits of its own run.
+Only this process waits, for one of the two at a time, each within the limits of its own run.
 """
 
 from __future__ import annotations
@@ -29,21 +28,22 @@ from services.reward.sandbox.run import Stopped
 
 MAX_FINDINGS_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 26
-"""Of tests to a program: arguments may be large."""
+"""Largest request of tests to a program: arguments may be large."""
 MAX_WORD_CHARS = 1_000
 END_ROOM_S = 5.0
-"""Own time of a process of tests for ending after its last message; it takes milliseconds."""
+"""Own time in which a process of tests must exit after its last message; it takes milliseconds."""
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
-"""Ends of a process of tests that only a program's answers bring about."""
+"""Ends of a process of tests that only replies of the program can cause."""
 
 
 class Judge:
-    """Judges one program after the other. `close` when there are no more."""
+    """Judges programs one after the other. Call `close` at the end."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._tests: Cell | None = None
-        """Its first process has imported what tests need, and forks a process for each program's tests."""
+        """Cell whose first process has imported the modules that tests need, and forks a process for each program's
+        tests."""
 
     def warm_up(self) -> None:
         """Start the cell for tests, so that the first program need not wait for it. Raises SandboxFailed."""
@@ -52,9 +52,10 @@ class Judge:
             self._tests.wait_ready()
 
     def judge(self, task: Task) -> dict[str, Any]:
-        """`Findings` as a dict, or {"unjudgeable": why} or {"failed": why} where no program is to blame.
+        """Judge a program. Returns `Findings` as a dict, or {"unjudgeable": why} or {"failed": why} if the program is
+        not at fault.
 
-        Of a `Printout`: {"printed", "errors", "failure"}, as texts.
+        For a `Printout`: {"printed", "errors", "failure"}, as texts.
         """
         limits, deadline = Limits.of(task.limits), Deadline(task.total_limit_s)
         source = task.program.encode("utf-8", "surrogatepass")
@@ -80,7 +81,7 @@ class Judge:
 
     @property
     def pids(self) -> set[int]:
-        """Of the cell for tests, which outlives a judgement."""
+        """Process ids of the cell for tests, which is kept between programs."""
         return {self._tests.pid} if self._tests is not None else set()
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Judge:
 
 
 class _TestsStopped(Exception):
-    """The process of tests had to be stopped: its cell is of no more use. `answer`: what it means."""
+    """The process of tests had to be stopped, so its cell cannot be used again. `answer`: the result."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
@@ -99,7 +100,7 @@ class _TestsStopped(Exception):
 
 
 class _Mediation:
-    """The tests of one program in their process, the program in its own, and this process between them."""
+    """Passes messages between the process of a program's tests and the process of the program."""
 
     def __init__(
         self, task: Task, problem: Asserts, sandbox: Sandbox, tests: Cell, source: bytes, limits: Limits,
@@ -111,11 +112,11 @@ class _Mediation:
         self._program_cell: Cell | None = None
         self._program: Exchange | None = None
         self._over = ""
-        """Why the present process of the program answers no more."""
+        """Why the current process of the program no longer replies."""
 
     def run(self) -> dict[str, Any]:
-        """Raises SandboxFailed, Unjudgeable, _TestsStopped."""
-        self._program_cell = self._sandbox.open(self._source, self._limits)  # comes up while the tests are prepared
+        """Run the tests. Raises SandboxFailed, Unjudgeable, _TestsStopped."""
+        self._program_cell = self._sandbox.open(self._source, self._limits)  # starts while the tests are prepared
         total_s = self._deadline.total_s + TESTS_ROOM_S
         limits = replace(TESTS_LIMITS, time_s=total_s, max_output_bytes=MAX_REQUEST_BYTES)
         try:
@@ -149,7 +150,7 @@ class _Mediation:
             raise _TestsStopped(self._meaning_of(over)) from over
 
     def _meaning_of(self, over: Over) -> dict[str, Any]:
-        """The tests did not come to their end: by the program's answers, or by themselves."""
+        """The result for tests that did not finish, because of the program's replies or by themselves."""
         is_crash = any(name in over.why for name in _CRASHES)
         if self._program is not None and (over.is_stopped or is_crash):
             how = f"its tests did not end with what it answered ({over.why})"
@@ -157,7 +158,7 @@ class _Mediation:
         return {"unjudgeable": f"the tests did not run to their end: {over.why}"}
 
     def _open_program(self) -> bytes:
-        """The first message of a new process of the program, for the tests."""
+        """Start a new process of the program; returns its first message, for the tests."""
         if self._deadline.is_over:
             return b"n"
         if self._program is not None:
@@ -194,9 +195,9 @@ class _Mediation:
 
 
 def _await_end(tests: Exchange) -> None:
-    """The process of tests ends itself after its last message; its cell can then take the next program's.
+    """Wait until the process of tests exits after its last message, so that its cell can run the next program's tests.
 
-    Raises _TestsStopped where it does not.
+    Raises _TestsStopped if it does not exit.
     """
     tests.run.room_s += END_ROOM_S
     try:
@@ -207,7 +208,7 @@ def _await_end(tests: Exchange) -> None:
 
 
 def _read_findings(body: bytes) -> dict[str, Any]:
-    """What a process of tests reported, checked: code of the row may have written it. Raises Over, Unjudgeable."""
+    """Check the report of a process of tests, which may come from code of the row. Raises Over, Unjudgeable."""
     try:
         findings = json.loads(body) if len(body) <= MAX_FINDINGS_BYTES else None
     except (ValueError, RecursionError):

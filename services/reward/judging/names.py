@@ -1,17 +1,17 @@
-"""What the names in a test mean: the test's own, a trusted copy, a built-in, or the program's.
+"""Resolves the names in a test: the test's own, a trusted copy, a built-in, or the program's.
 
-Owns: the names a test needs, and where each is taken from. Refuses: running tests (assertions).
+Tests are run in assertions.py.
 
-A test written to stand below a program uses the program's names as if they were its own: the tested function, classes,
-but also modules that the program imported. Run outside, it gets each from the most trusted place that has it:
+A test that was written to follow a program in one file uses the program's names as its own: the tested function and
+classes, but also modules that the program imported. Here each name is taken from the most trusted source that has it:
 
 1. what the tests define or import themselves;
-2. helpers of the task's own prompt (HumanEval's `poly`), run here from the prompt, whatever the program made of them
-   (what the program made of them must satisfy the tests as well: see assertions);
-3. built-ins of this process; the name of a built-in means the program's only where the task's reference solution
-   defines it (MBPP has a task whose function is called `sum`), or where the tests name nothing else of the program;
-4. the judge's own copy of a module or function of the standard library, where the program's name stands for one, or
-   for something else that the reference imports, the tests use as a module, or tests commonly compare with;
+2. helpers of the task's own prompt (HumanEval's `poly`), run here from the prompt, whatever the program's versions are
+   (these must pass the tests as well: see assertions.py);
+3. built-ins of this process; the name of a built-in means the program's object only if the task's reference solution
+   defines it (MBPP has a task whose function is called `sum`), or if the tests use no other name of the program;
+4. the judge's own copy of a module or function of the standard library, if the program's name refers to one, or to an
+   object that the reference imports, that the tests use as a module, or that tests commonly compare with;
 5. the program's object, as a stand-in.
 """
 
@@ -34,12 +34,12 @@ COMMON = {
     "isclose": "math", "sqrt": "math", "gcd": "math", "deepcopy": "copy", "Counter": "collections",
     "deque": "collections", "defaultdict": "collections", "OrderedDict": "collections", "namedtuple": "collections",
 }  # fmt: skip
-"""Names of the library that tests use to compare with, and often leave the program to import."""
+"""Names of the standard library that tests compare with, often without importing them."""
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the task says of the program. entry_point: the tested function; reference: names its solution defines.
+    """What the task defines about the program. entry_point: the tested function; reference: names its solution defines.
 
     trusted: names that tests may use, with values from the task itself; they come before the program's, or with
     `prefers_own` after. entry_point and reference may be empty.
@@ -55,7 +55,7 @@ class Hints:
 
 
 def make_hints(entry_point: str, reference: str, prompt: str, prefers_own: bool = False) -> Hints:
-    """From what a task's row holds. The prompt is run here, its unfinished function without a body of its own."""
+    """Create hints from a task's row. The prompt is run here, with an empty body for its unfinished function."""
     names, classes, library = names_of_reference(reference)
     trusted: dict[str, Any] = {"__name__": TESTS}
     for code in (prompt, f"{prompt}\n    pass\n"):
@@ -64,15 +64,15 @@ def make_hints(entry_point: str, reference: str, prompt: str, prefers_own: bool 
             break
         except SyntaxError:
             continue
-        except Exception:  # a prompt that cannot run lends nothing
+        except Exception:  # a prompt that cannot run defines no names
             break
     trusted = {name: value for name, value in trusted.items() if not name.startswith("__") and name != entry_point}
     return Hints(entry_point, names, classes, library, trusted, prefers_own)
 
 
 def names_of_reference(code: str) -> tuple[frozenset[str], frozenset[str], dict[str, Any]]:
-    """What a task's own solution has at its top level: functions and classes; the classes among them; and what it
-    imports from plain modules, by name.
+    """Top-level names of a task's own solution: functions and classes; the classes among them; and imports from plain
+    modules, by name.
     """
     try:
         body = ast.parse(code).body
@@ -125,7 +125,7 @@ class Meanings:
     """Names whose meaning depends on all tests of a task together.
 
     own_built_ins: names of built-ins by which the tests mean the program's objects. library: names that are not the
-    program's even where it defines them itself, with the judge's values.
+    program's even if it defines them, with the judge's values.
     """
 
     own_built_ins: frozenset[str] = frozenset()
@@ -133,7 +133,7 @@ class Meanings:
 
 
 def meanings_of(sources: Iterable[str], world: World, hints: Hints) -> Meanings:
-    """Raises SyntaxError, ProgramOver."""
+    """Determine the meanings. Raises SyntaxError, ProgramOver."""
     needed: set[str] = set()
     made: set[str] = set()
     bases: set[str] = set()
@@ -165,7 +165,7 @@ def attribute_bases(source: str) -> set[str]:
 
 
 def bind(source: str, namespace: dict[str, Any], world: World, hints: Hints, meanings: Meanings) -> None:
-    """Put every name into `namespace` that `source` needs and that anybody has. Raises SyntaxError, ProgramOver."""
+    """Add every name to `namespace` that `source` needs and that can be resolved. Raises SyntaxError, ProgramOver."""
     for name in sorted(needed_names(source) - set(namespace)):
         if name in BUILT_IN and name not in meanings.own_built_ins:
             continue
@@ -176,7 +176,7 @@ def bind(source: str, namespace: dict[str, Any], world: World, hints: Hints, mea
 
 
 def _resolved(name: str, world: World) -> tuple[str, Any]:
-    """What the program says of a name: kind and value."""
+    """The program's value of a name: kind and value."""
     reply = world.program.ask("resolve", name)
     return (str(reply[0]), reply[1]) if type(reply) is list and len(reply) == 2 else ("missing", None)
 

@@ -1,7 +1,4 @@
-"""Is what a program printed what was expected?
-
-Owns: the comparisons. Refuses: running programs (streams).
-"""
+"""Compares the printed output of a program with the expected one."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ MAX_NUMBER_CHARS = 60
 
 
 def is_expected(printed: bytes, expected: str, compare: Compare, float_tolerance: float) -> bool:
-    """tokens: words, whatever space is between them; lines: without space at their ends and empty ones at the end;
-    exact: byte by byte but for a final line break.
+    """Compare outputs. tokens: words separated by any white space; lines: without trailing white space and trailing
+    empty lines; exact: byte by byte except for a final line break.
 
-    With a tolerance, tokens that are both numbers in decimal notation may differ by it (relative beyond 1, measured by
-    what is expected, so that no huge answer is near to everything).
+    With a tolerance, tokens that are both numbers in decimal notation may differ by it (relative above 1, measured by
+    the expected number, so that a huge answer does not match everything).
     """
     text = printed.decode("utf-8", "surrogateescape")
     if compare == "exact":

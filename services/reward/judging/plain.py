@@ -1,8 +1,9 @@
-"""Plain data between the judge and a program: as Python expressions on the way in, as JSON on the way out.
+"""Plain data between the judge and a program: Python expressions to the program, JSON from it.
 
-Owns: both directions on the judge's side. Refuses: anything but exact built-in types, a few value types of the standard
-library (rebuilt here from their fields), handles and callbacks. What comes out of a sandbox is read as data and nothing
-else: it is bounded, it names no type that is not listed here, and none of its code runs here.
+Only exact built-in types, a few value types of the standard library (rebuilt here from their fields), handles and
+callbacks are supported. Data from a sandbox is bounded, names no type that is not listed here, and never runs code
+here. What comes out of a sandbox is read as data and nothing else: it is bounded, it names no type that is not listed
+here, and none of its code runs here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 MAX_DEPTH = 150
 MAX_FIELDS = 64
 MAX_INT_DIGITS = 1 << 20
-"""Hexadecimal digits of the longest integer taken."""
+"""Hexadecimal digits of the longest accepted integer."""
 
 _SHORT_INT = 1 << 1024
 _CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
@@ -34,21 +35,22 @@ _DATES: dict[str, type] = {
 
 
 class NotPlain(Exception):
-    """An argument that no sandbox can be given: it is no plain data."""
+    """An argument is not plain data and cannot be passed to a sandbox."""
 
 
 class Forged(Exception):
-    """An answer that this project's own code would never have written."""
+    """An answer that this project's code cannot have written."""
 
 
 def expression_of(value: Any, refer: Callable[[Any], str], depth: int = 0) -> str:
-    """`value` as an expression the inside can evaluate. `refer` writes what is not plain, or raises NotPlain."""
+    """`value` as an expression that the sandbox can evaluate. `refer` writes values that are not plain, or raises
+    NotPlain."""
     if depth > MAX_DEPTH:
         raise NotPlain("nested too deeply")
     kind: Any = type(value)
     if kind in (bool, str, bytes, float, type(None), range):
         return ascii(value)
-    if kind is complex:  # its own text may be `infj`, which is no expression
+    if kind is complex:  # its repr may be `infj`, which is not an expression
         return f"complex({value.real!r},{value.imag!r})"
     if kind is int:
         return repr(value) if -_SHORT_INT < value < _SHORT_INT else hex(value)
@@ -102,11 +104,11 @@ def _library_fields(value: Any, kind: type) -> tuple[Any, ...] | None:
 
 
 MESSAGES = frozenset({"answer", "raised", "callback"})
-"""What a message of a program holds one of."""
+"""Keys of which a message of a program contains one."""
 
 
 def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dict[str, Any]:
-    """One message of a program. Raises Forged for whatever is not one."""
+    """Parse one message of a program. Raises Forged for an invalid one."""
 
     def untag(tagged: dict[str, Any]) -> Any:
         if len(tagged) == 1:
@@ -124,7 +126,7 @@ def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dic
         message = json.loads(text, object_hook=untag)
     except Forged:
         raise
-    except Exception as error:  # a reader may be given anything: what it raises over it means one thing
+    except Exception as error:  # a parser may get any data: every exception means that it is invalid
         raise Forged(f"not an answer ({type(error).__name__})") from error
     if type(message) is not Untagged or not message.fields.keys() & MESSAGES:
         raise Forged("not an answer")
@@ -132,7 +134,7 @@ def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dic
 
 
 class Untagged:
-    """An object without a tag. Only the message itself may be one; within data it equals nothing."""
+    """An object without a tag. Only the message itself may be one; within data it does not equal any value."""
 
     __slots__ = ("fields",)
 
@@ -147,7 +149,7 @@ def _integer(digits: str) -> int:
 
 
 def _listed(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reader whose content must be a list: a range in its place could be endless."""
+    """A parser whose content must be a list, because a range could be endless."""
 
     def read(content: Any) -> Any:
         if type(content) is not list:
@@ -163,7 +165,7 @@ def _namedtuple_type(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _named_tuple(content: list[Any]) -> Any:
-    """A tuple whose fields have names; without them where the names could not be a program's."""
+    """A named tuple; a plain tuple if the field names are not valid."""
     name, fields, values = content
     names = (name, *fields)
     is_named = all(type(word) is str and word.isidentifier() and len(word) < 100 for word in names)
@@ -192,7 +194,7 @@ def _fraction(content: Any) -> fractions.Fraction:
 
 
 def _pairs(content: list[Any]) -> dict[Any, Any]:
-    return {key: value for key, value in content}  # dict() would ask a pair for its keys
+    return {key: value for key, value in content}  # dict() would call keys() of a pair
 
 
 def _maker(kind: type) -> Callable[[list[Any]], Any]:

@@ -1,6 +1,6 @@
-"""What a program is judged by, and what was found: the data between scorer, judge and sandbox.
+"""Data types between scorer, judge and sandbox: the tests of a program, and the findings.
 
-Owns: these types and how they cross a pipe (JSON). Refuses: rows of data sets (scorers/program_rows).
+They are exchanged as JSON. Rows of data sets are in scorers/program_rows.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Compare = Literal["tokens", "lines", "exact"]
 
 
 class Unjudgeable(Exception):
-    """The tests themselves cannot be used; no program is to blame."""
+    """The tests themselves cannot be used; the program is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Printout:
-    """No test: the program runs once, and what it prints is the answer."""
+    """No test: the program runs once, and its output is the result."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Findings:
     num_passed: int = 0
     failures: list[str] = field(default_factory=list)
     weaker: set[str] = field(default_factory=set)
-    """Types of the program whose objects decided something."""
+    """Types of the program whose objects decided the result of a test."""
     uses_helpers: bool = False
     """The tests called helpers of the task's prompt."""
 

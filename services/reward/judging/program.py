@@ -1,7 +1,7 @@
-"""A program under test, as its tests see it: questions out, plain data back, by way of the judge.
+"""A program under test, as its tests use it: requests to the program, plain data back, through the judge.
 
-Owns: what the messages of a program mean, handles and callbacks. Refuses: believing anything: an answer that is
-malformed or unasked for ends the program. Its limits and its process are the judge's (exchange, judge).
+Answers are not trusted: a malformed or unexpected one ends the program. Limits and processes are in exchange.py and
+judge.py. Its limits and its process are the judge's (exchange, judge).
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from services.reward.judging.plain import Forged, NotPlain, Untagged, expression
 from services.reward.sandbox.inside_answering import PLAIN_MODULES
 
 MAX_CALLBACKS = 10_000
-"""Calls of a test's function by a program, in one exchange."""
+"""Largest number of calls of a test's function by a program in one exchange."""
 TESTS = "tests"
-"""What modules made of a task's own code are called."""
+"""Name of modules created from a task's own code."""
 BROKE_PROTOCOL = "it broke the protocol of the tests"
 
 
 class ProgramOver(BaseException):
-    """The program ended, was stopped, or broke the protocol. No Exception: a test's own `except` must not hide it."""
+    """The program ended, was stopped, or broke the protocol. Not an Exception, so that a test's own `except` does not
+    hide it."""
 
 
 class LateProgram(Exception):
-    """No program is started any more: the time for all its tests is over."""
+    """No program is started any more: the time for all its tests has passed."""
 
 
 class ProgramSource(Protocol):
-    """Where processes of the program come from (tests_process.Judge)."""
+    """Starts processes of the program (tests_process.Judge)."""
 
     def open_program(self) -> bytes:
-        """End the present process and start a new one: its first message. Raises ProgramOver, LateProgram."""
+        """End the current process and start a new one; returns its first message. Raises ProgramOver, LateProgram."""
 
     def ask_program(self, request: bytes) -> bytes:
-        """One request and the message that comes back. Raises ProgramOver."""
+        """Send one request and return the reply. Raises ProgramOver."""
 
 
 class Raised:
-    """Mixed into what is raised here because the program raised it there."""
+    """Mixed into exceptions that are raised here because the program raised them."""
 
 
 class Program:
@@ -47,22 +48,22 @@ class Program:
 
     def __init__(self, source: ProgramSource) -> None:
         self.over = ""
-        """Why no more can be asked; empty while it lives."""
+        """Why no more requests can be sent; empty while it runs."""
         self.make_handle: Callable[[int, str, str], Any] = lambda number, what, name: None
         self.number_of: Callable[[Any], int | None] = lambda value: None
         self.unanswerable = ""
-        """A test handed over what no program can be given; its verdict is void."""
+        """A test passed an object that cannot be sent to a program, so its verdict is void."""
         self.exceptions: dict[str, type[BaseException]] = {}
         """Local stand-ins for the program's own exception types, by name."""
         self._source = source
         self._callbacks: list[Callable[..., Any]] = []
 
     def load(self) -> None:
-        """Start it and run its top level. Raises ProgramOver, LateProgram, or what the program raises."""
+        """Start it and run its top level. Raises ProgramOver, LateProgram, or the program's exception."""
         self._settle(self._read(self._source.open_program))
 
     def ask(self, kind: str, *operands: Any) -> Any:
-        """One request and its answer. Raises ProgramOver, NotPlain, or what the program raises."""
+        """Send one request and return its result. Raises ProgramOver, NotPlain, or the program's exception."""
         if self.over:
             raise ProgramOver(self.over)
         request = "(" + ",".join([repr(kind), *(self._write(operand) for operand in operands)]) + ",)"
@@ -89,7 +90,7 @@ class Program:
         raise NotPlain(self.unanswerable)
 
     def _settle(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Serve callbacks until there is an answer."""
+        """Serve callbacks until there is a result."""
         for _ in range(MAX_CALLBACKS):
             if "answer" in message:
                 return message
@@ -136,9 +137,10 @@ class Program:
 
 
 def may_call_back(value: Any) -> bool:
-    """A program may call this, here, with what it likes: functions of the tests, methods of data, plain library code.
+    """Whether a program may call this object here, with any arguments: functions of the tests, methods of data, plain
+    library code.
 
-    Built-in functions are no callbacks: the program gets its own (a test may hand over `len`, but also `eval`).
+    Built-in functions are not callbacks: the program uses its own (a test may pass `len`, but also `eval`).
     """
     if isinstance(value, types.MethodType):
         return may_call_back(value.__func__)
@@ -151,7 +153,7 @@ def may_call_back(value: Any) -> bool:
 
 
 def _change_in_place(args: tuple[Any, ...], changed: Any) -> None:
-    """Do to a test's arguments what a function without a result did to its copies."""
+    """Apply to a test's arguments the changes that a function without a result made to its copies."""
     if type(changed) is not tuple or len(changed) != len(args):
         return
     for old, new in zip(args, changed, strict=True):
@@ -165,14 +167,14 @@ def _change_in_place(args: tuple[Any, ...], changed: Any) -> None:
 
 
 def exception_like(name: str, base_name: str, text: str, stand_in: type[BaseException] | None) -> BaseException:
-    """An exception here for one there: of a built-in type by its name, of the program's own type by its stand-in."""
+    """An exception for one of the program: of a built-in type by name, of the program's own type by its stand-in."""
     base = getattr(__import__("builtins"), base_name, Exception)
     if not isinstance(base, type) or not issubclass(base, Exception) or issubclass(base, UnicodeError):
         base = ValueError if isinstance(base, type) and issubclass(base, UnicodeError) else Exception
     bases: list[type] = list(dict.fromkeys((Raised, stand_in or base, base)))
     try:
         made: Any = type(name if name.isidentifier() else "Exception", tuple(bases), {})(text)
-    except TypeError:  # no common order of the bases, or a base that wants other arguments
+    except TypeError:  # the bases have no common order, or a base takes other arguments
         made = type("Exception", (Raised, Exception), {})(f"{name}: {text}")
     assert isinstance(made, BaseException)
     return made

@@ -1,13 +1,13 @@
 """Stand-ins for a program's functions, classes and objects, for use in tests.
 
-Owns: which operation of a test is asked of the program, and which is decided here. Refuses: letting an object of the
-program decide whether a test holds, unless the test made that object itself from a class of the program.
+They define which operation of a test is sent to the program, and which is decided here. An object of the program must
+not decide whether a test passes, unless the test created that object itself from a class of the program.
 
-What may always be asked, since it only reads data or hands in what a test computes from: calls, attributes, items,
-iteration, length, truth, conversion. What an object of the program would decide, or could learn an expected result from
-(`==`, order, arithmetic with a second operand, `in`, `isinstance`), is asked only where an operand was made by the test
-from a class that it names; the verdict then says so (`World.weaker`). Elsewhere `==` with such an object is False and
-the rest is an error: an object that claims to be equal to everything equals nothing.
+Always allowed are operations that only read data: calls, attributes, items, iteration, length, truth, conversion.
+Operations that an object of the program would decide, or from which it could learn an expected result (`==`, order,
+arithmetic with a second operand, `in`, `isinstance`), are sent only if an operand was created by the test from a class
+that it names; the verdict then reports this (`World.weaker`). Otherwise `==` with such an object is False and the other
+operations are errors, so an object that claims to equal everything equals nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class World:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.classes: set[int] = set()
-        """Handles of classes that the tests name."""
+        """Handles of classes that the tests use by name."""
         self.made_by_tests: set[int] = set()
         """Handles of objects that tests made from those classes, or computed from such objects by operators."""
         self.weaker: set[str] = set()
-        """Names of types whose objects decided something."""
+        """Names of types whose objects decided the result of a test."""
         self._stand_ins: dict[int, RemoteObject] = {}
         program.make_handle = self.make
         program.number_of = number_of
@@ -50,7 +50,7 @@ class World:
         return self._stand_ins[number]
 
     def may_decide(self, *operands: Any) -> bool:
-        """One of them was made by the test; the verdict is a weaker one from now on."""
+        """Whether one of the operands was created by the test; if so, the verdict is marked as weaker."""
         identities = [identity_of(operand) for operand in operands if isinstance(operand, RemoteObject)]
         if not any(identity.number in self.made_by_tests for identity in identities):
             return False
@@ -60,7 +60,7 @@ class World:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a stand-in stands for."""
+    """The object of the program that a stand-in represents."""
 
     world: World
     number: int
@@ -69,7 +69,7 @@ class Identity:
 
 
 def identity_of(stand_in: RemoteObject) -> Identity:
-    """Without asking the program."""
+    """Identity of a stand-in, without a request to the program."""
     identity: Identity = object.__getattribute__(stand_in, "_stand_in_for")
     return identity
 
@@ -105,7 +105,7 @@ def _of_type(kind: type, value: Any) -> Any:
 
 
 class RemoteObject:
-    """Any object of the program that is no plain data."""
+    """Stand-in for an object of the program that is not plain data."""
 
     __slots__ = ("_stand_in_for",)
 
@@ -246,7 +246,7 @@ class RemoteIterator(RemoteObject):
 
 
 class AsyncFunction(RemoteObject):
-    """An `async def` of the program: called here it gives something to await; there it is run to its end."""
+    """An `async def` of the program: a call here returns an awaitable, and the program runs it to its end."""
 
     __slots__ = ()
 
@@ -261,5 +261,5 @@ def _program_doc(stand_in: RemoteObject) -> Any:
     return _ask(stand_in, "get", stand_in, "__doc__")
 
 
-for _kind in (RemoteObject, RemoteIterator, AsyncFunction):  # else a test would read the docstrings above
+for _kind in (RemoteObject, RemoteIterator, AsyncFunction):  # otherwise a test would see the docstrings above
     _kind.__doc__ = property(_program_doc)  # type: ignore[assignment]

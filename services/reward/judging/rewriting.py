@@ -1,7 +1,4 @@
-"""Small changes to a test's code before it runs: float tolerance, and counting the asserts of a `check` function.
-
-Owns: both rewritings. Refuses: running the code.
-"""
+"""Rewrites a test's code before it runs: float tolerance, and counting the asserts of a `check` function."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ EQUAL, RECORD = "__judge_equal__", "__judge_record__"
 
 
 def with_tolerance(tree: ast.Module, namespace: dict[str, Any], tolerance: float) -> ast.Module:
-    """`a == b` and `a != b` compare floats, also within lists, tuples and dicts, up to `tolerance`.
+    """Make `a == b` and `a != b` compare floats, also within lists, tuples and dicts, with a tolerance.
 
-    The tolerance is absolute up to 1 and relative beyond.
+    The tolerance is absolute up to 1 and relative above.
     """
     namespace[EQUAL] = lambda left, right: are_close(left, right, tolerance)
     return ast.fix_missing_locations(_Tolerant().visit(tree))
@@ -35,7 +32,7 @@ class _Tolerant(ast.NodeTransformer):
 
 
 def are_close(left: Any, right: Any, tolerance: float) -> bool:
-    """Equal, or equal up to the tolerance wherever one side is a float."""
+    """Whether two values are equal, with the tolerance wherever one side is a float."""
     if left == right:
         return True
     if type(left) in (int, float) and type(right) in (int, float) and float in (type(left), type(right)):
@@ -52,9 +49,9 @@ def are_close(left: Any, right: Any, tolerance: float) -> bool:
 
 
 def with_counted_asserts(tree: ast.Module, namespace: dict[str, Any], findings: Findings) -> ast.Module:
-    """Asserts in `check` are counted and do not end it; what else it raises still does.
+    """Make asserts in `check` count instead of ending it; other exceptions still end it.
 
-    Counted are the asserts that run; one in a loop counts each time.
+    Asserts that run are counted; one in a loop counts each time.
     """
     namespace[RECORD] = _recorder(findings)
     for node in tree.body:
@@ -64,7 +61,7 @@ def with_counted_asserts(tree: ast.Module, namespace: dict[str, Any], findings: 
 
 
 def num_asserts_in_check(tree: ast.Module) -> int:
-    """Asserts as written, in `check`."""
+    """Number of assert statements in the source of `check`."""
     checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     return sum(isinstance(node, ast.Assert) for check in checks for node in ast.walk(check))
 

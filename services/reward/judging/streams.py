@@ -1,10 +1,10 @@
-"""Tests that are input and expected output: the program runs once per test, its output is compared outside.
+"""Tests that are input and expected output: the program runs once per test, and its output is compared outside.
 
-Owns: feeding, collecting with a bound, the verdict of each test. Refuses: comparing (output), sandboxes (cell, run).
+The comparison is in output.py, sandboxes are in sandbox/.
 
-No run leaves anything for the next one: they share a sandbox only where each run in it has process ids, /tmp and
-/dev/shm of its own (Sandbox.has_fresh_runs); elsewhere each run has its own sandbox. After a test that was
-stopped the sandbox is replaced in any case.
+Runs are isolated from each other: they share a sandbox only if each run in it has separate process ids, /tmp and
+/dev/shm (Sandbox.has_fresh_runs); otherwise each run has its own sandbox. After a test that was stopped the sandbox is
+always replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Conditions:
 
 
 class Output:
-    """Both streams of one run, bounded together. Standard output is kept, of errors the end."""
+    """Both output streams of one run, bounded together. Standard output is kept, and the end of standard error."""
 
     def __init__(self, max_bytes: int) -> None:
         self._room_bytes = max_bytes
@@ -54,11 +54,11 @@ class Output:
             os.set_blocking(fd, False)
 
     def interest(self) -> dict[int, int]:
-        """What to wait for."""
+        """Descriptors to wait for."""
         return dict.fromkeys(self._open, select.POLLIN)
 
     def take(self, fd: int) -> None:
-        """Read once. Raises Stopped when there is too much."""
+        """Read once. Raises Stopped if there is too much output."""
         try:
             chunk = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -74,7 +74,7 @@ class Output:
             self.errors = (self.errors + chunk)[-ERROR_TAIL_BYTES:]
 
     def take_rest(self) -> None:
-        """What is stored in the pipes when nobody can write any more. Raises Stopped."""
+        """Read the rest of the pipes, once no process can write any more. Raises Stopped."""
         while self._open:
             ready = dict(_poll(self._open))
             if not ready:
@@ -83,12 +83,12 @@ class Output:
                 self.take(fd)
 
     def close_theirs(self) -> None:
-        """Our copies of the ends that the program writes to."""
+        """Close our copies of the ends that the program writes to."""
         os.close(self.write_fd)
         os.close(self.errors_write_fd)
 
     def close(self) -> None:
-        """Our ends."""
+        """Close our ends."""
         os.close(self.read_fd)
         os.close(self.errors_fd)
 
@@ -136,8 +136,8 @@ def judge_streams(problem: Streams, conditions: Conditions) -> Findings:
 
 
 def printout(conditions: Conditions) -> dict[str, str]:
-    """Run the program once, without input: what it printed, the end of its errors, and why it failed (empty: it did
-    not). Raises SandboxFailed."""
+    """Run the program once, without input; returns its output, the end of its errors, and why it failed (empty if it
+    did not). Raises SandboxFailed."""
     output, failure = Output(conditions.limits.max_output_bytes), ""
     cell = conditions.sandbox.open(conditions.source, conditions.limits)
     try:
@@ -155,7 +155,7 @@ def printout(conditions: Conditions) -> dict[str, str]:
 
 
 def _run_test(cell: Cell, conditions: Conditions, given: str, expected: str) -> str:
-    """Why the test failed, empty where it passed. Raises Stopped: the cell is then of no more use."""
+    """Run one test; returns why it failed, empty if it passed. Raises Stopped; the cell then cannot be used again."""
     output = Output(conditions.limits.max_output_bytes)
     status = _run(cell, conditions, given, output)
     if status != 0:
@@ -166,7 +166,7 @@ def _run_test(cell: Cell, conditions: Conditions, given: str, expected: str) -> 
 
 
 def _run(cell: Cell, conditions: Conditions, given: str, output: Output) -> int:
-    """The wait status of one run; `output` is filled and closed. Raises Stopped."""
+    """Run once and return the wait status; `output` is filled and closed. Raises Stopped."""
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(output.close)
         run = Run(cell, conditions.limits, conditions.deadline)

@@ -2,13 +2,14 @@
 
     python -m services.reward.judging.supervisor --fd N
 
-Owns: the sandbox's choice at the start, one program at a time, that nothing of it is left afterwards. Refuses: all
-that needs more than the standard library, and executing anything that a row or a model supplies (judge). Messages are
-length-prefixed JSON; the scoring process sends, this process answers, one for one.
+It chooses the sandbox at the start, then judges one program at a time and ensures that no process of it is left. It
+uses the standard library only, and executes nothing that a row or a model supplies. Messages are length-prefixed JSON:
+a request of the scoring process, a reply of this process. Messages are length-prefixed JSON; the scoring process sends,
+this process answers, one for one.
 
-Nothing outlives an answer but the waiting cell for tests: sandboxes are ended by the judge (with this process, by the
-kernel through parent-death signals and process namespaces), and what is orphaned meanwhile becomes a child of this
-process, is ended and reaped.
+After a reply only the idle cell for tests is left: the judge ends the sandboxes (if this process dies, the kernel does,
+through parent-death signals and process namespaces), and orphans become children of this process, which kills and reaps
+them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SUBREAPER = 1, 4, 36
 
 
 def send(stream: socket.socket, message: dict[str, Any]) -> None:
-    """One message. Text of any kind survives: JSON in ASCII."""
+    """Send one message, as JSON in ASCII, which can represent any text."""
     body = json.dumps(message).encode()
     stream.sendall(len(body).to_bytes(LENGTH_BYTES, "big") + body)
 
 
 def receive(stream: socket.socket) -> dict[str, Any] | None:
-    """The next message; None at the end of the stream."""
+    """Receive the next message; None at the end of the stream."""
     prefix = _exactly(stream, LENGTH_BYTES)
     body = _exactly(stream, int.from_bytes(prefix, "big")) if prefix is not None else None
     message: dict[str, Any] | None = json.loads(body) if body is not None else None
@@ -61,7 +62,8 @@ def _exactly(stream: socket.socket, num_bytes: int) -> bytes | None:
 
 
 def protect_process() -> None:
-    """Die with the parent; nobody of our user reads our memory (tests and expected results are stored in it)."""
+    """Have this process killed with its parent, and protect its memory, which contains tests and expected results, from
+    other processes of this user."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         parent = os.getppid()
@@ -73,7 +75,7 @@ def protect_process() -> None:
 
 
 def _end_orphans(known: set[int]) -> None:
-    """End and reap every child that is not `known`: what a program or its tests left is ours now."""
+    """Kill and reap every child that is not `known`: orphans of a program or its tests."""
     give_up_s = time.monotonic() + END_TIMEOUT_S
     while (orphans := set(children_of(os.getpid())) - known) and time.monotonic() < give_up_s:
         for pid in orphans:
@@ -97,7 +99,7 @@ def serve(stream: socket.socket) -> int:
         return 2
     send(stream, {"layer": sandbox.layers.chosen, "words": sandbox.layers.words})
     judge = Judge(sandbox)
-    with contextlib.suppress(SandboxFailed):  # the first program says so
+    with contextlib.suppress(SandboxFailed):  # the first program reports it
         judge.warm_up()
     gc.collect()
     gc.freeze()
@@ -118,7 +120,7 @@ def main() -> None:
     protect_process()
     try:
         sys.exit(serve(stream))
-    except ConnectionError:  # the scoring process is gone
+    except ConnectionError:  # the scoring process has exited
         sys.exit(1)
 
 

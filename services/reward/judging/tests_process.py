@@ -1,12 +1,11 @@
-"""The process in which tests that are code run: in a sandbox of its own, apart from the program and from the service.
+"""The process that runs tests that are code: in a separate sandbox, apart from the program and from the service.
 
-Owns: the connection to the judge, the answer. Refuses: everything that needs trust: what a row supplies (tests, set-up,
-prompt) is executed here, so this process is given nothing but the row's tests, and may ask for nothing but runs of the
-one program.
+Code of a row (tests, set-up, prompt) is executed here, so this process is not trusted: it gets nothing except the row's
+tests, and can request nothing except runs of the program.
 
-Messages, each with one letter in front: from the judge `t` the tests (JSON), `m` a message of the program, `x` why the
-program answers no more, `n` no program (the time is over). To the judge `o` a new process of the program, `a` a request
-to it, `f` what was found (JSON).
+Messages have one letter as a prefix: from the judge `t` the tests (JSON), `m` a message of the program, `x` why the
+program no longer replies, `n` no program (the time has passed). To the judge `o` a new process of the program, `a` a
+request to it, `f` the findings (JSON).
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ LENGTH_BYTES = 4
 
 
 class Judge:
-    """The judge outside, as the tests see it."""
+    """The connection of the tests to the judge outside."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
     def tests(self) -> dict[str, Any]:
-        """What is to be judged."""
+        """Receive the tests."""
         fields: dict[str, Any] = json.loads(self._receive()[1])
         return fields
 
     def open_program(self) -> bytes:
-        """Start a new process of the program: its first message. Raises ProgramOver, LateProgram."""
+        """Start a new process of the program; returns its first message. Raises ProgramOver, LateProgram."""
         return self._answer_to(b"o")
 
     def ask_program(self, request: bytes) -> bytes:
-        """Send a request to the program: its answer. Raises ProgramOver."""
+        """Send a request to the program and return its reply. Raises ProgramOver."""
         return self._answer_to(b"a" + request)
 
     def report(self, findings: dict[str, Any]) -> None:
-        """The end."""
+        """Send the findings."""
         self._send(b"f" + json.dumps(findings).encode())
 
     def _answer_to(self, message: bytes) -> bytes:
@@ -77,7 +76,7 @@ class Judge:
 
 
 def prepare() -> None:
-    """Import once what tests lean on, in the process that those of all programs are forked from."""
+    """Import the modules that tests use, once, in the process from which all processes of tests are forked."""
     for name in PLAIN_MODULES:
         importlib.import_module(name)
     gc.collect()
@@ -85,7 +84,7 @@ def prepare() -> None:
 
 
 def serve(channel_fd: int) -> None:
-    """Judge one program by the tests that come first."""
+    """Receive the tests of one program, and run them."""
     judge = Judge(socket.socket(fileno=channel_fd))
     sys.argv[:] = ["tests.py"]
     fields = judge.tests()
@@ -96,4 +95,4 @@ def serve(channel_fd: int) -> None:
     except Unjudgeable as error:
         findings = {"unjudgeable": str(error)}
     judge.report(findings)
-    os._exit(0)  # threads and exit handlers of the tests have no more say
+    os._exit(0)  # skips threads and exit handlers of the tests

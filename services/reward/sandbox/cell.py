@@ -1,9 +1,9 @@
-"""One sandbox for one program: its first process, from outside.
+"""One sandbox for one program: starts its first process, sends it commands, and kills it.
 
-Owns: starting it, commands to it, its end with everything in it. Refuses: limits and waits of a run (run).
+Limits and waits of a run are in run.py.
 
-A cell is used for one program and then destroyed. Where its first process is process 1 of a namespace, the kernel ends
-everything in the cell with it; elsewhere the tree is stopped and killed.
+A cell is used for one program and then destroyed. If its first process is process 1 of a namespace, the kernel kills
+all processes in the cell with it; otherwise the process tree is stopped and killed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from services.reward.sandbox.usage import Usage, children_of, tree_of, usage_bel
 MAX_REPLY_BYTES = 64
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
-"""Both take milliseconds; these are for a machine that is busy with other things, and for one that is broken."""
+"""Time limits of start and end, which normally take milliseconds, for a busy or broken machine."""
 MAX_SETTINGS_BYTES = 60_000
 
 
 class SandboxFailed(Exception):
-    """The sandbox itself could not be made or broke, through no fault of a program's."""
+    """The sandbox itself could not be created, or failed; the program is not at fault."""
 
 
 class Cell:
-    """`start`, `wait_ready`, `begin` one or more runs, `close`."""
+    """Call `start`, `wait_ready`, `begin` for one or more runs, then `close`."""
 
     def __init__(self, setup: Setup, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self.setup, self._process, self._control = setup, process, control
@@ -41,7 +41,7 @@ class Cell:
 
     @staticmethod
     def start(setup: Setup, limits: Limits, code_fd: int, source: bytes, errors_fd: int = -1) -> Cell:
-        """Start the first process and hand it the program. Raises SandboxFailed."""
+        """Start the first process and pass it the program. Raises SandboxFailed."""
         kind = socket.SOCK_SEQPACKET if hasattr(os, "memfd_create") else socket.SOCK_STREAM
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         filter_code = setup.outer_filter()
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def pid(self) -> int:
-        """Of what was started: bubblewrap, or the first process itself."""
+        """Process id of the started process: bubblewrap, or the first process itself."""
         return self._process.pid
 
     @property
@@ -100,7 +100,7 @@ class Cell:
         return self._control.fileno()
 
     def ended(self) -> int | None:
-        """The wait status of the run that ended; None when the whole cell did. Raises SandboxFailed."""
+        """The wait status of the run that ended; None if the whole cell ended. Raises SandboxFailed."""
         reply = self._receive(0.0)
         if reply == b"broke":
             raise SandboxFailed("the namespaces of a run cannot be made")
@@ -108,21 +108,21 @@ class Cell:
         return int(status) if word == b"ended" and status.isdigit() else None
 
     def usage(self) -> Usage:
-        """What the program uses now, and has used."""
+        """Current and past resource usage of the program."""
         root = self._first_pid
         if not root:
             return Usage()
-        # the first process of the run's own namespaces is no more the program's than the first of all
+        # the first process of the run's namespaces does not belong to the program either
         return usage_below(root, ours=children_of(root) if self.setup.is_fresh else ())
 
     def close(self) -> None:
-        """End everything in it; returns when nothing of it runs."""
+        """Kill everything in it; returns when no process of it runs."""
         if self._process.returncode is None:
             self._kill()
         self._control.close()
 
     def _kill(self) -> None:
-        """Process 1 first: the kernel then empties the namespace, and bubblewrap ends by itself."""
+        """Kill process 1 first: the kernel then empties the namespace, and bubblewrap exits."""
         give_up_s = time.monotonic() + END_TIMEOUT_S
         in_namespaces = self.setup.layer == "namespaces"
         if in_namespaces and self._first_pid:
@@ -143,7 +143,7 @@ class Cell:
         socket.send_fds(self._control, [body], list(fds))
 
     def _receive(self, timeout_s: float) -> bytes:
-        """A message of the first process; empty when it is gone, or silent for so long."""
+        """A message of the first process; empty if it has exited, or sends nothing within `timeout_s`."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not poll.poll(timeout_s * 1000):

@@ -1,7 +1,6 @@
-"""The time of one judged program, over all runs of it and of its tests.
+"""The time limit of one judged program, over all its runs and its tests.
 
-Owns: the own time that all runs spent together, the bound on the wall. Refuses: measuring own time, and the limit of a
-single run (run).
+Own time, and the limit of a single run, are measured in run.py.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import math
 import time
 
 TESTS_ROOM_S = 1.0
-"""Tests may take so much longer than a program's total time; only computing with its answers brings them there."""
+"""Time that tests may take in addition to a program's total time, for computing with its answers."""
 WALL_FACTOR, WALL_ROOM_S = 10.0, 600.0
 
 
 class Deadline:
-    """`spent_s` is own time: it does not grow while the machine keeps the program from running (run).
+    """`spent_s` is own time: it does not grow while the program waits for a processor (run.py).
 
-    The wall is bounded too, from the first `start`, but far beyond: who reaches that bound had no processor for most of
-    the time, so it is no verdict on a program. A reward service has a shorter one of its own, `reward.timeout_s`.
+    The wall-clock time is bounded too, from the first `start`, but far above: a program that reaches that bound had no
+    processor for most of the time, so no verdict is given. A reward service has a shorter bound, `reward.timeout_s`.
     """
 
     def __init__(self, total_s: float) -> None:
@@ -27,18 +26,19 @@ class Deadline:
         self.wall_s = WALL_FACTOR * total_s + WALL_ROOM_S
         self.spent_s = 0.0
         self.until_s = math.inf
-        """On the monotonic clock."""
+        """End of the wall-clock time, on the monotonic clock."""
 
     def start(self) -> None:
-        """The program can run now: a sandbox that is slow to come up costs no time. Later calls change nothing."""
+        """Start the clock once the program can run, so that a slow start of the sandbox does not count. Later calls
+        have no effect."""
         if self.until_s == math.inf:
             self.until_s = time.monotonic() + self.wall_s
 
     def left_s(self, room_s: float = 0.0) -> float:
-        """Own seconds left for a run that has `room_s` more than the others."""
+        """Own seconds left for a run with `room_s` additional seconds."""
         return self.total_s + room_s - self.spent_s
 
     @property
     def is_over(self) -> bool:
-        """No further test may begin."""
+        """Whether no further test may begin."""
         return self.left_s() < 0.0

@@ -1,6 +1,6 @@
-"""What the scorers of a configuration demand of the sandbox, against what this machine has.
+"""Compares the sandbox that the scorers of a configuration require with what this machine supports.
 
-Owns: the question before a run starts, the remedy. Refuses: the trial itself (layers), choosing a layer (layers).
+The trial and the choice of a layer are in layers.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SANDBOX_REMEDY = (
 
 
 def sandbox_problems(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """Where no sandbox is as strong as a scorer `code` demands: key below `reward`, what is wrong, what to do."""
+    """Problems if no sandbox is as strong as a scorer `code` requires: key below `reward`, fault, remedy."""
     for index, scorer in enumerate(() if reward.addresses else reward.scorers):
         if scorer.kind == "code":
             options = CodeOptions.model_validate(scorer.options)

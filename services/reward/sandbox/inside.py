@@ -1,17 +1,16 @@
-"""The inside of a sandbox, first part: its first process, and what a program's process does before the program runs.
+"""The inside of a sandbox, first part: its first process, and the set-up of a program's process before the program
+runs.
 
-Owns: starting runs of one program, the limits of its process. Refuses: judging.
+This file and the other `inside_*` share a sandbox with the program, which may read, replace or forge everything they
+do. So processes outside assume only that a message comes from the program, and nothing is sent in that a program must
+not know. These files import nothing of this project and run under the Python that runs the programs: their code is
+passed to it as one piece, and executed in one namespace (inside_writing, inside_answering, inside_namespaces, inside).
+Commands to the first process are Python expressions from the judge only; requests to a program are Python expressions
+from its tests, which may do anything that the program may; replies are JSON. Tests that are code run in a separate
+sandbox with the same first process (mode `tests`).
 
-This file and the other `inside_*` share a sandbox with the program, which may read, replace or forge all they do. So
-nothing outside believes more than "this is what the program answers", and nothing is sent in that a program may not
-know. They import nothing of this project and run under whatever Python runs the programs: their code is handed to it
-as one piece, executed in one namespace (inside_writing, inside_answering, inside_namespaces, inside). Commands to the
-first process are Python expressions, and come from the judge alone; questions to a program are, too, and come from its
-tests, which may do what the program may; what goes back is JSON. Tests that are code run in a sandbox of their own,
-whose first process is the same (mode `tests`).
-
-The first process waits for the judge's commands on its control socket, one run of the program each; when the program's
-process ends it ends everything else (it is process 1 of its world) and says so.
+The first process waits for the judge's commands on its control socket, one run of the program each. When the program's
+process exits, it kills all other processes (it is process 1 of its namespace) and reports the end.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from services.reward.sandbox.inside_answering import Respondent, keep_depth
+    from services.reward.sandbox.inside_answering import Responder, keep_depth
     from services.reward.sandbox.inside_namespaces import fork_run, status_from, wait_for
 
 MAX_COMMAND_BYTES = 1 << 16
@@ -37,14 +36,15 @@ CHANNEL_FD = 3
 TESTS = "services.reward.judging.tests_process"
 _SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
 STDIN_NAME, STDIN_COPY = b"/dev/stdin", "/tmp/.stdin"
-"""There is no /proc for the device to lead to; bubblewrap makes it a link to this file."""
+"""There is no /proc that the device could link to; bubblewrap makes it a link to this file."""
 
 
 def first_process(control_fd: int) -> Callable[[], None]:
-    """Never returns in the first process. In the process of a program it returns what is left to be done."""
+    """Run the first process, in which this never returns. In the process of a program it returns the function that runs
+    the program."""
     import _signal
 
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # a handler is what lets a process 1 be interrupted from within
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # with a handler, process 1 could be interrupted from within
     control = _socket.socket(-1, -1, -1, control_fd)
     settings, fds = receive_command(control)
     source = read_all(fds[0])
@@ -73,14 +73,14 @@ def first_process(control_fd: int) -> Callable[[], None]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process when `parent` ends: no namespace does it here."""
+    """Have the kernel kill this process when `parent` exits, where no namespace does it."""
     prctl(_SET_PARENT_DEATH_SIGNAL, 9)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def prctl(option: int, value: int) -> None:
-    """Raises OSError."""
+    """Call prctl. Raises OSError."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
@@ -88,7 +88,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def confinement_of(settings: dict[str, Any]) -> Callable[[], None] | None:
-    """What confines a process of the program, compiled once; None where the sandbox around it does all."""
+    """The function that confines a process of the program, compiled once; None if the outer sandbox does everything."""
     if not settings["confinement"]:
         return None
     space: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def confinement_of(settings: dict[str, Any]) -> Callable[[], None] | None:
 
 
 def receive_command(control: _socket.socket) -> tuple[Any, list[int]]:
-    """A command and the descriptors that came with it. Ends the process, and so its world, at the judge's end."""
+    """Receive a command and its descriptors. Exits, and so ends the sandbox, if the judge has exited."""
     text, attached, _, _ = control.recvmsg(MAX_COMMAND_BYTES, _socket.CMSG_SPACE(8 * FD_BYTES))
     if not text:
         os._exit(0)
@@ -119,7 +119,7 @@ def read_all(fd: int) -> bytes:
 
 
 def end_everything_else() -> None:
-    """For process 1 only: no other process of its world is left."""
+    """Kill all other processes of the namespace; for process 1 only."""
     while True:
         try:
             os.kill(-1, 9)
@@ -134,7 +134,8 @@ def end_everything_else() -> None:
 def become_program(
     settings: dict[str, Any], confine: Callable[[], None] | None, mode: str, source: bytes, fds: list[int]
 ) -> Callable[[], None]:
-    """Set up the program's process: `fds` become 0, 1, 2 and, with questions to answer, 3. Returns what runs it."""
+    """Set up the program's process: `fds` become 0, 1, 2 and, in mode `calls`, 3. Returns the function that runs the
+    program."""
     for number, fd in enumerate(fds):
         os.dup2(fd, PARKED_FD + number)
     for number in range(len(fds)):
@@ -145,8 +146,8 @@ def become_program(
         ceiling = resource.getrlimit(kind)[1]
         bound = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         resource.setrlimit(kind, (bound, bound))
-    if mode == "tests" and (confine is not None or settings["parent"]):  # else a filter around it forbids the call,
-        prctl(_SET_DUMPABLE, 0)  # and nobody is there to read its memory, which holds expected results
+    if mode == "tests" and (confine is not None or settings["parent"]):  # otherwise the outer filter forbids the call,
+        prctl(_SET_DUMPABLE, 0)  # and no process could read its memory, which contains expected results
     if confine is not None:
         confine()
     sys.path[:] = [path for path in sys.path if path and path != "/"] + settings["packages"]
@@ -162,28 +163,28 @@ def become_program(
         if STDIN_NAME in source:
             copy_input()
         return lambda: run_alone(source, main.__dict__)
-    return lambda: Respondent(CHANNEL_FD, main.__dict__).serve(source)
+    return lambda: Responder(CHANNEL_FD, main.__dict__).serve(source)
 
 
 def run_alone(source: bytes, names: dict[str, Any]) -> None:
-    """The program as it would run by itself: what it raises ends the process as it does everywhere."""
+    """Run the program as a script: an exception ends the process in the usual way."""
     program = compile(source, "program.py", "exec", 0, True)
     keep_depth(2, 0)
     exec(program, names)
 
 
 def copy_input() -> None:
-    """For programs that open their input by its name."""
+    """Copy the input to a file, for programs that open it by name."""
     try:
         with open(STDIN_COPY, "wb") as file:
             while chunk := os.pread(0, 1 << 20, file.tell()):
                 file.write(chunk)
-    except OSError:  # too long for /tmp, or no /tmp to write to: the program will say so
+    except OSError:  # too long for /tmp, or no writable /tmp: the program reports the error
         return
 
 
 def add_site_names() -> None:
-    """`exit` and `quit`, which the site module would have made."""
+    """Define `exit` and `quit`, as the site module would."""
     import _sitebuiltins
     import builtins
 

@@ -1,11 +1,12 @@
-"""The inside of a sandbox, third part: a program whose functions are called by tests outside (see inside).
+"""The inside of a sandbox, third part: a program whose functions are called by tests outside (see inside.py).
 
-Owns: running a program's top level, then answering questions about its names and objects, one at a time.
-Refuses: knowing why it is asked: no expected result ever comes in here.
+It runs a program's top level, then answers requests about its names and objects, one at a time. It does not know the
+purpose of a request: no expected result is ever sent in.
 
 Requests are tuples, written as Python expressions: ("resolve", name), ("call", function, args, kwargs), ("get", object,
 name), ("set", object, name, value), ("take", iterator, n), ("do", operation, operands). An answer is {"answer": value},
-{"answer": null, "args": changed} or {"raised": [type, built-in base, text]}; {"callback": ...} asks back.
+{"answer": null, "args": changed} or {"raised": [type, built-in base, text]}; {"callback": ...} is a request to the
+tests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MODULES = """
     operator random re statistics string sys textwrap typing
 """
 PLAIN_MODULES = frozenset(_MODULES.split())
-"""Modules that a test may use because the program imported them; the judge then takes its own copy."""
+"""Modules that a test may use because the program imported them; the judge then uses its own copy."""
 _OPERATORS = """
     lt le gt ge eq ne add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift neg pos abs invert getitem
     setitem delitem contains index
@@ -35,7 +36,7 @@ _OPERATORS = """
 
 
 def operations() -> dict[str, Callable[..., Any]]:
-    """What may be asked of an object, in addition to calls and attributes."""
+    """Operations on an object, in addition to calls and attributes."""
     import _operator
 
     functions = (len, bool, str, repr, int, float, complex, round, iter, next, reversed, hash, format, divmod)
@@ -44,8 +45,8 @@ def operations() -> dict[str, Callable[..., Any]]:
     return known
 
 
-class Respondent:
-    """Answers one request after the other until the judge goes."""
+class Responder:
+    """Answers requests one after the other until the judge closes the connection."""
 
     def __init__(self, fd: int, names: dict[str, Any]) -> None:
         self.fd, self.names, self.pid = fd, names, os.getpid()
@@ -83,7 +84,7 @@ class Respondent:
         except BaseException as error:
             answer = self.raised(error)
         while True:
-            if os.getpid() != self.pid:  # a child of the program came back here; it has no business with the judge
+            if os.getpid() != self.pid:  # a child of the program returned here; it must not talk to the judge
                 os._exit(0)
             self.send(answer)
             request = self.receive()
@@ -118,13 +119,13 @@ class Respondent:
             result = asyncio.run(result)
         answer = tag("answer", self.write(result))
         if result is None and not all(type(value) in self.writer.fixed for value in args):
-            changed = self.write(args)  # a function without a result may have changed what it was given
+            changed = self.write(args)  # a function without a result may have changed its arguments
             if changed != self.write(eval(request, self.environment)[2]):
                 return f'{{"answer":null,"args":{changed}}}'
         return answer
 
     def resolve(self, name: str) -> str:
-        """What the program means by a name: [kind, value]."""
+        """The program's value of a name: [kind, value]."""
         if name not in self.names:
             return '["missing",null]'
         value = self.names[name]
@@ -197,7 +198,7 @@ class Respondent:
 
 
 def keep_depth(num_more: int, num_more_since_3_12: int) -> None:
-    """Leave the program as many levels of recursion as it has where it runs by itself.
+    """Give the program as many levels of recursion as it has as a script.
 
     Before Python 3.12 calls through C count as levels, too.
     """

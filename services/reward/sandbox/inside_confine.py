@@ -1,7 +1,7 @@
-"""The inside of a sandbox where namespaces are not available: a process gives up all it can before its program runs.
+"""The inside of a sandbox without namespaces: a process gives up all privileges that it can before its program runs.
 
-Owns: capabilities, Landlock (which files it may read; none to write), the seccomp filter. Refuses: deciding which of
-these there are (layers). Handed over as code like the other `inside_*`; each step raises OSError where it fails.
+It drops capabilities, and installs Landlock (files to read; none to write) and the seccomp filter. layers.py decides
+which of them are used. It is passed as code like the other `inside_*`; each step raises OSError if it fails.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ _FILTER_MODE = 2
 _CAPABILITY_VERSION = 0x2008_0522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ = 1 | 4 | 8
-"""Execute, read a file, read a folder."""
+"""Rights: execute, read a file, read a folder."""
 _FILE_RIGHTS = 1 | 2 | 4
 _FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Landlock version: number of rights over files it knows; later versions as the last."""
+"""Number of file rights by Landlock version; later versions as the last."""
 _PATH_BENEATH = 1
 INSTRUCTION = struct.Struct("<HBBI")
 
 
 def confine(system_calls: bytes, own_pid_mark: int, readable: list[str], landlock: int) -> None:
-    """`landlock`: the kernel's version of it, 0 for none. `readable` counts with Landlock only."""
+    """Confine this process. `landlock`: version of Landlock in the kernel, 0 for none. `readable` is used with Landlock
+    only."""
     libc = ctypes.CDLL(None, use_errno=True)
     _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     _drop_capabilities(libc)
@@ -42,7 +43,7 @@ def _must(result: int) -> int:
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
     number = 0
-    while libc.prctl(_CAPBSET_DROP, number, 0, 0, 0) == 0:  # fails where there is nothing to drop, or at the last one
+    while libc.prctl(_CAPBSET_DROP, number, 0, 0, 0) == 0:  # fails if there is nothing to drop, or after the last one
         number += 1
     header = ctypes.create_string_buffer(struct.pack("<Ii", _CAPABILITY_VERSION, 0))
     _must(libc.capset(header, ctypes.create_string_buffer(bytes(24))))
@@ -54,7 +55,7 @@ def _hide_files(libc: ctypes.CDLL, readable: list[str], version: int) -> None:
     if version >= 4:
         attributes += struct.pack("<Q", 0b11)  # no TCP
     if version >= 6:
-        attributes += struct.pack("<Q", 0b11)  # no abstract sockets and no signals to the world outside
+        attributes += struct.pack("<Q", 0b11)  # no abstract sockets and no signals to processes outside
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     ruleset = _must(libc.syscall(_CREATE_RULESET, buffer, len(attributes), 0))
     for path in [*readable, "/dev/null", "/dev/zero", "/dev/urandom"]:

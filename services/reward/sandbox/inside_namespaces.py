@@ -1,12 +1,13 @@
-"""The inside of a sandbox, where each run of a program gets namespaces of its own within those of the sandbox.
+"""The inside of a sandbox in which each run of a program has separate namespaces within those of the sandbox.
 
-Owns: starting the process of a run in new process, mount and IPC namespaces, with new and empty /tmp and /dev/shm.
-Refuses: giving up what is needed for that before the program runs (inside_confine does it).
+It starts the process of a run in new process, mount and IPC namespaces, with new, empty /tmp and /dev/shm.
+inside_confine drops the privileges needed for that before the program runs.
 
 Runs of one program share a sandbox, because starting one costs several times more than a run. They must share nothing
-that one run could change and the next one see: no file, and no process id to count runs by. The first process of the
-sandbox keeps CAP_SYS_ADMIN over the sandbox's own user namespace for this; it never runs code of a program.
-Like the other `inside_*` this is handed over as code and executed in their common namespace.
+that one run could change and the next one could see: no file, and no process id, which would count the runs. The first
+process of the sandbox keeps CAP_SYS_ADMIN over the sandbox's own user namespace for this; it never runs code of a
+program.
+Like the other `inside_*` it is passed as code and executed in their common namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WRITABLE = (b"/tmp", b"/dev/shm")
 
 
 def fork_run(settings: dict[str, Any]) -> tuple[int, int]:
-    """Fork the process of a run. Returns (process id, descriptor that its wait status comes from, -1 for none).
+    """Fork the process of a run. Returns (process id, descriptor from which its wait status is read, -1 for none).
 
     The process id is 0 in the process of the run, as with os.fork.
     """
@@ -47,7 +48,7 @@ def fork_run(settings: dict[str, Any]) -> tuple[int, int]:
             return 0, -1
         os.write(write_fd, b"%d" % wait_for(program))
     finally:
-        if os.getpid() == 1:  # the end of process 1 ends everything in its namespace
+        if os.getpid() == 1:  # the exit of process 1 kills all processes of its namespace
             os._exit(0)
     raise AssertionError("the first process of a run never gets here")
 
@@ -57,19 +58,19 @@ def _fork_with_empty_folders(libc: ctypes.PyDLL, tmp_bytes: int) -> int:
         options = b"size=%d,mode=0755" % tmp_bytes
         if libc.mount(b"tmpfs", folder, b"tmpfs", _NO_SETUID | _NO_DEVICES, options) != 0:
             raise OSError(ctypes.get_errno(), "mount")
-    os.chdir("/tmp")  # the current folder was the one below
+    os.chdir("/tmp")  # the current folder was on the covered file system
     return os.fork()
 
 
 def status_from(fd: int) -> int | None:
-    """The wait status that the first process of a run wrote; None when it broke."""
+    """The wait status that the first process of a run wrote; None if it failed."""
     text = os.read(fd, 64)
     os.close(fd)
     return int(text) if text else None
 
 
 def wait_for(pid: int) -> int:
-    """The wait status of a child; other processes orphaned meanwhile are reaped."""
+    """The wait status of a child; orphans are reaped meanwhile."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:

@@ -1,8 +1,8 @@
-"""The inside of a sandbox, second part: how a program's values are written down for the judge (see inside).
+"""The inside of a sandbox, second part: writes a program's values as JSON for the judge (see inside.py).
 
-Owns: JSON with one tag per kind of value. Plain data of built-in types is written as such, a subclass of one as its
-bare data, a few values of the standard library by their fields; anything else stays here and goes out as the number of
-a handle. Refuses: being honest: the program may have replaced all of this, and the judge reads it accordingly.
+JSON has one tag per kind of value. Plain data of built-in types is written as such, a subclass of one as its base data,
+a few values of the standard library by their fields; any other object stays here and is sent as the number of a handle.
+The program may have replaced all of this, so the judge does not trust it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COROUTINE_FLAG = 0x80
 
 
 class CannotPass(Exception):
-    """A value nested too deeply to be written down."""
+    """A value is nested too deeply to be written."""
 
 
 def tag(name: str, content: str) -> str:
@@ -35,7 +35,7 @@ def tag(name: str, content: str) -> str:
 
 
 def load_json_text() -> Callable[[str], str]:
-    """The C function that writes a text as JSON; importing `json` costs as much as all the rest of the start."""
+    """The C function that writes a text as JSON, because importing `json` takes as long as the rest of the start."""
     try:
         from _json import encode_basestring_ascii
     except ImportError:
@@ -44,7 +44,7 @@ def load_json_text() -> Callable[[str], str]:
 
 
 class Writer:
-    """`write` gives the JSON of a value. `keep` makes handles: it gives the number of an object."""
+    """Writes values. `write` returns the JSON of a value. `keep` returns the number of a handle for an object."""
 
     def __init__(self, keep: Callable[[Any], int]) -> None:
         self.keep, self.text = keep, load_json_text()
@@ -83,7 +83,7 @@ class Writer:
         }
 
     def write(self, value: Any, depth: int = 0) -> str:
-        """Raises CannotPass, and whatever a strange object raises when it is looked at."""
+        """JSON of a value. Raises CannotPass, and any exception of an object that is inspected."""
         if depth > MAX_DEPTH:
             raise CannotPass
         kind = type(value)
@@ -141,7 +141,7 @@ class Writer:
         return None
 
     def handle(self, value: Any) -> str:
-        """The number of a handle, what it can do, and the name of its type (of itself, for a type)."""
+        """The number of a handle, its capabilities, and the name of its type (of itself, for a type)."""
         kind = type(value)
         if kind is type and value.__module__ == "builtins":
             return tag("builtin", self.text(value.__name__))

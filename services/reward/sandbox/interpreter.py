@@ -1,9 +1,7 @@
-"""The Python that runs programs: where it lives, and which folders it needs to see.
+"""The Python interpreter that runs programs: its path, and the folders that it needs to read.
 
-Owns: asking an interpreter about itself, and the folders a sandbox shows of this machine. Refuses: mounting them.
-
-Without a choice of the user's it is the one this process's environment was made from, with its standard library only;
-an interpreter named by the user keeps its installed packages.
+By default it is the one from which this process's environment was created, with only its standard library; an
+interpreter that the user names has its installed packages.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from functools import lru_cache
 from areal_like.guard import tied
 
 FLAGS = ("-s", "-S", "-B", "-X", "utf8")
-"""No user site, no site at all (packages are put on the path inside), nothing written alongside modules."""
+"""Options: no user site, no site module (packages are added to the path inside), no byte-code files."""
 ASK_TIMEOUT_S = 120.0
 _SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 _TOO_MUCH = ("/", "/usr", "/usr/local", "/opt", "/home", "/root")
-"""Prefixes that hold more than a Python: only its own folders of them are shown."""
+"""Prefixes that contain more than a Python: only its own folders in them are visible."""
 
 _QUESTION = """
 import sys, os, json
@@ -44,14 +42,15 @@ print(json.dumps({
 
 
 class NoInterpreter(Exception):
-    """It cannot be run, or says nothing sensible about itself."""
+    """The interpreter cannot be run, or its description is invalid."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """executable: what is started. shown: files and folders it needs to see; hidden: folders in them it must not.
+    """executable: the program to start. shown: files and folders that it needs to read; hidden: folders within them
+    that it must not read.
 
-    packages: folders of installed packages to import from; empty for the standard library alone.
+    packages: folders of installed packages; empty for only the standard library.
     """
 
     executable: str
@@ -89,7 +88,7 @@ def _shown(facts: dict[str, list[str] | str], executable: str, packages: tuple[s
     for prefix in (str(facts["prefix"]), str(facts["exec_prefix"])):
         wanted += [os.path.join(prefix, "lib")] if prefix not in _TOO_MUCH else []
     wanted += [*facts["stdlib"], *packages, real, executable]
-    if executable != real:  # an environment of its own: the file alongside bin/ says so, links lead to the real one
+    if executable != real:  # a virtual environment: its configuration file and links lead to the real one
         wanted += [os.path.join(os.path.dirname(os.path.dirname(executable)), "pyvenv.cfg"), *_links_of(executable)]
     wanted += [path for path in facts["mapped"] if path.startswith("/") and not _is_under(path, wanted)]
     kept: list[str] = []
@@ -100,7 +99,7 @@ def _shown(facts: dict[str, list[str] | str], executable: str, packages: tuple[s
 
 
 def _links_of(path: str) -> list[str]:
-    """Every path on the way from a link to its file."""
+    """Every path between a link and its target."""
     found: list[str] = []
     while os.path.islink(path) and len(found) < 16:
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
@@ -109,7 +108,7 @@ def _links_of(path: str) -> list[str]:
 
 
 def _package_folders(facts: dict[str, list[str] | str]) -> list[str]:
-    """Folders of installed packages that lie within what is shown anyway."""
+    """Folders of installed packages within the visible folders."""
     found = [*facts["packages"]]
     for stdlib in facts["stdlib"]:
         found += [os.path.join(stdlib, "site-packages"), os.path.join(stdlib, "dist-packages")]

@@ -1,7 +1,6 @@
-"""How the first process of a sandbox is started, layer by layer.
+"""The command lines, environment and limits with which the first process of a sandbox is started, for each layer.
 
-Owns: bubblewrap's command line, the environment and limits of what is started, the code it runs. Refuses: choosing a
-layer (layers), talking to it (cell).
+The choice of a layer is in layers.py, communication in cell.py.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ TESTS_MODULES = (
     "services.reward.judging.program", "services.reward.judging.remote", "services.reward.judging.names",
     "services.reward.judging.rewriting", "services.reward.judging.assertions", "services.reward.judging.tests_process",
 )  # fmt: skip
-"""Modules of this project that a process of tests runs, in the order in which they import each other."""
+"""Modules of this project that a process of tests runs, in order of their imports."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 INSIDE_UID = 65534
 STACK_ROOM_BYTES = 512 << 20
-"""Address space beyond the memory limit: stacks and arenas are reserved long before they are used."""
+"""Address space in addition to the memory limit, because stacks and arenas are reserved before they are used."""
 _BOOT = """
 import os,marshal,sys
 for name, part in marshal.loads(os.pread({fd},1<<24,0)):
@@ -54,10 +53,10 @@ sys.stdout.buffer.write(marshal.dumps(parts))
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run programs. layer: see layers; uid: the user to become first, None to stay who we are.
+    """One way to run programs. layer: see layers.py; uid: the user to switch to, None for the current one.
 
-    staged: other places of the interpreter's folders, for a user that cannot reach them (staging). is_fresh: every run
-    gets namespaces of its own within those of the sandbox (layer `namespaces` only; inside_namespaces).
+    staged: alternative paths of the interpreter's folders, for a user that cannot reach them (staging.py). is_fresh:
+    every run gets separate namespaces within those of the sandbox (layer `namespaces` only; inside_namespaces).
     """
 
     layer: str
@@ -68,10 +67,10 @@ class Setup:
     staged: dict[str, str] = field(default_factory=dict)
     is_fresh: bool = False
     is_read_only: bool = False
-    """Not even /tmp and /dev/shm can be written to."""
+    """No folder can be written, not even /tmp and /dev/shm."""
 
     def command(self, limits: Limits, code_fd: int, control_fd: int, filter_fd: int) -> list[str]:
-        """What to start; the descriptors are inherited. filter_fd: -1 without a filter from outside."""
+        """The command line; the descriptors are inherited. filter_fd: -1 without an outer filter."""
         python = [self.interpreter.executable, *FLAGS, "-c", _BOOT.format(fd=code_fd), str(control_fd)]
         return [*self._bubblewrap(limits, filter_fd), "--", *python] if self.layer == "namespaces" else python
 
@@ -97,17 +96,17 @@ class Setup:
 
     @property
     def has_filter(self) -> bool:
-        """A seccomp filter is part of this layer here."""
+        """Whether a seccomp filter is part of this layer here."""
         return self.layer != "limits" and bool(seccomp.machine())
 
     def outer_filter(self) -> bytes:
-        """The filter that bubblewrap is to install; empty where there is none, or the inside installs it."""
+        """The filter that bubblewrap installs; empty if there is none, or if the inside installs it."""
         if self.layer != "namespaces" or self.is_fresh or not self.has_filter:
             return b""
         return seccomp.make_filter(seccomp.machine(), in_namespaces=True)
 
     def settings(self, limits: Limits) -> dict[str, Any]:
-        """What is passed to the first process."""
+        """The settings that are passed to the first process."""
         rlimits = {
             "RLIMIT_CPU": math.ceil(limits.time_s) + 1,
             "RLIMIT_AS": limits.memory_bytes + STACK_ROOM_BYTES,
@@ -118,7 +117,7 @@ class Setup:
         if platform.system() == "Linux":
             rlimits |= {"RLIMIT_MEMLOCK": 0, "RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": 256}
             if self.uid is not None or (self.layer == "namespaces" and _kernel() >= (5, 14) and os.getuid() != 0):
-                rlimits["RLIMIT_NPROC"] = limits.max_tasks + 2  # else it would count all processes of our user
+                rlimits["RLIMIT_NPROC"] = limits.max_tasks + 2  # otherwise it would count all processes of this user
         confinement: dict[str, Any] = {}
         if self.layer in ("landlock", "seccomp") or self.is_fresh:
             confinement = {
@@ -147,7 +146,7 @@ def _part(name: str) -> str:
 
 
 def compile_inside(interpreter: Interpreter, *, with_tests: bool = False) -> bytes:
-    """The code of the inside, for the Python that will run it. `with_tests`: for a process of tests.
+    """Compile the code of the inside with the Python that will run it. `with_tests`: for a process of tests.
 
     Raises NoInterpreter.
     """
@@ -166,7 +165,7 @@ def compile_inside(interpreter: Interpreter, *, with_tests: bool = False) -> byt
 
 
 def _module_source(name: str) -> str:
-    """The text of a module of this project; a package is empty."""
+    """The source of a module of this project; empty for a package."""
     package, _, module = name.rpartition(".")
     file = importlib.resources.files(package) / f"{module}.py" if package else None
     return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""

@@ -1,17 +1,16 @@
-"""Which layers can confine a program on this machine, by trial; and the strongest of them, ready for use.
+"""Determines by trial which layers of the sandbox work on this machine, and prepares the strongest one.
 
-Owns: the layers' names and order, the trials, the choice, the words for log, doctor and verdict. Refuses: running
-anybody's program.
+It defines the layers' names and order, and their descriptions for log, doctor and verdict.
 
     namespaces  bubblewrap: user, process, network, mount, ipc and host-name namespaces, a read-only root that shows
                 Python and its libraries only, private /tmp, no capabilities; with a seccomp filter and resource limits
     landlock    no namespaces: Landlock shows the same files and none to write; the seccomp filter also forbids
                 processes, sockets and signals to others; resource limits
-    seccomp     as landlock, but every file this user can read can be read
-    limits      resource limits and a killed process tree, nothing else
+    seccomp     as landlock, but programs can read every file that this user can read
+    limits resource limits, and the process tree is killed; nothing else
 
-Where the service is root, programs run under a user id of their own, and tests that are code under another one, if that
-is possible. Layers that do not hide files are refused where it is not: root may read everything.
+If the service is root, programs run with a separate user id, and tests that are code with another one, if possible.
+Otherwise layers that do not hide files are refused, because root may read everything.
 """
 
 from __future__ import annotations
@@ -41,10 +40,11 @@ from services.reward.sandbox.staging import stage
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
 """Strongest first."""
 FIRST_UID, NUM_UIDS = 61_184, 2_000
-"""Users that no system gives to anybody (systemd's range for dynamic users): so many for programs, then for tests."""
+"""User ids that systems do not assign (systemd's range for dynamic users): some for programs, the next ones for tests.
+"""
 HIDES_FILES = ("namespaces", "landlock")
 TESTS_LIMITS = Limits(time_s=3600.0, memory_bytes=1536 << 20)
-"""Of a process of tests. Its time is bounded per program, by who waits for it (judging/judge)."""
+"""Limits of a process of tests. Its time is bounded per program, by the waiting judge (judging/judge.py)."""
 TRIAL_TIMEOUT_S = 180.0
 _LANDLOCK_VERSION_CALL = 444
 _REPLACED = ("/tmp/", "/dev/")
@@ -79,12 +79,13 @@ _PROMISES = {"namespaces": "namespaces files calls", "landlock": "files calls", 
 
 
 class LayerMissing(Exception):
-    """No layer of the demanded strength works here; says why, per layer."""
+    """No layer of the required strength works here; the message says why, for each layer."""
 
 
 @dataclass(frozen=True)
 class SandboxLayers:
-    """chosen: the layer programs run in (empty: none works). parts: per layer whether it works here, as text."""
+    """chosen: the layer that programs run in (empty: none works). parts: for each layer, whether it works here, as
+    text."""
 
     chosen: str
     words: str
@@ -101,10 +102,10 @@ class Sandbox:
     tests_code_fd: int
     layers: SandboxLayers
     has_fresh_runs: bool
-    """One cell may run a program several times, and no run can leave anything for the next."""
+    """Whether one cell may run a program several times with isolated runs."""
 
     def open(self, source: bytes, limits: Limits, *, is_repeated: bool = False) -> Cell:
-        """A new cell with this program in it, not waited for. `is_repeated`: it is to run more than once.
+        """Start a new cell with this program, without waiting for it. `is_repeated`: it will run more than once.
 
         Raises SandboxFailed.
         """
@@ -112,28 +113,28 @@ class Sandbox:
         return Cell.start(setup, limits, self.code_fd, source)
 
     def open_tests(self) -> Cell:
-        """A new cell that runs tests, any number of times, each in a process of its own. Raises SandboxFailed."""
+        """Start a new cell that runs tests, any number of times, each in a separate process. Raises SandboxFailed."""
         setup = replace(self.tests_setup, is_fresh=self.has_fresh_runs, is_read_only=not self.has_fresh_runs)
         return Cell.start(setup, TESTS_LIMITS, self.tests_code_fd, b"")
 
     def close(self) -> None:
-        """Close the descriptors; cells that were opened stay."""
+        """Close the descriptors; open cells are not affected."""
         os.close(self.code_fd)
         os.close(self.tests_code_fd)
 
 
 def sandbox_layers(python: str = "") -> SandboxLayers:
-    """What this machine has, strongest first, every layer tried. For doctor; takes a second, in a process of its own.
+    """Try every layer, strongest first, for `doctor`; takes a second, in a separate process.
 
-    Never raises: where the trial itself fails, `chosen` is empty and `words` says why.
+    Never raises: if the trial itself fails, `chosen` is empty and `words` says why.
     """
     return _tried([python])
 
 
 def sandbox_problem(required: str, layer: str | None, python: str = "") -> str:
-    """Why no sandbox as strong as `required` (or this `layer` alone) can be had here; empty where one works.
+    """Why no sandbox as strong as `required` (or only this `layer`) is available here; empty if one works.
 
-    Tried in a process of its own. Never raises.
+    It is tried in a separate process. Never raises.
     """
     found = _tried([python, required, *([layer] if layer else [])])
     return "" if found.chosen else found.words
@@ -153,7 +154,7 @@ def _tried(arguments: list[str]) -> SandboxLayers:
 
 
 def _try_all(python: str) -> SandboxLayers:
-    """Each layer for itself. As root this moves the process into a mount namespace of its own."""
+    """Try each layer. As root this moves the process into a new mount namespace."""
     parts: dict[str, str] = {}
     chosen = words = ""
     for layer in LAYERS:
@@ -204,10 +205,10 @@ def _words_for_root(fault: str) -> str:
 
 
 def _ready(layer: str, uid: int | None, python: str, code: bytes, tests_code: bytes, faults: dict[str, str]) -> Sandbox:
-    """This layer, tried. Raises SandboxFailed, Stopped, OSError."""
+    """Prepare and try this layer. Raises SandboxFailed, Stopped, OSError."""
     setup, tests_setup = _make_setups(layer, uid, python)
     for path in (*setup.interpreter.shown, *tests_setup.interpreter.shown) if layer == "namespaces" else ():
-        if path.startswith(_REPLACED):  # the trial below need not notice: it runs no tests
+        if path.startswith(_REPLACED):  # the trial below may not detect it, because it runs no tests
             raise SandboxFailed(f"programs get an empty /tmp, which hides {path}: install Python in another folder")
     code_fd = file_of(code)
     try:
@@ -222,7 +223,8 @@ def _ready(layer: str, uid: int | None, python: str, code: bytes, tests_code: by
 
 
 def _has_fresh_runs(setup: Setup, code_fd: int) -> bool:
-    """Each run can have namespaces of its own here. Some systems allow bubblewrap none within its own (AppArmor)."""
+    """Whether each run can have separate namespaces here. Some systems do not allow nested namespaces in bubblewrap
+    (AppArmor)."""
     if setup.layer != "namespaces" or not setup.has_filter:
         return False
     try:
@@ -233,7 +235,7 @@ def _has_fresh_runs(setup: Setup, code_fd: int) -> bool:
 
 
 def _missing_part(layer: str) -> str:
-    """What a layer lacks here, before any trial; empty where it may work."""
+    """A missing requirement of a layer, before any trial; empty if it may work."""
     if layer == "limits":
         return ""
     if platform.system() != "Linux":
@@ -255,14 +257,14 @@ def landlock_version() -> int:
 
 
 def _users() -> Iterator[int | None]:
-    """Whom to run programs as, best first; None is this process's own user."""
+    """Users to run programs as, best first; None is this process's own user."""
     if os.getuid() == 0:
         yield FIRST_UID + os.getpid() % NUM_UIDS
     yield None
 
 
 def _make_setups(layer: str, uid: int | None, python: str) -> tuple[Setup, Setup]:
-    """For programs, and for tests that are code. Raises OSError where folders cannot be staged."""
+    """Setups for programs, and for tests that are code. Raises OSError if folders cannot be staged."""
     programs, tests = find_interpreter(python), find_interpreter(sys.executable)
     needed = [path for one in (programs, tests) for path in (*one.shown, one.executable)]
     staged = {} if uid is None else stage(tuple(dict.fromkeys(needed)))
@@ -278,7 +280,7 @@ def _make_setups(layer: str, uid: int | None, python: str) -> tuple[Setup, Setup
 
 
 def _try_out(setup: Setup, code_fd: int, promises: str, num_runs: int = 1) -> None:
-    """Run a program of ours in it, which looks whether the layer holds. Raises SandboxFailed and Stopped."""
+    """Run a program in it that checks the layer's guarantees. Raises SandboxFailed and Stopped."""
     limits = Limits(time_s=5.0)
     source = _TRIAL.format(promises=promises, homes=_homes_shown(setup)).encode()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -310,7 +312,7 @@ def _last_line(fd: int) -> str:
 
 
 def _words(setup: Setup) -> str:
-    """The layer with all its parts, short enough for a verdict."""
+    """A description of the layer with all its parts, short enough for a verdict."""
     parts = {
         "namespaces": ["bubblewrap", "namespaces"],
         "landlock": [f"landlock {setup.landlock}", "no namespaces"],

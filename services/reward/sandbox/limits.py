@@ -1,4 +1,4 @@
-"""What one program may use. Owns: the numbers and how they cross a pipe. Refuses: enforcing them (inside, watch)."""
+"""Resource limits of one program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Limits:
     """Bounds of one program. All are per program, `time_s` per run of it."""
 
     time_s: float = 3.0
-    """Own seconds: on processors, of the whole process tree, and those in which all of it only waited (run)."""
+    """Own seconds: on processors, of the whole process tree, and those in which all of it only waited (run.py)."""
     memory_bytes: int = 1 << 30
     """Resident memory of the whole tree; also the address space of each process, with some room for stacks."""
     max_tasks: int = 32
-    """Processes and threads at one time."""
+    """Number of processes and threads at one time."""
     max_file_bytes: int = 16 << 20
     max_open_files: int = 64
     tmp_bytes: int = 32 << 20
     """Size of the private folder for temporary files."""
     max_output_bytes: int = 4 << 20
-    """What a program may print; and the longest answer it may give to one question of the tests."""
+    """Largest output of a program, and largest answer to one request of the tests."""
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Limits:

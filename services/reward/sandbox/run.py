@@ -1,12 +1,12 @@
-"""One run of a program in a cell: waiting for it within its limits.
+"""One run of a program in a cell: waits for it within its limits.
 
-Owns: measuring own time, looking at memory and tasks while waiting, the words for why a run was stopped. Refuses: what
-is waited for (judging), ending it (cell), the time of several runs together (deadline).
+It measures own time, and checks memory and tasks while waiting. The time of several runs together is in deadline.py.
 
 Own time of a program: the processor seconds of its tree, and the seconds in which all of it did nothing but wait, for a
-timer or for input that never comes. Time in which a task of it stood ready for a processor is not own time, nor is time
-in which the judge, who looks, got none. So a busy machine costs no honest program its verdict, and a sleeping one gains
-nothing. Time spent waiting for a disk counts only against a bound far beyond: a program can pretend to it (vfork).
+timer or for input that never comes. Time in which a task waited for a processor is not own time, nor is time in which
+the judge, which measures, had no processor. So a busy machine does not fail a correct program, and a sleeping program
+gains no time. Time waiting for a disk counts only against a much larger bound, because a program can simulate it
+(vfork).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.reward.sandbox.usage import Usage, queued_here_s
 
 LOOK_EVERY_S = 0.05
 MAX_WAIT_S = 2 * LOOK_EVERY_S
-"""A wait that took longer was the judge's: it was stopped, or its machine was."""
+"""A longer interval means that the judge itself, or its machine, was stopped."""
 BLOCKED_FACTOR, BLOCKED_ROOM_S = 3.0, 2.0
 
 
 class Stopped(Exception):
-    """The run is over before it gave what was waited for. `why` in plain words."""
+    """The run was stopped before it gave the expected result. `why` is a message."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -36,23 +36,23 @@ class Stopped(Exception):
 
 
 class Run:
-    """`wait` as often as needed; the clock runs in `wait` only."""
+    """Call `wait` as often as needed; time counts in `wait` only."""
 
     def __init__(self, cell: Cell, limits: Limits, deadline: Deadline, room_s: float = 0.0) -> None:
-        """`deadline` is charged with this run's own time, and may be overrun by `room_s` in it."""
+        """`deadline` is charged with this run's own time, which may exceed it by `room_s`."""
         self._cell, self.limits, self._deadline, self.room_s = cell, limits, deadline, room_s
         before = cell.usage()
         self._cpu_before_s, self._active_s = before.cpu_s, before.active_s
         self._cpu_s = self._idle_s = self._blocked_s = 0.0
         self._waited_s, self._queued_here_s, self._looked_s = 0.0, queued_here_s(), time.monotonic()
-        """`_waited_s`: since the last look."""
+        """`_waited_s`: seconds of waiting since the last measurement."""
         self.status: int | None = None
         """Wait status, once the run has ended by itself."""
 
     def wait(self, fds: dict[int, int]) -> dict[int, int]:
-        """Wait for any of these (descriptor: poll events); what happened, empty when the run ended first.
+        """Wait for any of these (descriptor: poll events); returns the events, empty if the run ended first.
 
-        Raises Stopped; SandboxFailed, also where the bound on the wall is reached.
+        Raises Stopped, and SandboxFailed, also if the wall-clock bound is reached.
         """
         poll = select.poll()
         for fd, events in fds.items():
@@ -77,20 +77,22 @@ class Run:
                 raise SandboxFailed(f"no verdict within {self._deadline.wall_s:g} s: the machine is too busy")
 
     def settle(self) -> None:
-        """Charge what was used since the last look, where nobody will wait for this run any more."""
+        """Charge the time used since the last measurement, at the end of waiting for this run."""
         usage = self._cell.usage()
         self._charge(usage, is_waiting=not usage.is_ready)
 
     @property
     def own_s(self) -> float:
-        """Own time of the program up to the last look."""
+        """Own time of the program up to the last measurement."""
         return self._cpu_s + self._idle_s
 
     def _end(self) -> None:
         self.status = self._cell.ended()
         if self.status is None:
             raise Stopped("its sandbox was ended")
-        self._charge(self._cell.usage(), is_waiting=False)  # how long its tasks stood ready is not known any more
+        self._charge(
+            self._cell.usage(), is_waiting=False
+        )  # the time in which its tasks waited for a processor is no longer known
         self._check_time()
 
     def _look(self) -> None:
@@ -130,7 +132,7 @@ def _excess(usage: Usage, limits: Limits) -> str:
 
 
 def words_for(status: int, limits: Limits) -> str:
-    """How a process ended, from its wait status."""
+    """Describe how a process ended, from its wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit status {code}"

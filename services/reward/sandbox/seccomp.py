@@ -1,10 +1,10 @@
-"""The filter of system calls that a program runs under: written out as the kernel's BPF, in pure Python.
+"""The system call filter of a program, as BPF of the kernel, generated in pure Python.
 
-Owns: which calls are allowed, and the assembler. Refuses: installing it (bubblewrap, or inside_confine).
+It is installed by bubblewrap or by inside_confine.
 
-An allow-list. What is not on it is refused with an error, as by a kernel that lacks it; a call of another architecture
-ends the process. Two strengths: with namespaces around it a program may make processes and files in its own world;
-without them it may do neither, nor signal anybody but itself.
+It is an allow-list. Other calls fail with an error, as in a kernel without them; a call of another architecture kills
+the process. There are two strengths: within namespaces a program may create processes and files there; without
+namespaces it may do neither, and may send signals only to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.reward.sandbox.syscall_numbers import CHECKED, FILES, LAST_KNOWN, 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine: column of the number tables, and the kernel's name for it (AUDIT_ARCH_*)."""
 OWN_PID = 0x5EC0_09D1
-"""Stands in the filter for the process id of the program; put in by who installs it."""
+"""Placeholder for the process id of the program, which is replaced when the filter is installed."""
 
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -40,7 +40,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def machine() -> str:
-    """This machine's architecture, as in ARCHITECTURES; empty for one that has no table."""
+    """This machine's architecture, as in ARCHITECTURES; empty for one without a table."""
     name = platform.machine()
     return name if name in ARCHITECTURES else ""
 
@@ -92,7 +92,7 @@ def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _argument(index: int) -> Instruction:
-    """Load the low half of an argument."""
+    """Instruction that loads the low half of an argument."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)
 
 

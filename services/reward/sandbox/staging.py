@@ -1,10 +1,7 @@
-"""Root only: a view of the interpreter's folders that an unprivileged user can reach.
+"""For root only: makes the interpreter's folders reachable for an unprivileged user, in a private mount namespace.
 
-Owns: a mount namespace for this process, and folders bound into it. Refuses: anything another process could see.
-
-Programs run under a user id of their own even where the service is root, and bubblewrap with them; but a Python under
-/root cannot be reached by that user. In a mount namespace of its own this process binds the folders to a place that
-can; both are gone with the process.
+If the service is root, programs and bubblewrap run with a separate user id, which cannot reach a Python below /root. In
+a private mount namespace this process binds the folders to a reachable path; both disappear with the process.
 """
 
 from __future__ import annotations
@@ -19,11 +16,11 @@ import tempfile
 _CLONE_NEWNS = 0x0002_0000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 0x1000, 0x4000, 1 << 18, 0x2, 0x4
 _PLACES = ("/mnt", "/media", "/srv", "/opt", "/sys")
-"""Folders of the system, one of which is covered; nothing that runs here needs them."""
+"""System folders, one of which is covered; programs do not need them."""
 
 
 def is_reachable(path: str) -> bool:
-    """True where any user may get to this file or folder and read it."""
+    """Whether any user can reach and read this file or folder."""
     parts = path.rstrip("/").split("/")
     for number in range(1, len(parts)):
         mode = os.stat("/".join(parts[:number]) or "/").st_mode
@@ -34,9 +31,9 @@ def is_reachable(path: str) -> bool:
 
 
 def stage(paths: tuple[str, ...]) -> dict[str, str]:
-    """Bind those of `paths` that not everybody can reach to where everybody can: path -> reachable path.
+    """Bind those of `paths` that other users cannot reach to reachable paths; returns path -> reachable path.
 
-    Raises OSError where this process may not mount.
+    Raises OSError if this process must not mount.
     """
     hidden = [path for path in paths if not is_reachable(os.path.realpath(path))]
     if not hidden:

@@ -1,6 +1,6 @@
-"""Numbers of the system calls that a program may make, on x86_64 and aarch64 (None: it has none there).
+"""Numbers of the system calls that a program may use, on x86_64 and aarch64 (None: it does not exist there).
 
-Owns: the tables (from the kernel's unistd headers). Refuses: the rules by which they are allowed (seccomp).
+The tables are from the kernel's unistd headers; the rules are in seccomp.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ READING: Numbers = {
     "rseq": (334, 293), "close_range": (436, 436), "faccessat2": (439, 439), "epoll_pwait2": (441, 441),
     "futex_waitv": (449, 449),
 }
-"""Computing, reading, waiting, and talking over what is open already."""
+"""Calls for computing, reading, waiting, and communicating over open descriptors."""
 
 FILES: Numbers = {
     "open": (2, None), "truncate": (76, 45), "ftruncate": (77, 46), "rename": (82, None), "mkdir": (83, None),
@@ -55,7 +55,7 @@ FILES: Numbers = {
     "fchmodat": (268, 53), "sync_file_range": (277, 84), "utimensat": (280, 88), "fallocate": (285, 47),
     "renameat2": (316, 276),
 }
-"""Making and changing files."""
+"""Calls that create and change files."""
 
 PROCESSES: Numbers = {
     "accept": (43, 202), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept4": (288, 242),
@@ -63,15 +63,15 @@ PROCESSES: Numbers = {
     "setsid": (112, 157), "rt_sigqueueinfo": (129, 138), "setpriority": (141, 140), "tkill": (200, 130),
     "sched_setaffinity": (203, 122), "tgkill": (234, 131), "rt_tgsigqueueinfo": (297, 240), "execveat": (322, 281),
 }
-"""Other processes, and sockets by name: harmless where namespaces hold a program's own world only."""
+"""Calls for other processes, and for sockets by name: harmless within namespaces."""
 
 CHECKED: Numbers = {
     "ioctl": (16, 29), "socket": (41, 198), "clone": (56, 220), "personality": (135, 92), "prctl": (157, 167),
     "prlimit64": (302, 261), "clone3": (435, 435), "open": (2, None), "openat": (257, 56), "kill": (62, 129),
     "tgkill": (234, 131),
 }
-"""Allowed or not by their arguments."""
+"""Calls that are allowed depending on their arguments."""
 # fmt: on
 
 LAST_KNOWN = 450
-"""Newer calls are answered "no such call", so that a C library falls back to older ones."""
+"""Newer calls, which fail with "no such call", so that a C library falls back to older ones."""

@@ -1,6 +1,6 @@
-"""What a process tree uses, seen from outside (Linux; elsewhere nothing is seen and only time on the wall counts).
+"""Resource usage of a process tree, measured from outside (on Linux; elsewhere only wall-clock time is measured).
 
-Owns: reading /proc for one tree: processor seconds, memory, tasks, what they wait for. Refuses: judging it (run).
+It reads /proc for processor seconds, memory, tasks, and what they wait for.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE = (FileNotFoundError, ProcessLookupError)
 MAX_TASKS_READ = 128
-"""Of one process. A program may not have more at once; a tree that has is stopped for that."""
+"""Largest number of tasks of one process that are read. A program must not have more; its tree is stopped if it does.
+"""
 
 
 @dataclass
 class Usage:
-    """cpu_s: processor seconds, those of ended children included.
+    """cpu_s: processor seconds, including those of exited children.
 
-    memory_bytes: resident; a page that processes share counts once for each, so that nothing shared escapes.
-    active_s: seconds that the tasks which live now were on a processor or stood ready for one, of all together; it
-    falls when a task ends. is_ready: a task is on a processor or stands ready for one. is_blocked: one waits for a
-    disk.
+    memory_bytes: resident memory; a shared page counts once for each process, so that shared memory is not missed.
+    active_s: total seconds that the current tasks were on a processor or waited for one; it decreases when a task ends.
+    is_ready: a task is on a processor or waits for one. is_blocked: a task waits for a disk.
     """
 
     cpu_s: float = 0.0
@@ -37,7 +37,7 @@ class Usage:
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids of the children of all threads of a process; empty when it is gone."""
+    """Process ids of the children of all threads of a process; empty if it has exited."""
     children: list[int] = []
     with contextlib.suppress(*_GONE):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -47,7 +47,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def tree_of(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     found, waiting = [], [pid]
     while waiting:
         member = waiting.pop()
@@ -57,17 +57,17 @@ def tree_of(pid: int) -> list[int]:
 
 
 def queued_here_s() -> float:
-    """Seconds that the calling thread stood ready without getting a processor, since it began."""
+    """Seconds that the calling thread has waited for a processor since it started."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
 
 def usage_below(root: int, ours: Collection[int] = ()) -> Usage:
-    """Usage of the tree below `root`. Of `root` and the processes `ours`, memory and tasks do not count.
+    """Usage of the tree below `root`. Memory and tasks of `root` and of the processes `ours` do not count.
 
-    Of `root` only the processor time of its ended children counts, but a tree is ready where `root` is: it has the end
-    of a run to report.
+    Only the processor time of exited children of `root` counts, but a tree is ready if `root` is, which has to report
+    the end of a run.
     """
     usage = Usage()
     for pid in tree_of(root):

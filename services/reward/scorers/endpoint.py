@@ -1,11 +1,10 @@
-"""A server that is asked for scores: one POST with retries under one deadline, over connections that are kept.
+"""Requests scores from a server: one POST with retries and one deadline, over persistent connections.
 
-Owns: the client, attempts and pauses, what a status means, the bound on a reply, the key. Refuses: what is sent and
-what a reply says (remote, llm_judge).
+What is sent, and the format of a reply, are in remote.py and llm_judge.py.
 
-An attempt fails for good (CannotJudge) where asking again would not help: most 4xx, a reply too long, a redirect. It is
-made again after no connection, a broken one, and status 408, 425, 429 and 5xx, as long as retries and time are left;
-after that the verdict is `crashed`, or `timed_out` where the time was up. The key is in no message and no log.
+An attempt fails permanently (CannotJudge) if a retry would not help: most 4xx, a reply that is too long, a redirect. It
+is retried after a failed or broken connection, and status 408, 425, 429 and 5xx, as long as retries and time are left;
+after that the verdict is `crashed`, or `timed_out` if the time is used up. The key is never in a message or a log.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ SHOWN_CHARS = 160
 
 
 class EndpointFailed(OperationError):
-    """The server could not be reached, or failed, at every attempt: tried again by policy."""
+    """The server could not be reached, or failed, at every attempt; the request is retried by the service."""
 
 
 class Endpoint:
-    """`post` from one thread; the loop and its connections live as long as the process."""
+    """Call `post` from one thread; the loop and its connections exist as long as the process."""
 
     def __init__(self, url: str, options: EndpointOptions, headers: Mapping[str, str], where: str) -> None:
-        """Raises UserError where the key or the HTTP library is missing."""
+        """Raises UserError if the key or the HTTP library is missing."""
         try:
             import httpx2 as httpx
         except ImportError as error:
@@ -59,12 +58,12 @@ class Endpoint:
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(2 * options.total_timeout_s),  # `post` ends a wait before this does
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
-            trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy to our own machine
-            verify=parts.scheme == "https",  # reading the certificates takes a while; plain HTTP has no use for them
+            trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy for this machine
+            verify=parts.scheme == "https",  # reading the certificates is slow, and plain HTTP does not need them
         )
 
     def post(self, body: Any) -> bytes:
-        """Send `body` as JSON; the reply's bytes. Raises CannotJudge, TookTooLong, EndpointFailed."""
+        """Send `body` as JSON and return the reply's bytes. Raises CannotJudge, TookTooLong, EndpointFailed."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         try:
@@ -109,7 +108,7 @@ class Endpoint:
             pause_s *= 2
 
     async def _attempt(self, content: bytes) -> tuple[int, bytes, float]:
-        """Status, reply, and the seconds the server asks us to wait."""
+        """Make one attempt; returns status, reply, and the seconds of Retry-After."""
         max_bytes = self._options.max_reply_kb << 10
         async with self._client.stream("POST", self._url, content=content, headers=self._headers) as response:
             chunks = bytearray()
@@ -121,7 +120,7 @@ class Endpoint:
 
 
 def shown(url: str) -> str:
-    """An address fit for messages: without what follows its path, which may be a secret."""
+    """An address for messages: without query and fragment, which may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
@@ -133,5 +132,5 @@ def _start_of(reply: bytes) -> str:
 
 
 def _seconds(text: str) -> float:
-    """Retry-After in seconds; dates are not waited for."""
+    """Retry-After in seconds; dates are ignored."""
     return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0

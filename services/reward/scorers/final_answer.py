@@ -1,10 +1,10 @@
-r"""Where the final answer stands: in a model's response, and in the columns of the usual data sets.
+r"""Finds the final answer: in a model's response, and in the columns of the usual data sets.
 
-Owns: the extraction rules, in their order. Refuses: equivalence of answers (maths).
+Equivalence of answers is in maths.py.
 
-A response is read from its end: the last complete `\boxed{...}` (boxes side by side are one answer of several values,
-so that boxing every candidate is no way to be right); else the text after the last `####` or `answer is`; else the
-last number. Only the first rule that finds something counts, so a right number among other candidates is no answer.
+A response is read from its end: the last complete `\boxed{...}` (adjacent boxes are one answer of several values, so
+boxing every candidate is not correct); else the text after the last `####` or `answer is`; else the last number. Only
+the first rule that finds something counts, so a correct number among other candidates is not an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.reward.scorer_options import ALL_RULES as ALL_RULES
 from services.reward.scorer_options import Rule
 
 GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
-"""Columns looked at for the gold answer, in this order."""
+"""Columns searched for the gold answer, in this order."""
 
 _MARKER = re.compile(
     r"####|answer\s*(?:is|:|=)\s*:?|(?:option|choice)\s+is\s*:?(?=[\s*\\$({]*[A-J](?![a-zA-Z]))", re.IGNORECASE
@@ -28,11 +28,11 @@ _FILLER = re.compile(
     re.I,
 )
 _ASIDE = re.compile(r"(?<=[\w$])\s*\([a-zA-Z][^()\d]*\)$")
-"""Words in brackets behind an answer: `42 (forty-two)`."""
+"""Words in brackets after an answer: `42 (forty-two)`."""
 _MORE = re.compile(
     r"[\s$]*[,;]\s*[$-]*\d|[\s$]*,?\s*(?:(?:x?or|maybe|perhaps|possibly|to|vs)\b|and\s+\$?\d|\?)", re.IGNORECASE
 )
-"""Behind a number: it is not the only candidate."""
+"""Text after a number which shows that it is not the only candidate."""
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bunlike|\bexcept)[\w\s$]{0,12}$", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|(?<![\w.])-?\.\d+")
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
@@ -45,7 +45,7 @@ _END_OF_SENTENCE = re.compile(r"\.(?:\s|$)")
 
 
 def after_marker(text: str) -> str | None:
-    """The rest of the line (and sentence) after the last `####`, `answer is` or `answer:`; None where there is none."""
+    """The rest of the line (and sentence) after the last `####`, `answer is` or `answer:`; None if there is none."""
     last = None
     for last in _MARKER.finditer(text):  # noqa: B007  (the last one is wanted)
         pass
@@ -56,7 +56,7 @@ def after_marker(text: str) -> str | None:
     formula = _FORMULA.search(line)
     if formula is not None:
         return next(filter(None, formula.groups())).strip() or None
-    if "\\" not in line:  # a full stop inside a formula ends nothing
+    if "\\" not in line:  # a full stop inside a formula does not end a sentence
         line = _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip(" .*:_`,!")
         line = _ASIDE.sub("", _FILLER.sub("", line, count=1) if _FILLER.match(line) else line)
         number = _LEADING_NUMBER.match(line)
@@ -70,7 +70,7 @@ def after_marker(text: str) -> str | None:
 def last_number(text: str) -> str | None:
     """The last number of the text (thousands commas, decimals and simple fractions included), or None.
 
-    None also where it is one of several candidates (`41 or 42`), or denied (`not 42`).
+    None also if it is one of several candidates (`41 or 42`), or negated (`not 42`).
     """
     found = None
     for found in _NUMBER.finditer(text):  # noqa: B007  (the last one is wanted)
@@ -82,13 +82,13 @@ def last_number(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """What is in the final box; of several side by side, all of it as a list. None where there is none."""
+    """Content of the final box; of several adjacent ones, all contents as a list. None if there is none."""
     contents = list(dict.fromkeys(final_boxes(text)))
     return ", ".join(contents) if contents else None
 
 
 def boxes_side_by_side(text: str) -> list[str]:
-    """The contents of the final boxes where there are several, each once."""
+    """Contents of the final boxes if there are several, each once."""
     contents = list(dict.fromkeys(final_boxes(text)))
     return contents if len(contents) > 1 else []
 
@@ -99,9 +99,10 @@ _RULES = {"boxed": boxed, "marker": after_marker, "last_number": last_number}
 def of_response(
     response: str, rules: tuple[Rule, ...] = ALL_RULES, pattern: re.Pattern[str] | None = None
 ) -> str | None:
-    """The final answer of a response, or None where no rule finds one.
+    """The final answer of a response, or None if no rule finds one.
 
-    pattern: what the rule `pattern` looks for, by its last match: its first group, or all of it where it has none.
+    pattern: regular expression of the rule `pattern`; the answer is the first group of its last match, or all of it
+    without groups.
     """
     for rule in rules:
         if rule == "pattern":
@@ -117,8 +118,8 @@ def of_response(
 def of_row(row: Mapping[str, Any], field: str | None = None) -> str | None:
     r"""The gold answer of a data row: GSM8K's `answer` with `####`, MATH's `answer` or `solution` with `\boxed`.
 
-    A solution that ends with several boxes side by side has them all for an answer. None where no field has one. field:
-    look at this one only.
+    If a solution ends with several adjacent boxes, all of them are the answer. None if no field has one. field: search
+    only this one.
     """
     for name in (field,) if field else GOLD_FIELDS:
         value = row.get(name)

@@ -1,6 +1,6 @@
-"""Scorers `overlong` and `length`: rewards by the length of an answer in tokens, whatever it says.
+"""Scorers `overlong` and `length`: rewards by the length of an answer in tokens, whatever its content.
 
-Owns: both formulas. Refuses: right or wrong (they never give `correct`), counting tokens (the engine did).
+They never return `correct`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.reward.scorers.port import ScorerInput
 
 
 def soft_overlong_penalty(num_tokens: int, max_tokens: int, soft_tokens: int) -> float:
-    """In [-1, 0]: 0 up to max_tokens - soft_tokens, -1 from max_tokens on, linear between.
+    """A penalty in [-1, 0]: 0 up to max_tokens - soft_tokens, -1 from max_tokens on, linear between.
 
     DAPO, arXiv 2503.14476, section 3.4, eq. 13, with |y| = num_tokens, L_max = max_tokens, L_cache = soft_tokens.
     """
@@ -22,7 +22,7 @@ def soft_overlong_penalty(num_tokens: int, max_tokens: int, soft_tokens: int) ->
 
 
 class OverlongScorer:
-    """0 or less: see `soft_overlong_penalty`, times `penalty`."""
+    """Returns `soft_overlong_penalty` times `penalty`, at most 0."""
 
     version = "1"
 
@@ -41,7 +41,7 @@ class OverlongScorer:
 
 
 class LengthScorer:
-    """1 within the bounds, falling to 0 over the margin beyond them."""
+    """Returns 1 within the bounds, falling to 0 over the margin outside them."""
 
     version = "1"
 

@@ -1,11 +1,11 @@
 """Scorer `llm_judge`: a model behind an OpenAI-compatible endpoint reads a rubric and the answer, and gives a score.
 
-Owns: the request, finding the score in the reply, its scale. Refuses: connections, retries, deadlines, the key
-(endpoint), remembering replies (the service's cache of exact duplicates: at temperature 0 a judge counts as
-deterministic). A reply without a score within the rubric's bounds is `invalid`: no score is guessed.
+Connections, retries, deadlines and the key are in endpoint.py. Replies are cached by the service's cache of exact
+duplicates: at temperature 0 a judge counts as deterministic. A reply without a score within the rubric's bounds is
+`invalid`: no score is guessed. A reply without a score within the rubric's bounds is `invalid`: no score is guessed.
 
-An answer may try to talk to its judge. It is data in the template, but a language model reads it: where it matters, ask
-for a check that words cannot win, and compare with `math` or `code` on rows that have both.
+An answer may try to influence its judge. It is data in the template, but a language model reads it: if that matters,
+use a rubric that persuasion cannot satisfy, and compare with `math` or `code` on rows that have both.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from services.reward.scorers.templates import SampleTemplate
 
 WHERE = "reward scorer llm_judge"
 MAX_OBJECTS = 200
-"""Places of a reply at which a JSON object is looked for, from its end."""
+"""Number of positions of a reply at which a JSON object is searched, from its end."""
 END_OF_THOUGHT = "</think>"
 
 
 class Message(msgspec.Struct):
-    """What the judge says; None where it only called tools or thought."""
+    """The judge's message; None if it only called tools or reasoned."""
 
     content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """One of the completion's choices; the first is read."""
+    """One of the completion's choices; the first is used."""
 
     message: Message
     finish_reason: str | None = None
 
 
 class Completion(msgspec.Struct):
-    """The part of a chat completion that matters."""
+    """The part of a chat completion that is used."""
 
     choices: list[Choice]
 
@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(Completion)
 
 
 class JudgeScorer:
-    """The rubric's score, from 0 (`min_score`) to 1 (`max_score`); component `raw` is what the judge gave."""
+    """The rubric's score, from 0 (`min_score`) to 1 (`max_score`); component `raw` is the judge's score."""
 
     def __init__(self, options: JudgeOptions) -> None:
         """Raises UserError: no rubric, no key, no HTTP library."""
@@ -70,7 +70,8 @@ class JudgeScorer:
         self.is_deterministic = options.temperature == 0.0
 
     def warm_up(self) -> None:
-        """A judge that is not up yet is no mistake of the user's: it may come until the first answer is scored."""
+        """Do nothing: a judge that is not running yet is not a user's mistake, because it may start before the first
+        answer is scored."""
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
         options = self._options
@@ -137,7 +138,7 @@ class JudgeScorer:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also written as text; None for anything else, NaN and infinity included."""
+    """A number, also one written as text; None for anything else, including NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

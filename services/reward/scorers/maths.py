@@ -1,8 +1,8 @@
-"""Scorer `math`: is the final answer of a response equivalent to the gold answer of the row?
+"""Scorer `math`: compares the final answer of a response with the gold answer of the row.
 
-Owns: the order in which two answers are compared, what is too large to be evaluated, the call of
-math-verify. Refuses: where the answer stands (final_answer), how it is written (notation, quantities, regions), time
-limits: math-verify's own use SIGALRM and are off here; slow symbolic work is ended from outside by killing the process.
+It tries comparisons in order, rejects expressions that are too large to evaluate, and calls math-verify. Extraction is
+in final_answer.py, notation in notation.py, quantities.py and regions.py. math-verify's own time limits use SIGALRM and
+are off: the process is killed from outside if symbolic work takes too long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
 class MathScorer:
-    """1.0 for an equivalent answer, else 0.0; `correct` is the same."""
+    """Returns 1.0 for an equivalent answer, else 0.0; `correct` is the same."""
 
     def __init__(self, options: MathOptions) -> None:
         self._options = options
@@ -30,7 +30,9 @@ class MathScorer:
 
     def warm_up(self) -> None:
         """Import sympy and build the parser's tables."""
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off: they must be
+        logging.getLogger("math_verify").setLevel(
+            logging.ERROR
+        )  # it warns that its timeouts are off, which is intended
         are_equivalent(r"\frac{1}{2}", r"x^2+\sqrt{2}", self._options.float_digits)
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
@@ -115,7 +117,7 @@ _LIMITING = re.compile(
     r"\\(?:i{1,3}nt|oint|lim|limsup|liminf)(?![a-zA-Z])"
     r"|\\(?:sum|prod)(?![a-zA-Z])[^^]*\^\s*\{?\s*(?:\d{4}|10\s*\^|[^}]*(?:\\infty|\^|!))"
 )
-"""Integrals and limits, and sums and products of very many terms: an answer is what they come to."""
+"""Integrals and limits, and sums and products of many terms, which are not evaluated: an answer must be their value."""
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _KEPT = ("pi", "st", "nd", "rd", "th")
 _MAX_EXPONENT = 2000
@@ -126,17 +128,18 @@ _MAX_SUM_EXPONENT = 60
 """A bracket to a higher power is not expanded."""
 _MAX_DEPTH = 8
 _MIN_LONG_CHARS, _LONG_FACTOR = 150, 8
-"""An answer that is longer, and so many times longer than the gold answer, is no final answer but a computation."""
+"""An answer that is longer than this, and this many times longer than the gold answer, is not a final answer but a
+computation."""
 
 
 def _squeezed(text: str) -> str:
-    """Without spaces, but for those between digits, which would make one number of two."""
+    """The text without spaces, except those between digits, without which two numbers would become one."""
     text = re.sub(r"\\[,;!]|^\$+|\$+$", "", text).strip()
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _readable(text: str) -> str:
-    """Letters behind a number as a product: the parser takes them for a unit and drops them."""
+    """Write letters after a number as a product, because the parser would take them for a unit and drop them."""
 
     def product(found: re.Match[str]) -> str:
         return found[0] if quantities.is_unit(found[0]) or found[0] in _KEPT else r" \cdot ".join(found[0])
@@ -153,7 +156,8 @@ def _is_tuple(text: str) -> bool:
 
 
 def _are_equal_in_base(gold: str, answer: str) -> bool | None:
-    """Of digits in a stated base; None where neither side states one, or the other is no plain row of digits."""
+    """Compare digits in a stated base; None if neither side states one, or if the other side is not a plain sequence of
+    digits."""
     one, other = notation.in_base(gold), notation.in_base(answer)
     if one is None and other is None:
         return None
@@ -167,7 +171,7 @@ def _are_equal_in_base(gold: str, answer: str) -> bool | None:
 
 
 def _contradicts_itself(answer: str, float_digits: int) -> bool:
-    """`41 = 42`: an equation of two numbers that are none."""
+    """Whether an answer is a false equation of numbers: `41 = 42`."""
     sides = [quantities.number_of(side) for side in answer.split("=")]
     known = [side for side in sides if side is not None]
     return len(known) > 1 and any(
@@ -176,12 +180,14 @@ def _contradicts_itself(answer: str, float_digits: int) -> bool:
 
 
 def _has_several(gold: str) -> bool:
-    """The gold answer itself names several values: `1, 2`."""
+    """Whether the gold answer itself has several values: `1, 2`."""
     return "," in gold or "\\pm" in gold
 
 
 def _are_exactly_equivalent(gold: str, answer: str, float_digits: int) -> bool:
-    """A second look with decimals as exact fractions and `i` as the imaginary unit; can only add exact equalities."""
+    """Compare again with decimals as exact fractions and `i` as the imaginary unit; this can only add exact
+    equalities.
+    """
     fresh = [notation.with_exact_decimals(text) for text in (gold, answer)]
     if _IMAGINARY.search(gold + " " + answer):
         fresh = [_IMAGINARY.sub(r"\\sqrt{-1}", text) for text in fresh]
@@ -189,9 +195,9 @@ def _are_exactly_equivalent(gold: str, answer: str, float_digits: int) -> bool:
 
 
 def is_explosive(text: str) -> bool:
-    """True for what may take indefinitely or all memory when evaluated: towers of powers, huge factorials, integrals.
+    """Whether evaluating a text may take unbounded time or memory: towers of powers, huge factorials, integrals.
 
-    Only saves work and keeps a joke like 9^9^9 from costing a process; what slips through is ended by its deadline.
+    This only saves work, so that 9^9^9 does not cost a process; other expressions are ended by their deadline.
     """
     if (
         any(form.search(text) for form in (_FACTORIAL, _LIMITING, _NESTED))
@@ -230,7 +236,8 @@ def _parsed(text: str) -> tuple[Any, ...]:
 
 
 def are_equivalent(gold: str, answer: str, float_digits: int) -> bool:
-    """math-verify's judgement of two LaTeX or plain expressions. May take indefinitely; never raises for odd input."""
+    """math-verify's judgement of two LaTeX or plain expressions. It may take unbounded time; it never raises for odd
+    input."""
     from math_verify import verify
 
     parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)

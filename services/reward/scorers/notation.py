@@ -1,8 +1,8 @@
-r"""Ways of writing the same mathematics, brought to one before answers are compared.
+r"""Normalises notations of the same mathematics before answers are compared.
 
-Owns: `normal` (characters and commands that mean the same, dress taken off), words that are mathematics, choices among
-options, decimals as exact fractions, and `is_hedged`: an answer that names several candidates. Refuses: equivalence
-(maths), numbers and units (quantities), inequalities (regions), where an answer stands (final_answer).
+It normalises characters and commands (`normal`), words, choices among options and decimals, and detects answers with
+several candidates (`is_hedged`). Equivalence is in maths.py, numbers and units in quantities.py, inequalities in
+regions.py, extraction in final_answer.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def normal(text: str) -> str:
 
 
 def _shifted(text: str, characters: dict[str, str], command: str) -> str:
-    """Raised or lowered digits as a power or an index: they are no digits of the number before them."""
+    """Convert superscript or subscript digits to a power or an index: they are not digits of the number before them."""
     group = re.escape("".join(characters))
     return re.sub(f"[{group}]+", lambda found: f"{command}{{{''.join(map(characters.__getitem__, found[0]))}}}", text)
 
@@ -83,19 +83,19 @@ _WORDS = (
 
 
 def only_letters(text: str) -> str:
-    r"""A choice or a word without its dress: `(B)`, `\text{B}`, `\textbf{(B)}` are `b`; "" for anything else."""
+    r"""A choice or a word without formatting: `(B)`, `\text{B}`, `\textbf{(B)}` are `b`; "" for anything else."""
     bare = _WRAPPING.sub(r"\1", _WRAPPING.sub(r"\1", text)).strip("$ .:(){}").lower()
     return " ".join(bare.split()) if bare.replace(" ", "").isalpha() and "\\" not in bare else ""
 
 
 def plain_words(text: str) -> str:
-    r"""Words with numbers among them, without dress: `\text{June 20}` is `june 20`; "" where there is no word."""
+    r"""Words, possibly with numbers, without formatting: `\text{June 20}` is `june 20`; "" if there is no word."""
     bare = " ".join(_WRAPPING.sub(r" \1 ", text).strip("$ .").lower().split())
     return bare if re.search(r"[a-z]{3}", bare) and re.fullmatch(r"[a-z0-9 ,.'-]+", bare) else ""
 
 
 def _worded(text: str) -> str:
-    """Words that are mathematics, as mathematics."""
+    """Convert words with a mathematical meaning to notation."""
     words = only_letters(text)
     for pattern, meaning in _WORDS:
         if words and pattern.fullmatch(words):
@@ -114,7 +114,8 @@ _LATER_CHOICE = re.compile(r"\(\s*[A-J]\s*\)|\b[B-HJ]\b")
 def choice_of(text: str) -> tuple[str, str]:
     r"""Letter and rest of a choice among options: `\text{(B)} 12` is ("B", "12"), `Option C` ("C", "").
 
-    ("", text) for anything else: a lower-case letter without brackets is a variable, several letters are no choice.
+    ("", text) for anything else: a lower-case letter without brackets is a variable, and several letters are not a
+    choice.
     """
     bare = _WRAPPING.sub(r" \1 ", _WRAPPING.sub(r" \1 ", text)).replace("\\ ", " ").replace("~", " ").strip("$ {}")
     match = _CHOICE.match(bare)
@@ -134,12 +135,12 @@ _UNSURE = re.compile(
     re.I,
 )
 _OVERPRINTED = re.compile(r"\\(?:[hv]?phantom|[rl]lap|[mh]?kern|hspace\s*\{\s*-|hskip\s*-)")
-"""What a reader sees is not what is written."""
+"""Commands that make the displayed text differ from the written one."""
 _ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL)
 
 
 def is_hedged(text: str) -> bool:
-    """True where a text names alternatives or doubts: `5 or 6`, `5?`, `5 | 6`, lines under each other."""
+    """Whether a text contains alternatives or doubts: `5 or 6`, `5?`, `5 | 6`, several lines."""
     bare = _ENVIRONMENT.sub("", text)
     num_bars = bare.count("|") + len(re.findall(r"\\mid(?![a-zA-Z])", bare))
     if _OVERPRINTED.search(bare):
@@ -148,7 +149,7 @@ def is_hedged(text: str) -> bool:
 
 
 def as_list(text: str) -> str:
-    """Alternatives that are a gold answer's own, as a list: `2 or 3` is `2, 3`."""
+    """Alternatives of a gold answer as a list: `2 or 3` is `2, 3`."""
     return _OR.sub(", ", _WRAPPING.sub(r" \1 ", text))
 
 
@@ -166,7 +167,7 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
 def with_exact_decimals(text: str) -> str:
     r"""Every decimal number as a fraction: `2^{0.5}` becomes `2^{\frac{5}{10}}`, so that it can be compared exactly.
 
-    Degrees become parts of pi where their sine or cosine is taken.
+    Degrees become multiples of pi in a sine or cosine.
     """
     if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
@@ -174,7 +175,7 @@ def with_exact_decimals(text: str) -> str:
 
 
 def with_repeating_decimals(text: str) -> str:
-    r"""`0.1\overline{6}` as the fraction it is."""
+    r"""Convert `0.1\overline{6}` to a fraction."""
 
     def fraction(found: re.Match[str]) -> str:
         before, fixed, again = found.groups()
@@ -185,7 +186,7 @@ def with_repeating_decimals(text: str) -> str:
 
 
 def as_tuple(text: str) -> str:
-    r"""A column `\begin{pmatrix} 1 \\ 2 \end{pmatrix}` as `(1, 2)`; anything else as it stands."""
+    r"""A column `\begin{pmatrix} 1 \\ 2 \end{pmatrix}` as `(1, 2)`; any other text unchanged."""
     match = _COLUMN.fullmatch(text.strip("$ "))
     if match is None or "\\\\" not in match[1]:
         return text
@@ -193,12 +194,12 @@ def as_tuple(text: str) -> str:
 
 
 def is_one_sided(text: str) -> bool:
-    r"""A relation without its left side: `\le 42`, `\ne 42`."""
+    r"""Whether a text is a relation without its left side: `\le 42`, `\ne 42`."""
     return bool(_RELATION.match(text.strip("$ ")))
 
 
 def is_unfinished(text: str) -> bool:
-    r"""It goes on somehow: `1, 2, \ldots`."""
+    r"""Whether a text ends with dots: `1, 2, \ldots`."""
     return bool(re.search(r"\\(?:[lcv]?dots)(?![a-zA-Z])|\.\.\.|\u2026", text))
 
 

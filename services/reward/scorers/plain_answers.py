@@ -1,10 +1,10 @@
-"""Which answers may be handed to a judge that evaluates them as Python.
+"""Decides which answers may be passed to a task that evaluates them as Python.
 
-Owns: finding out that a task of reasoning-gym does so, and what is plain enough. Refuses: judging.
+It detects such tasks of reasoning-gym, and checks that an answer is plain.
 
-Several tasks call `eval` or sympy's `parse_expr` (which calls it) on the answer. An answer is a language model's: it
-could call anything this process can. Only literals without a call go to the first kind, and to the second arithmetic
-over numbers, single letters and a list of functions, without texts, attributes or items.
+Several tasks call `eval` or sympy's `parse_expr` (which calls it) on the answer. An answer comes from a language model
+and could call anything in this process. Only literals without a call are passed to `eval`, and to the parser only
+arithmetic over numbers, single letters and a list of functions, without strings, attributes or items.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FUNCTION = re.compile(r"(?:a?(?:sin|cos|tan)h?|sec|csc|cot|exp|log|ln|sqrt|pi|A
 
 
 def is_plain(answer: str, task_class: type) -> bool:
-    """May this answer be handed to the task's own judge?"""
+    """Whether this answer may be passed to the task's own judge."""
     evaluates, parses = _habits(task_class)
     if (evaluates or parses) and is_explosive(answer):
         return False
@@ -42,7 +42,7 @@ def _is_arithmetic(answer: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _habits(task_class: type) -> tuple[bool, bool]:
-    """Does the module of the task call `eval`, and sympy's parser? Unreadable counts as both."""
+    """Whether the module of the task calls `eval`, and sympy's parser. An unreadable module counts as both."""
     try:
         source = inspect.getsource(sys.modules[task_class.__module__])
     except (OSError, TypeError, KeyError):

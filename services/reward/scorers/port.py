@@ -1,7 +1,6 @@
-"""The port every scorer sits behind.
+"""The interface of scorers.
 
-Owns: the sample a scorer sees, what it gives back, the error for a sample it cannot judge. Refuses: processes, time
-limits (a scorer may hang or die: it is killed from outside), weights and sums (composition).
+A scorer may hang or die, because it is killed from outside. Weights and sums are in composition.py.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 
 
 class ScorerInput(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer and what is known of it. row: the data row; num_tokens: length of the answer in tokens."""
+    """One answer with its metadata. row: the data row; num_tokens: length of the answer in tokens."""
 
     row: dict[str, Any]
     response: str
@@ -26,14 +25,14 @@ class CannotJudge(Exception):
 
 
 class TookTooLong(Exception):
-    """What the scorer waits for did not come within the scorer's own deadline: the verdict is `timed_out`."""
+    """The scorer's own deadline passed while it waited: the verdict is `timed_out`."""
 
 
 class Scorer(Protocol):
-    """Judges one answer at a time, in a process of its own pool.
+    """Judges one answer at a time, in a process of the pool.
 
-    `score` gives the value under the key "value" and may add named components; `correct` (0 or 1) is what evaluation
-    averages; a text under "remark" becomes the verdict's reason. It may raise CannotJudge or TookTooLong; any
+    `score` returns the value under the key "value" and may add named components; evaluation averages `correct` (0 or
+    1); a text under "remark" becomes the verdict's reason. It may raise CannotJudge or TookTooLong; any
     other exception is a crash of this one sample. A scorer with an attribute `is_deterministic` that is False (a judge
     that samples, a score that depends on the time) is never answered from the cache of exact duplicates.
     """
@@ -41,20 +40,20 @@ class Scorer(Protocol):
     version: str
 
     def warm_up(self) -> None:
-        """Load and compile what the first sample would otherwise wait for."""
+        """Load and compile what the first sample would otherwise have to wait for."""
         ...
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
         """Judge one answer.
 
         Args:
-            sample: the data row, the text of the answer and how it ended.
+            sample: the data row, the text of the answer and its finish reason.
 
         Returns:
-            The value under "value", named components, and a text under "remark" where there is one.
+            The value under "value", named components, and optionally a text under "remark".
 
         Raises:
-            CannotJudge: the row has nothing to compare with; the verdict is `invalid`.
+            CannotJudge: the row lacks what the scorer needs; the verdict is `invalid`.
             TookTooLong: the scorer's own deadline passed; the verdict is `timed_out`.
 
         Example:

@@ -1,14 +1,12 @@
-"""What a row of a data set asks of a program: its tests, in any of the common forms, and its limits.
+"""Reads the tests and limits of a program from a row, in any of the common forms.
 
-Owns: column names. Refuses: running anything.
-
-    tests                          list of assert statements, or of {input, output}
-    test, entry_point, prompt      HumanEval: `test` defines `check(candidate)`
-    test_list, test_setup_code     MBPP; also test_imports, code (the reference), entry_point
-    inputs, outputs                code contests; also as a JSON text in `input_output`, as
-    public_tests, private_tests,   {input: [...], output: [...]}, and as lists of {input, output}
-    generated_tests
-    time_limit_s, memory_limit_mb (or memory_limit_bytes)   limits of this row's program
+tests                          list of assert statements, or of {input, output}
+test, entry_point, prompt      HumanEval: `test` defines `check(candidate)`
+test_list, test_setup_code     MBPP; also test_imports, code (the reference), entry_point
+inputs, outputs                code contests; also as a JSON text in `input_output`, as
+public_tests, private_tests,   {input: [...], output: [...]}, and as lists of {input, output}
+generated_tests
+time_limit_s, memory_limit_mb (or memory_limit_bytes)   limits of this row's program
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ STREAM_COLUMNS = ("public_tests", "private_tests", "generated_tests")
 
 
 def problem_of(row: Mapping[str, Any]) -> Asserts | Streams:
-    """Raises CannotJudge where the row has no tests, or none that can be read."""
+    """The tests of a row. Raises CannotJudge if it has no tests, or none that can be parsed."""
     entry_point = _text(row, "entry_point")
     reference = _text(row, "code") or _text(row, "canonical_solution")
     setup = "\n".join([*_texts(row, "test_imports"), _text(row, "test_setup_code")]).strip()
@@ -43,7 +41,7 @@ def problem_of(row: Mapping[str, Any]) -> Asserts | Streams:
     if _text(row, "test"):
         if "def check(" in row["test"] and not entry_point:
             raise CannotJudge("the row has a `test` with a check function, but no `entry_point`")
-        # the reference of HumanEval continues the prompt: its names are the prompt's, and those are trusted anyway
+        # HumanEval's reference continues the prompt: its names are the prompt's, which are trusted anyway
         prompt = prompt_of(row)
         return Asserts((row["test"],), setup, is_check_function=True, entry_point=entry_point, prompt=prompt)
     return _streams_of(row)
@@ -86,7 +84,7 @@ def _stream(content: Any, column: str) -> str:
 
 
 def _decoded(value: Any, column: str) -> Any:
-    """JSON in a text, as some data sets have it; a text that is none stays one."""
+    """Parse JSON in a text, as in some data sets; other text is returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -112,9 +110,9 @@ def _texts(row: Mapping[str, Any], name: str) -> list[str]:
 
 
 def prompt_of(row: Mapping[str, Any]) -> str:
-    """HumanEval's prompt: the beginning of a program, that defines the entry point. Empty for any other prompt."""
+    """HumanEval's prompt: the beginning of a program, which defines the entry point. Empty for any other prompt."""
     prompt, entry_point = _text(row, "prompt"), _text(row, "entry_point")
-    # Prose may quote a signature: put above an answer it would make every program wrong.
+    # Prose may quote a signature; prepended to an answer it would make every program fail.
     defines = re.search(rf"^def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
     return prompt if entry_point and defines is not None else ""
 

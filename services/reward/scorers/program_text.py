@@ -1,6 +1,6 @@
-"""Which part of a model's answer is the program.
+"""Extracts the program from a model's answer: fenced blocks, and HumanEval's completions.
 
-Owns: fenced blocks, HumanEval's completions. Refuses: looking into the program: it is text until it is in a sandbox.
+The program is not parsed: it is text until it is in a sandbox.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ FENCES = ("```", "~~~")
 
 
 def program_in(response: str, prompt: str = "", entry_point: str = "") -> str:
-    """The program an answer gives; empty when it gives none.
+    """The program in an answer; empty if there is none.
 
     It is the last fenced block marked as Python, else the last one without a mark, else the whole answer. With
-    HumanEval's `prompt` it is put below the prompt where it only continues it, and below the prompt's imports and
-    helpers where it defines `entry_point` itself.
+    HumanEval's `prompt` it is appended to the prompt if it only continues it, and to the prompt's imports and helpers
+    if it defines `entry_point` itself.
     """
     block = _last_block(response)
     text = response if block is None else block
@@ -28,7 +28,7 @@ def program_in(response: str, prompt: str = "", entry_point: str = "") -> str:
 
 
 def _last_block(response: str) -> str | None:
-    """The last block of Python, or of no stated language. One that is not closed reaches to the end of the answer."""
+    """The last block of Python, or of no stated language. An unclosed one extends to the end of the answer."""
     marked: str | None = None
     unmarked: str | None = None
     fence, tag, lines = "", "", list[str]()
@@ -57,13 +57,13 @@ def _defines(text: str, name: str) -> bool:
 
 
 def _before_definition(prompt: str, entry_point: str) -> str:
-    """Imports and helpers of a prompt, without the function it leaves unfinished."""
+    """Imports and helpers of a prompt, without its unfinished function."""
     lines = prompt.split("\n")
     places = [number for number, line in enumerate(lines) if line.startswith(f"def {entry_point}")]
     return "\n".join(lines[: places[-1]]) if places else prompt
 
 
 def _indented(completion: str) -> str:
-    """A completion whose first line lost its indentation, as many samplers strip it, gets it back."""
+    """Restore the indentation of a completion's first line, which many samplers strip."""
     first = completion.lstrip("\n")
     return completion if first[:1].isspace() else f"    {first}"

@@ -1,10 +1,9 @@
-"""Scorer `code`: does the program in a response pass the tests of its row?
+"""Scorer `code`: runs the tests of a row on the program in a response.
 
-Owns: options to limits, one program to one value, words for its verdict. Refuses: running programs (judging, sandbox):
-this process never executes, compiles or parses a line of them.
+Programs run in judging and sandbox: this process never executes, compiles or parses them.
 
-A program that fails, hangs, floods, forks or dies is a wrong answer: 0. A verdict without a value is left for what is
-no program's fault: a row without usable tests (`invalid`), a sandbox that breaks (`crashed`).
+A program that fails, hangs, prints too much, forks or crashes is a wrong answer: 0. A verdict without a value is given
+only if the program is not at fault: for a row without usable tests (`invalid`), or a sandbox that fails (`crashed`).
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ MAX_REMARK_CHARS = 400
 
 
 class SandboxBroke(OperationError):
-    """The sandbox or its judge failed, not the program: tried again by policy."""
+    """The sandbox or its judge failed, not the program; the request is retried."""
 
 
 class CodeScorer:
-    """1.0 for a program that passes all tests, else 0.0, or with partial credit the share of tests passed.
+    """Returns 1.0 for a program that passes all tests, else 0.0, or with partial credit the share of passed tests.
 
     `correct`: all passed; `passed`: their share (of those that ran, without partial credit up to the first failure).
     """
 
     def __init__(self, options: CodeOptions) -> None:
-        """Raises UserError where no sandbox is as strong as demanded."""
+        """Raises UserError if no sandbox is as strong as required."""
         self._options = options
         self._judges = Judges(options.require, options.python or "", () if options.layer is None else (options.layer,))
         try:
@@ -52,7 +51,7 @@ class CodeScorer:
         print(f"programs run in sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True)
 
     def warm_up(self) -> None:
-        """The sandbox was tried when it was chosen."""
+        """Do nothing: the sandbox was tried when it was chosen."""
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
         options = self._options
@@ -88,7 +87,7 @@ class CodeScorer:
 
     def _program(self, sample: ScorerInput) -> str:
         given = sample.row.get("program")
-        if isinstance(given, str) and sample.response in ("", given):  # a program to be judged as it is
+        if isinstance(given, str) and sample.response in ("", given):  # the unchanged program is judged
             return given
         if self._options.extract == "whole":
             return sample.response if sample.response.strip() else ""
@@ -119,7 +118,7 @@ class CodeScorer:
 
 
 def _printable(text: str) -> str:
-    """Words that come from a program, fit for logs, terminals and messages."""
+    """Text of a program, made safe for logs, terminals and messages."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,10 +1,9 @@
-r"""Numbers as people write them: with units, currencies, percent, thousands; and times of day.
+r"""Parses numbers with units, currencies, percent and thousands separators, and times of day.
 
-Owns: `number_of`, `quantity_of`, `are_equal`, times of day, the table of units. Refuses: expressions that have to be
-computed (maths), characters (notation: texts come from its `normal`).
+Expressions that have to be computed are in maths.py. Texts come from `normal` in notation.py.
 
-A unit counts where both sides name one that is known: `5 m` is 500 cm and no 5 cm; where one side has none, the numbers
-decide. A percentage equals its number and its hundredth.
+A unit counts if both sides have a known one: `5 m` equals 500 cm and not 5 cm; if one side has none, the numbers are
+compared. A percentage equals its number and its hundredth.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PATTERNS = tuple(
         rf"(?P<decimal>{_DIGITS}(?:\.\d*)?|\.\d+)(?![\d.,]*\d)",
     )
 )
-"""Each a number at the start of a text; the first that fits, from the longest form to the plainest."""
+"""Patterns of a number at the start of a text, from the longest form to the simplest; the first match is used."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def number_of(text: str) -> Number | None:
 
 
 def _bare(text: str) -> str:
-    """Without dollar signs around it, a full stop behind it, braces or brackets around all of it."""
+    """The text without surrounding dollar signs, braces or brackets, and without a full stop at the end."""
     text = text.strip()
     if len(text) > 1 and text.startswith("$") and text.endswith("$"):
         text = text.strip("$").strip()
@@ -132,7 +131,7 @@ _NO_UNITS = frozenset(
     )
     for word in line.split()
 )
-"""Words that are no units, and change what the number before them means."""
+"""Words that are not units and change the meaning of the number before them."""
 _QUALIFYING = frozenset(
     ("less", "more", "fewer", "if", "is", "isn", "was", "not", "wrong", "incorrect", "but", "unless", "when", "except")
 )
@@ -146,7 +145,7 @@ _TAIL = re.compile(r"[A-Za-z][A-Za-z .'/^{}23-]*")
 
 @dataclass(frozen=True)
 class Quantity:
-    """value times factor in the dimension's own unit; dimension empty: no unit, or none that is known."""
+    """A quantity: value times factor in the dimension's base unit; dimension empty: no unit, or an unknown one."""
 
     number: Number
     dimension: str = ""
@@ -155,17 +154,17 @@ class Quantity:
     is_compound: bool = False
 
 
-def undressed(text: str) -> str:
-    r"""Words without `\text{...}` around them, every kind of space as one."""
+def without_formatting(text: str) -> str:
+    r"""Words without `\text{...}` around them, with every kind of space replaced by one space."""
     return _SPACES.sub(" ", _DRESS.sub(r" \1 ", _DRESS.sub(r" \1 ", text))).strip()
 
 
 def quantity_of(text: str) -> Quantity | None:
-    """The number with whatever belongs to it that the whole text is, or None."""
+    """The number with its unit that the whole text is, or None."""
     text = _bare(text).rstrip(". ")
     dressed_start = _DRESS.match(text)
-    if dressed_start is not None:  # a word in front, or a number in words' dress
-        text = undressed(text)
+    if dressed_start is not None:  # a word before the number, or a number formatted as text
+        text = without_formatting(text)
     dimension, sign = "", ""
     if (currency := _CURRENCY.match(text)) is not None:
         dimension, sign = _CURRENCIES.get(currency["name"], currency["name"]), currency["sign"]
@@ -187,17 +186,17 @@ def quantity_of(text: str) -> Quantity | None:
 
 
 def is_qualified(text: str) -> bool:
-    """A number with words behind it that make it another, or none: `8 less than 10`, `8 is wrong`, `8 if x > 0`."""
-    found = _leading_number(undressed(_bare(text)))
+    """Whether a number is followed by words that change or negate it: `8 less than 10`, `8 is wrong`, `8 if x > 0`."""
+    found = _leading_number(without_formatting(_bare(text)))
     words = re.findall(r"[A-Za-z]+", found[1]) if found is not None else []
     return bool(words) and words[0].lower() in _QUALIFYING
 
 
 def _with_tail(number: Number, tail: str) -> Quantity | None:
-    """The number with its unit; None where the tail is more than a unit."""
+    """The number with its unit; None if the tail is more than a unit."""
     is_apart = not tail or tail[0] in " ~\\^%"
     tail = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-zA-Z])", " degree ", tail)
-    tail = undressed(_UNIT_FRACTION.sub(r" \1/\2 ", _DRESS.sub(r" \1 ", tail)))
+    tail = without_formatting(_UNIT_FRACTION.sub(r" \1/\2 ", _DRESS.sub(r" \1 ", tail)))
     if not tail:
         return Quantity(number)
     if re.fullmatch(r"\\?%|(?i:per ?cent|percent|pct)\.?", tail):
@@ -216,7 +215,7 @@ def _with_tail(number: Number, tail: str) -> Quantity | None:
 
 
 def _known_unit(text: str) -> tuple[str, Fraction] | None:
-    """Dimension and size of `cm`, `square feet`, `cm^2`, `m/s`, `miles per hour`."""
+    """Dimension and factor of `cm`, `square feet`, `cm^2`, `m/s`, `miles per hour`."""
     text = re.sub(r"(?i)(?<=[a-z. ])\bper\b", "/", text.strip()).strip(" .")
     text = _SPEEDS.get(text.lower(), text)
     above, slash, below = text.partition("/")
@@ -238,7 +237,7 @@ def _known_unit(text: str) -> tuple[str, Fraction] | None:
 
 
 def is_unit(word: str) -> bool:
-    """Is it a unit that is known?"""
+    """Whether a word is a known unit."""
     return _unit(word) is not None
 
 
@@ -255,7 +254,7 @@ _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)\.?\s*(?:,\s
 
 def _compound(text: str) -> Quantity | None:
     """`3 hours and 20 minutes`, `4 ft 3 in`: parts of one dimension, each smaller than the one before."""
-    text, position, total, num_parts = undressed(text), 0, Fraction(0), 0
+    text, position, total, num_parts = without_formatting(text), 0, Fraction(0), 0
     dimension, last = "", None
     while position < len(text):
         part = _PART.match(text, position)
@@ -277,9 +276,10 @@ def _compound(text: str) -> Quantity | None:
 
 
 def are_equal_numbers(gold: Fraction, number: Fraction, has_decimals: bool, float_digits: int) -> bool:
-    """Exact for integers and fractions; to `float_digits` decimal places where one side was written as a decimal.
+    """Compare integers and fractions exactly, and to `float_digits` decimal places if one side was written as a
+    decimal.
 
-    Below 1 the places count from the first that is not zero, so that no small number is near to every other.
+    Below 1 the places count from the first non-zero one, so that small numbers are not all equal.
     """
     if not has_decimals:
         return gold == number
@@ -288,7 +288,7 @@ def are_equal_numbers(gold: Fraction, number: Fraction, has_decimals: bool, floa
 
 
 def are_equal(gold: Quantity, answer: Quantity, float_digits: int) -> bool:
-    """Is it the same quantity?"""
+    """Whether two quantities are equal."""
     has_decimals = gold.number.is_decimal or answer.number.is_decimal
     one, other = gold.number.value, answer.number.value
     if gold.dimension and answer.dimension:
@@ -312,7 +312,7 @@ _HOUR = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s*m\.?", re.ASCII | re.IGNORECASE
 
 def time_of_day(text: str) -> tuple[int, int, int, str] | None:
     """(hour, minute, second, half of the day or "") of `3:45`, `2:30 p.m.`, `5 pm`; None for anything else."""
-    plain = undressed(_bare(text)).replace("{:}", ":").replace(" :", ":").replace(": ", ":")
+    plain = without_formatting(_bare(text)).replace("{:}", ":").replace(" :", ":").replace(": ", ":")
     match = _CLOCK.fullmatch(plain) or _HOUR.fullmatch(plain)
     if match is None:
         return None
@@ -324,7 +324,7 @@ def time_of_day(text: str) -> tuple[int, int, int, str] | None:
 
 
 def are_equal_times(gold: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """The same moment; where one side does not say which half of the day, the other's is meant."""
+    """Whether two times are equal; if one side does not specify the half of the day, the other's is assumed."""
     if gold[3] and answer[3]:
         return gold == answer
     if gold[:3] == answer[:3]:

@@ -1,9 +1,9 @@
-"""Scorer `reasoning_gym`: a task of the package reasoning-gym judges the answer itself, by its own `score_answer`.
+"""Scorer `reasoning_gym`: the row's task of the package reasoning-gym judges the answer with its own `score_answer`.
 
-Owns: where the answer stands in a response, finding the task again by the row. Refuses: what counts as
-right (the task).
+The scorer finds the answer in a response, and the task by the row.
 
-Many tasks give a little for answers that are nearly right: that is the value. `correct` is 1 for the full score only.
+Many tasks give a partial score for nearly correct answers; the score is the value. `correct` is 1 for the full score
+only.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymScorer:
-    """What the row's task gives for the answer, from 0 to 1."""
+    """Returns the task's score of the answer, from 0 to 1."""
 
     def __init__(self, options: ReasoningGymScorerOptions) -> None:
-        """Raises UserError where the package is missing."""
+        """Raises UserError if the package is missing."""
         self._options = options
         try:
             self.version = f"1/{installed_version('reasoning-gym')}"
@@ -43,7 +43,7 @@ class ReasoningGymScorer:
             ) from error
 
     def warm_up(self) -> None:
-        """Import the tasks: a second or two."""
+        """Import the tasks, which takes a second or two."""
         import reasoning_gym  # noqa: F401
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
@@ -72,7 +72,7 @@ class ReasoningGymScorer:
 
 @lru_cache(maxsize=1024)
 def _task_of(place: bytes) -> tuple[Any, dict[str, Any]]:
-    """Samples of one group ask for one entry."""
+    """The data set and entry of a row, cached because the samples of a group have the same one."""
     try:
         return entry_at(msgspec.json.decode(place, type=TaskOrigin))
     except msgspec.MsgspecError as error:

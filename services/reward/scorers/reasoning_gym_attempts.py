@@ -1,10 +1,9 @@
 """The environment `reasoning_gym`: a task of the package reasoning-gym, answered in several attempts.
 
-Owns: attempts, what the policy reads between them. Refuses: judging an answer (the scorer `reasoning_gym`), making
-questions (the generator `reasoning_gym`).
+Answers are judged by the scorer `reasoning_gym`; questions come from the generator `reasoning_gym`.
 
-The package has tasks of one turn; here an answer that is not right may be corrected. What an attempt adds to the best
-score so far is its reward, so the sum is the best score, and attempts after a good one cannot lose it.
+The package has tasks of one turn; here a wrong answer may be corrected. The reward of an attempt is its improvement of
+the best score so far, so the sum is the best score, and later attempts cannot reduce it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ class ReasoningGymEnvironment:
     def __init__(
         self, *, max_attempts: int = 3, extract: Literal["tag", "last_line", "whole"] = "tag", reveal: bool = False
     ) -> None:
-        """
-        Args:
-            max_attempts: answers to one question at most.
-            extract: where in a turn the answer stands, as for the scorer `reasoning_gym`.
-            reveal: show the policy the score of an attempt; otherwise only that it is not right.
+        """Args:
+            max_attempts: largest number of answers to one question. extract: position of the answer in a turn, as in
+                the scorer `reasoning_gym`.
+            reveal: show the policy the score of an attempt; otherwise only that it is wrong.
 
         Raises:
             UserError: reasoning-gym is missing, or an option is out of range.
@@ -69,7 +67,7 @@ class ReasoningGymEnvironment:
         )
 
     def _judged(self, response: str) -> tuple[float, str]:
-        """Score of an answer, and what is wrong with its form; empty: nothing."""
+        """Score of an answer, and an error of its form (empty: none)."""
         found = self._scorer.score(ScorerInput(row=self._row, response=response, finish_reason="stop", num_tokens=0))
         remark = str(found.get("remark", ""))
         return float(found["value"]), f"{remark[:1].upper()}{remark[1:]}." if remark else ""

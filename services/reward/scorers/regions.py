@@ -1,7 +1,7 @@
-r"""Sets of real numbers as people write them, brought to intervals.
+r"""Converts sets of real numbers in various notations to intervals.
 
-Owns: `as_interval`: inequalities, unions of them, set-builder notation, `x \in ...`. Refuses: comparing (maths),
-characters (notation: texts come from its `normal`).
+It handles inequalities, unions of them, set-builder notation and `x \in ...`. Comparison is in maths.py. Texts come
+from `normal` in notation.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALL = re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?")
 
 
 def as_interval(text: str) -> str:
-    r"""An inequality in one letter as the interval it is (`x \le 3`: `(-\infty, 3]`); any other text as it stands."""
+    r"""Convert an inequality in one letter to an interval (`x \le 3`: `(-\infty, 3]`); any other text is unchanged."""
     text = text.strip().strip("$").strip()
     if (builder := _BUILDER.fullmatch(text)) is not None and _COMPARISON.search(builder.group(1)):
         text = builder.group(1)
@@ -41,7 +41,7 @@ def as_interval(text: str) -> str:
 
 
 def _interval(text: str) -> str | None:
-    """One inequality, or None for anything else."""
+    """The interval of one inequality, or None for any other text."""
     if (match := _TWO_SIDED.fullmatch(text)) is not None and not _is_compared(match[1] + " " + match[4]):
         low, left, right, high = match.groups()
         if left in (">", r"\gt", r"\ge") and right in (">", r"\gt", r"\ge"):

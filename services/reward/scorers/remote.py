@@ -1,10 +1,10 @@
-"""Scorer `http`: a server of yours gives the score.
+"""Scorer `http`: a user's server gives the score.
 
     POST url   {"row": {...}, "response": "...", "finish_reason": "stop", "num_tokens": 17}
     reply      {"value": 0.5, "components": {"style": 0.7}, "correct": 1, "reason": "..."}    all but `value` optional
 
-Owns: the schema of question and reply. Refuses: connections, retries, deadlines (endpoint). A reply that is no such
-JSON, or whose numbers are none (NaN is no JSON), is `invalid`: no number is guessed.
+Connections, retries and deadlines are in endpoint.py. A reply that is not such JSON, or contains invalid numbers (NaN
+is not JSON), is `invalid`: no number is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
 class Reply(msgspec.Struct, forbid_unknown_fields=False):
-    """What the server gives back."""
+    """The server's reply."""
 
     value: float
     components: dict[str, float] = {}
@@ -33,7 +33,7 @@ _decoder = msgspec.json.Decoder(Reply)
 
 
 class HttpScorer:
-    """The value that the server gives."""
+    """Returns the server's value."""
 
     def __init__(self, options: HttpOptions) -> None:
         """Raises UserError."""
@@ -44,7 +44,8 @@ class HttpScorer:
         self.is_deterministic = options.is_deterministic
 
     def warm_up(self) -> None:
-        """A server that is not up yet is no mistake of the user's: it may come until the first answer is scored."""
+        """Do nothing: a server that is not running yet is not a user's mistake, because it may start before the first
+        answer is scored."""
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
         row: Mapping[str, Any] = sample.row

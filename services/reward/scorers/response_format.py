@@ -1,6 +1,6 @@
-"""Scorer `format`: does the answer look as it should, whatever it says.
+"""Scorer `format`: checks the form of an answer, whatever its content.
 
-Owns: its checks. Refuses: right or wrong (it never gives `correct`).
+It never returns `correct`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.reward.scorers.port import ScorerInput
 
 
 class FormatScorer:
-    """1.0 where every check holds, else 0.0."""
+    """Returns 1.0 if every check passes, else 0.0."""
 
     version = "1"
 

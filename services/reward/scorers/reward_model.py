@@ -1,7 +1,7 @@
 """Scorer `reward_model`: a classifier scores an answer, or each of its steps (a process reward model).
 
-Owns: the text that is scored, steps, one value out of them. Refuses: the model (classifier), the process it lives in
-(model_host): here is one end of a socket. Without a socket the model is loaded into this process.
+The model is in classifier.py, its process in model_host.py, to which this scorer connects. Without a socket the model
+is loaded into this process. Without a socket the model is loaded into this process.
 
 A model for sequence classification scores steps by scoring the answer up to the end of each; one for token
 classification scores all of them in one pass, at the last token of each.
@@ -28,10 +28,10 @@ MAX_ANSWER_CHARS = 4_000_000
 
 
 class RewardModelScorer:
-    """The model's score; components `step_1`, ... and `num_steps` with a step separator."""
+    """Returns the model's score; with a step separator also the components `step_1`, ... and `num_steps`."""
 
     def __init__(self, options: RewardModelOptions) -> None:
-        """Raises UserError: no classifier in the folder."""
+        """Raises UserError if there is no classifier in the folder."""
         self._options = options
         self._is_per_token = check_folder(options.path, options.label).is_per_token
         if self._is_per_token and options.step_separator is None:
@@ -45,7 +45,7 @@ class RewardModelScorer:
         self._model: Any = None
 
     def warm_up(self) -> None:
-        """Load the model, or find the process that has it."""
+        """Load the model, or connect to the process that has it."""
         if self._options.socket is not None:
             self._model = ModelClient(self._options.socket)
             return
@@ -76,9 +76,9 @@ class RewardModelScorer:
         return {"value": reduced(values, self._options.reduce), "num_steps": len(values), **steps, **remark}
 
     def _ends_of_steps(self, response: str) -> list[int]:
-        """Where each step ends, in characters of the response, its separator included; one for an answer as a whole.
+        """End of each step, in characters of the response, including its separator; a single one for a whole answer.
 
-        White space between separators, or behind the last one, is no step.
+        White space between separators, or after the last one, is not a step.
         """
         separator = self._options.step_separator
         ends: list[int] = []
@@ -109,7 +109,7 @@ class RewardModelScorer:
 
 
 def reduced(values: list[float], how: str) -> float:
-    """One value out of the steps': min, mean, last or prod."""
+    """Reduce the steps' values to one: min, mean, last or prod."""
     if how == "min":
         return min(values)
     if how == "mean":
@@ -118,7 +118,8 @@ def reduced(values: list[float], how: str) -> float:
 
 
 def _digest(options: RewardModelOptions) -> str:
-    """Of the options and of the folder's files by name, size and time: another model gets another version."""
+    """Digest of the options and of the folder's files by name, size and time, so that another model has another
+    version."""
     folder = Path(options.path).expanduser()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in folder.iterdir())
     facts = options.model_dump(mode="json", exclude={"socket", "threads", "max_batch", "device"})

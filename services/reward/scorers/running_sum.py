@@ -1,4 +1,4 @@
-"""Scorer of the quickstart's task. Owns: its port. Refuses: the rule itself (areal_like/tasks/running_sum.py)."""
+"""Scorer of the quickstart's task. The rule itself is in areal_like/tasks/running_sum.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
 class RunningSumScorer:
-    """1.0 where the text after the last `#` is the answer and the model ended by itself, else 0.0."""
+    """Returns 1.0 if the text after the last `#` is the answer and the model ended its answer, else 0.0."""
 
     version = "1"
 
     def __init__(self, options: NoOptions) -> None:
-        """Nothing to set."""
+        """There are no options."""
 
     def warm_up(self) -> None:
         """Nothing to load."""

@@ -1,7 +1,7 @@
-"""Reward components that give a gradient where right answers are too rare to: shape, not truth.
+"""Reward components that vary among answers if correct ones are too rare; they do not measure correctness.
 
-Owns: small pure functions to be named as `services.reward.scorers.shaping:<function>`. Refuses: right or wrong (none
-gives `correct`, so evaluation never counts them).
+They are small pure functions, named as `services.reward.scorers.shaping:<function>`. None returns `correct`, so
+evaluation never counts them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def digit_share(row: Mapping[str, Any], response: str, **info: Any) -> float:
 
 
 def printable_share(row: Mapping[str, Any], response: str, **info: Any) -> float:
-    """Share of the response's characters that a program could be written in (printable ASCII, tab, newline), in [0, 1].
+    """Share of the response's characters that can occur in a program (printable ASCII, tab, newline), in [0, 1].
 
-    For models that were drawn at random over bytes: none of their programs passes a test, but some look more like text.
+    For randomly initialised models over bytes: none of their programs passes a test, but some look more like text.
     """
     if not response:
         return 0.0

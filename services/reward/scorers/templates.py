@@ -1,7 +1,6 @@
-"""Texts for judging models out of a template and a sample: Jinja over `prompt`, `response`, `answer` and `row`.
+"""Renders the texts for judge models from a template and a sample: Jinja over `prompt`, `response`, `answer` and `row`.
 
-Owns: filling in, and what a row lacks. Refuses: if a template is one (scorer_options.fault_of_template, reported by
-validate). What a sample holds is data: it is never read as a template.
+Templates are validated by scorer_options.fault_of_template. Data of a sample is never parsed as a template.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class SampleTemplate:
         self._template = compiled(text)
 
     def fill(self, sample: ScorerInput, max_response_chars: int) -> str:
-        """The text for one sample. Raises CannotJudge where the row lacks what the template names."""
+        """The text for one sample. Raises CannotJudge if the row lacks a name that the template uses."""
         names: dict[str, Any] = {"row": sample.row, "response": sample.response[-max_response_chars:]}
         if (prompt := prompt_of(sample.row)) is not None:
             names["prompt"] = prompt
@@ -37,7 +36,7 @@ class SampleTemplate:
 
 
 def prompt_of(row: dict[str, Any]) -> str | None:
-    """The row's prompt as text; of a conversation its turns, each under its role. None where there is neither."""
+    """The row's prompt as text; a conversation as its turns, each with its role. None if there is neither."""
     if isinstance(row.get("prompt"), str):
         return row["prompt"]
     messages = row.get("messages")

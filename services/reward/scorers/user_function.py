@@ -2,9 +2,10 @@
 
     def score(row: dict, response: str, *, finish_reason: str, num_tokens: int, **options) -> float | dict[str, float]
 
-Owns: finding the function, checking its signature, calling it. Refuses: protecting the service from it (it runs in a
-scoring process, which may be killed). A dict needs the key `value` or `reward`; its other keys become components.
-Processes that a sample leaves behind are killed after it; helpers that should live on are started at import.
+It finds the function, checks its signature, and calls it in a scoring process, which may be killed. A dict needs the
+key `value` or `reward`; its other keys become components. A dict needs the key `value` or `reward`; its other keys
+become components. Processes that a sample leaves behind are killed after it; helpers that should keep running must be
+started at import.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EXPECTED = "def score(row, response, **info) -> float or dict"
 
 
 class Foreign(NamedTuple):
-    """Reward functions of another system: names among their first two parameters, and how ours calls one."""
+    """Reward functions of another system: names of their first two parameters, and how to call one from ours."""
 
     system: str
     names: tuple[str, ...]
@@ -68,7 +69,7 @@ class UserFunctionScorer:
         self._runner: asyncio.Runner | None = None
 
     def warm_up(self) -> None:
-        """The import was the warm-up."""
+        """Do nothing: the function has been imported."""
 
     def score(self, sample: ScorerInput) -> Mapping[str, Any]:
         result = self._function(
@@ -86,16 +87,16 @@ class UserFunctionScorer:
         import asyncio  # most functions are not asynchronous, and many processes load one
 
         if self._runner is None:
-            self._runner = asyncio.Runner()  # one loop for all samples, so that a user's client sessions live on
+            self._runner = asyncio.Runner()  # one loop for all samples, so that a user's client sessions stay open
 
         async def wait() -> Any:
-            return await awaitable  # no deadline here: the whole process is killed at the request's
+            return await awaitable  # no deadline here: the process is killed at the request's deadline
 
         return self._runner.run(wait())
 
 
 def as_components(result: Any) -> Mapping[str, Any]:
-    """What a function gave, with the value under `value`. Anything odd is left for composition to refuse."""
+    """The result of a function, with the value under `value`. Invalid results are rejected in composition.py."""
     if not isinstance(result, Mapping):
         return {"value": result}
     if "value" in result:
@@ -106,7 +107,7 @@ def as_components(result: Any) -> Mapping[str, Any]:
 
 
 def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function `module:function` names. Raises UserError saying what is missing or wrong with it."""
+    """Import the function that `module:function` names. Raises UserError, which says what is missing or wrong."""
     where = f"reward scorer {name}"
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
@@ -130,12 +131,12 @@ def _version_of(function: Callable[..., Any]) -> str:
 def _check_signature(function: Callable[..., Any], where: str, options: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in callables have none; the first sample will tell
+    except (TypeError, ValueError):  # some built-in callables have no signature; the first sample checks them
         return
     try:
         signature.bind({}, "", finish_reason="stop", num_tokens=0, **options)
     except TypeError as error:
-        reason = f"does not take what it is called with ({error}); its signature is {signature}"
+        reason = f"cannot be called with the required arguments ({error}); its signature is {signature}"
         raise UserError(reason, where=where, remedy=f"{EXPECTED}{_hint(signature)}") from None
     if hint := _hint(signature):  # it could be called, with values that mean something else to it
         reason = f"is written for another system; its signature is {signature}"

@@ -15,13 +15,13 @@ import controller.cli.score
 from areal_like.errors import UserError
 from controller.cli.main import main
 from controller.cli.score import ScoreProgress, options_of, summary
-from controller.wiring.scoring import Standing
+from controller.wiring.scoring import ScoreStatus
 
 ARGUMENTS = ["score", "--scorer", "math", "--input", "in.jsonl", "--output", "out.jsonl"]
 
 
-def standing(num_scored: int = 3, num_rows: int = 4, **fields: Any) -> Standing:
-    made = Standing(num_rows=num_rows, scorer="math@2", wall_s=2.0, **fields)
+def standing(num_scored: int = 3, num_rows: int = 4, **fields: Any) -> ScoreStatus:
+    made = ScoreStatus(num_rows=num_rows, scorer="math@2", wall_s=2.0, **fields)
     for number in range(num_scored):
         made.totals.add(number + 1, "scored", 1.0, "")
     return made
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the services were asked for; `result` and `raises` say what they do."""
     script: dict[str, Any] = {"result": standing()}
 
-    def score_rows(scorer: str, options: Any, source: Path, target: Path, **rest: Any) -> Standing:
+    def score_rows(scorer: str, options: Any, source: Path, target: Path, **rest: Any) -> ScoreStatus:
         script.update(scorer=scorer, options=options, source=source, target=target, **rest)
         rest["show"](script["result"])
         if "raises" in script:

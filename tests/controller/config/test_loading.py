@@ -180,7 +180,7 @@ class TestProblems:
         assert problems() == [
             "job.yaml:8: trainer.optimizer.lr: must be a number, not `fast`",
             "job.yaml:11: reward.scorers.0.kind: is required -> set it: `math`, `code` or another of the built-in ones"
-            " (docs/rewards.md), or `module:function` of your own.",
+            " (docs/rewards.md), or your own `module:function`.",
             "job.yaml:11: reward.scorers.0.kid: no such key -> did you mean reward.scorers.0.kind?",
         ]
 

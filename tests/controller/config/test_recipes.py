@@ -91,7 +91,7 @@ JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: '{{{{ response'}}}}", "is not a valid Jinja template"),
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubric_file: no.txt}}}}", "rubric_file no.txt cannot be read"),
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubrik: x}}}}", "did you mean rubric"),
-        ("{kind: http, options: {url: 'http://h', key_env: SURELY_NOT_SET}}", "SURELY_NOT_SET holds no key"),
+        ("{kind: http, options: {url: 'http://h', key_env: SURELY_NOT_SET}}", "SURELY_NOT_SET contains no key"),
         ("{kind: http, options: {url: 'http://h', total_timeout_s: 60}}", "do not fit into reward.timeout_s"),
         ("{kind: http, options: {url: 'nowhere'}}", "is not an address"),
         ("{kind: reward_model, options: {path: /nowhere/model}}", "there is no folder /nowhere/model"),

@@ -403,7 +403,7 @@ def test_row_with_a_number_that_is_not_finite_is_refused_with_its_line(tmp_path:
     file.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     said = refusal(file)
     assert f"{file}:{3 if name.endswith('.json') else 2}" in said
-    assert f"holds {number}" in said
+    assert f"contains {number}" in said
     assert "write null" in said
 
 

@@ -36,7 +36,7 @@ def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, *
     ("source", "name", "words"),
     [
         ("import no_such_thing", "mine:score", "module mine cannot be imported (ModuleNotFoundError"),
-        ("def score(row): ...", "mine:score", "does not take what it is called with"),
+        ("def score(row): ...", "mine:score", "cannot be called with the required arguments"),
         ("", "json:nope", "module json has no nope"),
         ("score = 3", "mine:score", "cannot be called"),
         ("import os; os._exit(3)", "mine:score", "ended the process with status 3"),
@@ -109,7 +109,7 @@ def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> Non
     Path("mine.py").write_text("def score(row): ...")
     config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
     words = [problem.what for problem in preflight.look(config, "train").problems]
-    assert any("does not take what it is called with" in what for what in words), words
+    assert any("cannot be called with the required arguments" in what for what in words), words
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from controller.wiring import scoring
-from services.reward.score_file import Order, Standing
+from services.reward.score_file import ScoreSpec, ScoreStatus
 
 
 def test_everything_that_is_asked_is_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    standing = Standing(num_rows=3)
+    standing = ScoreStatus(num_rows=3)
     monkeypatch.setattr(scoring, "score_file", lambda order, show: made.append((order, show)) or standing)
     options, show = {"a": 1}, made.append
     found = scoring.score_rows(
         "math", options, Path("in"), Path("out"), num_workers=5, timeout_s=7.0, overwrite=True, show=show
     )
     assert found is standing
-    order = Order(
+    order = ScoreSpec(
         kind="math", source=Path("in"), target=Path("out"), num_workers=5, options={"a": 1}, timeout_s=7.0,
         overwrite=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from areal_like.environment import Step
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EpisodeHistory
 from services.environment.config import EnvironmentSettings
-from services.environment.desk import EnvironmentDesk
+from services.environment.episode_scheduler import EpisodeScheduler
 from services.environment.job import Act, Answered, Begin, Close
 from services.environment.quarantine import Quarantine
 
@@ -46,7 +46,7 @@ class Stage:
         self.is_reachable = True
         self.pool = FakePool()
         chosen = EnvironmentSettings(kind="guess_number", **settings)
-        self.desk = EnvironmentDesk(
+        self.desk = EpisodeScheduler(
             chosen,
             self.take,
             pool=self.pool,  # type: ignore[arg-type]

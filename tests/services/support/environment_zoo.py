@@ -98,12 +98,12 @@ class Slow:
         return action.upper(), 1.0, False
 
 
-class InvalidStep:
+class NoStep:
     def reset(self, row, seed):
         return None
 
 
-class OtherStep(InvalidStep):
+class OtherStep(NoStep):
     def step(self, action, tools):
         return "", 0.0, True
 

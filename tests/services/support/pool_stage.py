@@ -44,7 +44,7 @@ class Puppet:
         self.num_scored += 1
         return outcome
 
-    def left_behind(self) -> set[int]:
+    def leftover_processes(self) -> set[int]:
         return self.children
 
     def check(self) -> bool:

@@ -27,7 +27,7 @@ class _Gone(BaseException):
     """The judge let the program go."""
 
 
-class _Respondent(inside_answering.Respondent):
+class _Respondent(inside_answering.Responder):
     def __init__(self, names: dict[str, Any]) -> None:
         super().__init__(-1, names)
         self.questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
