@@ -1,6 +1,7 @@
-"""`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
+"""`areal-like export` and `areal-like import`: convert between checkpoints and Hugging Face folders.
 
-Owns: which checkpoint is meant, words. Refuses: the files (the trainer package, through process_specs.py).
+Finds the checkpoint and prints the result. Files are converted by the trainer package, started through
+process_specs.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def export(
     dtype: str | None,
     lora: Literal["merged", "adapter"] | None,
 ) -> int:
-    """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
+    """Convert a checkpoint to a Hugging Face folder; return the exit status. Raises UserError, OperationError."""
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
@@ -49,7 +50,7 @@ def best_checkpoint(source: str) -> Path:
 
 
 def import_model(source: str, out: str) -> int:
-    """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
+    """Convert a Hugging Face folder to a checkpoint; return the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
         raise UserError("there is no such folder", where=source, remedy="name the folder of a model")
@@ -61,7 +62,9 @@ def import_model(source: str, out: str) -> int:
 
 
 def checkpoint_of(source: str, version: int | None) -> Path:
-    """The folder of a checkpoint, by its path or of a run: this version, or the newest whole one. Raises UserError."""
+    """The folder of a checkpoint, given by its path or by its run: this version, or the newest complete one. Raises
+    UserError.
+    """
     folder = Path(source).expanduser()
     if is_checkpoint(folder):
         if version is not None:

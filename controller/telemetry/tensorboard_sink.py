@@ -1,10 +1,10 @@
-"""TensorBoard event files, written with tensorboard's own records and protocol buffers; needs neither TensorFlow nor
+"""Writes TensorBoard event files with tensorboard's own records and protocol buffers; requires neither TensorFlow nor
 torch.
 
-Owns: the file and its format. Refuses: waiting and counting (sinks.py), names of curves (scalars.py).
+Threads and counting are in sinks.py, names of curves in scalars.py.
 
-Each session of a run makes a file of its own in the run's folder; TensorBoard shows them as one run. Every row is
-flushed, so that a reader, and a crash, find what was measured.
+Each session of a run creates its own file in the run's folder; TensorBoard shows them as one run. Every row is flushed,
+so that it is available to readers and after a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TensorboardSink:
     kinds = frozenset(AXES)
 
     def __init__(self, folder: Path, *, remedy: str) -> None:
-        """Raises UserError: the package is not there, or the folder cannot be written."""
+        """Raises UserError if the package is missing, or the folder cannot be written."""
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
@@ -45,7 +45,7 @@ class TensorboardSink:
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One row as one event. Raises OSError."""
+        """Write one row as one event. Raises OSError."""
         found = scalars(record)
         if found is None or not found.values:
             return

@@ -1,9 +1,9 @@
-"""`python -m controller.telemetry.wandb_process`: hands rows from its standard input to Weights & Biases.
+"""`python -m controller.telemetry.wandb_process`: sends rows from its standard input to Weights & Biases.
 
-Owns: the one wandb run, axes of its curves. Refuses: names of curves (scalars.py), restarting itself.
+Manages the one wandb run and the axes of its curves. Names of curves are in scalars.py.
 
-In: one JSON object a line, first {"start": {...}}, then {"row": {...}}. Out: {"done": n} for the n-th line, or
-{"error": "..."}. Ends when its input does; never later than FINISH_S after that.
+Input: one JSON object per line, first {"start": {...}}, then {"row": {...}}. Output: {"done": n} for the n-th line, or
+{"error": "..."}. Exits when its input ends, at most FINISH_S later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FINISH_S = 60.0
 
 
 def serve(lines: IO[str], answers: IO[str]) -> None:
-    """Take lines until there are no more."""
+    """Process lines until the end of the input."""
     run: Any = None
     for number, line in enumerate(lines, start=1):
         message = json.loads(line)
@@ -30,9 +30,9 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
                 run = begin(message["start"])
             else:
                 run.log(message["row"])
-        except Exception as error:  # somebody else's library; the sink counts the row as lost
+        except Exception as error:  # third-party library; the sink counts the row as lost
             answer: dict[str, Any] = {"error": f"{type(error).__name__}: {first_line(error)}"}
-            is_over = run is None  # it never began
+            is_over = run is None  # the run was not started
         else:
             answer, is_over = {"done": number}, False
         answers.write(json.dumps(answer) + "\n")
@@ -45,7 +45,7 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
 
 
 def begin(start: dict[str, Any]) -> Any:
-    """The wandb run."""
+    """Start the wandb run."""
     import wandb
 
     settings = wandb.Settings(console="off", disable_git=True, save_code=False, silent=True)

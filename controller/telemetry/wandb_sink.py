@@ -1,10 +1,10 @@
-"""Weights & Biases, in a process of its own that is spoken to over a pipe (wandb_process.py).
+"""Weights & Biases sink, in a separate process connected by a pipe (wandb_process.py).
 
-Owns: that process, one row and its acknowledgement at a time. Refuses: wandb itself, waiting beyond ANSWER_S.
+Sends one row at a time and waits for its acknowledgement, at most ANSWER_S.
 
-Why a process: wandb starts threads and a service, and waits for uploads when the interpreter exits. A process that
-hangs is killed, and the run's controller never imports it. It ends by itself when the pipe closes, also when the
-controller was killed.
+A separate process is used because wandb starts threads and a service, and waits for uploads when the interpreter exits.
+A process that hangs is killed, and the run's controller never imports wandb. The process exits when the pipe is closed,
+also if the controller was killed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from controller.telemetry.sink_kinds import is_installed
 from controller.telemetry.sinks import absent
 
 ANSWER_S = 60.0
-"""For one row, and for starting: the service of wandb comes up, and in `online` mode a server is asked."""
+"""Time limit of one row, and of the start: wandb's service is started, and in `online` mode a server is contacted."""
 FINISH_S = 60.0
 
 
 class WandbSink:
-    """Rows go to `python -m controller.telemetry.wandb_process` as JSON lines; each is answered by its number."""
+    """Sends rows to `python -m controller.telemetry.wandb_process` as JSON lines; each is acknowledged by its
+    number.
+    """
 
     name = "wandb"
     kinds = frozenset(AXES)
 
     def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
-        """`start`: what wandb_process.Start says. Raises UserError where the package is not there."""
+        """`start`: see wandb_process.Start. Raises UserError if the package is missing."""
         if not is_installed("wandb"):
             raise absent(self.name, remedy)
         self._start, self._log_path = dict(start), log_path
@@ -62,7 +64,7 @@ class WandbSink:
         self._send({"row": {found.axis: found.at, "_timestamp": found.time_s, **found.values}})
 
     def close(self) -> None:
-        """Let it finish, which in `online` mode means uploading; past FINISH_S it is killed."""
+        """Let it finish, which in `online` mode includes uploading; after FINISH_S it is killed."""
         process = self._process
         if process is None:
             return
@@ -72,7 +74,7 @@ class WandbSink:
         try:
             process.wait(FINISH_S)
         finally:
-            end_guarded(process)  # with the service that wandb starts in a session of its own
+            end_guarded(process)  # including the service that wandb starts in a separate session
 
     # ------------------------------------------------------------ inside
 
@@ -84,7 +86,7 @@ class WandbSink:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={"WANDB_ERROR_REPORTING": "false", **child_environment(1, user_path=Path.cwd())},
-                start_new_session=True,  # Ctrl-C is for the controller
+                start_new_session=True,  # Ctrl-C is handled by the controller
             )
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -97,7 +99,7 @@ class WandbSink:
         except OSError as error:
             raise OperationError(self._why_gone()) from error
         deadline_s = time.monotonic() + ANSWER_S
-        while (answer := self._answer(deadline_s)).get("done") != self._num_sent:  # an older one came too late
+        while (answer := self._answer(deadline_s)).get("done") != self._num_sent:  # a late answer to an older row
             if error_text := answer.get("error"):
                 raise OperationError(str(error_text))
 

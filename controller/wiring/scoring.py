@@ -21,7 +21,7 @@ def score_rows(
     overwrite: bool,
     show: Callable[[Standing], None],
 ) -> Standing:
-    """Score a file of rows in this process, its pool of scoring processes below it. Raises as `score_file`."""
+    """Score a file of rows in this process, with a pool of scoring processes as children. Raises like `score_file`."""
     order = Order(
         kind=scorer,
         source=source,
