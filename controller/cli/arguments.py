@@ -1,6 +1,6 @@
-"""Arguments of every command, and what `--help` says.
+"""Arguments of every command, and what `--help` prints.
 
-Owns: the parser. Refuses: running anything (main.py, runs/commands.py).
+The commands are dispatched in main.py and runs/commands.py.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Words(argparse.HelpFormatter):
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # argparse forgets their indentation
+        if isinstance(action, argparse._SubParsersAction):  # argparse removes the indentation
             self._action_max_length += self._indent_increment
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse whose complaints look like all others."""
+    """ArgumentParser that prints its errors like all other errors of the program."""
 
     complain: Callable[[str], int]
     make_epilog: Callable[[], str] | None = None
-    """Called when help is shown: what it needs is slow to import."""
+    """Computes the epilog when help is shown, because its imports are slow."""
 
     def format_help(self) -> str:
         if self.make_epilog is not None:
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(complain: Callable[[str], int]) -> Parser:
-    """The parser of the whole program; `complain` prints a mistake and returns its exit status."""
+    """Make the parser of the whole program; `complain` prints an error and returns the exit status."""
     from areal_like import __version__
 
     Parser.complain = staticmethod(complain)
@@ -405,7 +405,7 @@ scorer; 130 interrupted (143 by SIGTERM): the same command continues.
 
 
 def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argparse.Namespace:
-    """The command and its arguments. Exits with status 2 after a complaint, with 0 after --help."""
+    """Parse the command and its arguments. Exits with status 2 after an error, with 0 after --help."""
     parser = make_parser(complain)
     arguments, rest = parser.parse_known_args(argv)
     if not rest:
@@ -414,6 +414,6 @@ def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argpars
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if strange := [word for word in rest if "=" not in word]:
         parser.error(f"unrecognized arguments: {' '.join(strange)}; write an override as key.path=value")
-    # --key.path=value, as other programs have it: loading.py takes the dashes off
+    # --key.path=value, as in other programs: loading.py removes the dashes
     arguments.overrides = [*arguments.overrides, *rest]
     return arguments

@@ -1,6 +1,6 @@
-"""The arguments of `areal-like checkpoint`, `export` and `import`.
+"""Arguments of `areal-like checkpoint`, `export` and `import`.
 
-Owns: their names and words. Refuses: meaning (runs/checkpoint.py, runs/convert.py).
+The commands are in runs/checkpoint.py and runs/convert.py.
 """
 
 from __future__ import annotations

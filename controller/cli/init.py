@@ -1,7 +1,6 @@
-"""`areal-like init`: a first config, by five questions or by flags.
+"""`areal-like init`: writes a first config, from five questions or from flags.
 
-Owns: the questions, writing files that do not exist yet, what comes next. Refuses: the content of the files
-(new_job.py), checks (preflight/).
+Existing files are never overwritten. The content of the files is in new_job.py, the validation in preflight/.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 
 def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask: Ask | None = None) -> int:
-    """Write the files, validate, offer the probe; returns the exit status. Raises UserError, ConfigError.
+    """Write the files, validate them and offer the probe; return the exit status. Raises UserError, ConfigError.
 
-    run: carries out another command. ask: answers a question; None: the terminal, where there is one and no flag.
+    run: runs another command. ask: answers a question; None: ask on the terminal, if there is one and no flag is given.
     """
     given = {key: getattr(arguments, key) for key in DEFAULTS if getattr(arguments, key) is not None}
     if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
@@ -49,7 +48,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
         try:
             answers = {key: _answer(key, question, ask) for key, question in QUESTIONS.items()}
         except (EOFError, KeyboardInterrupt) as error:
-            print(file=sys.stderr)  # the question's line is open
+            print(file=sys.stderr)  # end the line of the question
             unanswered = UserError(
                 "the questions were not answered, so nothing is written",
                 where="areal-like init",
@@ -72,7 +71,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
 
 
 def _flags(target: Path) -> list[str]:
-    """A command that asks nothing."""
+    """The flags of a command that asks no questions."""
     flags = [f"--{key} {'|'.join(CHOICES[key]) if key in CHOICES else shlex.quote(DEFAULTS[key])}" for key in DEFAULTS]
     return ["areal-like init", shlex.quote(str(target)), *flags]
 
@@ -94,7 +93,7 @@ def _answer(key: str, question: str, ask: Ask) -> str:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    """All or none. Raises UserError: one of them exists, or cannot be written."""
+    """Write all files or none. Raises UserError if one of them exists or cannot be written."""
     for path in files:
         if path.exists():
             raise UserError("exists already, and is not overwritten", where=str(path), remedy="name another file")
@@ -114,7 +113,7 @@ def _write(files: Mapping[Path, str]) -> None:
 
 
 def _validate(path: Path) -> None:
-    """Raises ConfigError with everything that is wrong; the files stay, to be corrected."""
+    """Validate the config. Raises ConfigError with all errors; the files are kept, to be corrected."""
     loaded = load_config(str(path))
     found = look(loaded.config, "validate")
     for remark in [*found.notes, *(str(problem) for problem in found.absent)]:

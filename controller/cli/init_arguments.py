@@ -1,4 +1,4 @@
-"""Arguments of `areal-like init`. Owns: them. Refuses: doing it (init.py)."""
+"""Arguments of `areal-like init`. The command is in init.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TRACKERS
 
 
 def add_init(commands: Any, make: Callable[..., Any]) -> None:
-    """The command; `make` creates one."""
+    """Add the command; `make` creates its parser."""
     command = make(
         commands, "init", "write a first config, and a scorer with its test where one is needed", "",
         "Ask five questions, or take the flags, and write a config from the nearest recipe. Then validate it. Existing "

@@ -1,10 +1,9 @@
-"""The commands that run something: train, resume, sft, evaluate.
+"""The commands that run a job: train, resume, sft, evaluate.
 
-Owns: the folder of each, what a resumed run must find unchanged. Refuses: the life of a run (session.py), the command
-line (main.py).
+Creates the run folder and checks on resume that its data has not changed. The run itself is in runtime/session.py.
 
-state.json of a run says which command made the folder, where it was started (relative paths of its config, and the
-user's own modules, are looked for there by `resume` as well) and what its data looked like.
+state.json of a run contains the command that created the folder, the folder in which it was started (`resume` resolves
+relative paths of the config and the user's modules there as well) and fingerprints of its data.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ SFT_GRACE_S = 2.0
 
 @private_files()
 def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) -> int:
-    """Run a job in a folder of its own; returns the exit status. Raises UserError, OperationError.
+    """Run a job in a new folder; return the exit status. Raises UserError, OperationError.
 
-    tables: its rows, where they were read already.
+    tables: its rows, if they were already read.
     """
     rows = JobRows.load(config, tables=tables)
     folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
@@ -61,11 +60,11 @@ def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) 
 
 @private_files()
 def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = False) -> int:
-    """Continue an interrupted or crashed run from its last checkpoint and ledger; returns the exit status.
+    """Continue an interrupted or crashed run from its last checkpoint and ledger; return the exit status.
 
-    past_early_stop: also one that early_stop has ended, from now on without that rule.
+    past_early_stop: continue also a run that early_stop has ended, without that rule.
 
-    accept_loss: also where files of the run are missing or older than others, from the newest state they share.
+    accept_loss: continue even if files of the run are missing or older than others, from the newest state they share.
     """
     folder = RunFolder.find(run)
     folder.refuse_if_running()
@@ -82,7 +81,7 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
         )
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
-    # Prepared models lie alongside the run, also when the folder of runs was moved.
+    # Prepared models are next to the run, even if the folder of runs was moved.
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     if past_early_stop or state.get("past_early_stop"):
         config = config.model_copy(update={"early_stop": None})
@@ -99,9 +98,9 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
 
 @private_files()
 def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
-    """Score the model on data.eval and print the accuracy; returns the exit status.
+    """Score the model on data.eval and print the accuracy; return the exit status.
 
-    A model that model.path names is scored as it is: warm_start is ignored.
+    A model given by model.path is scored unchanged: warm_start is ignored.
     """
     if config.model.path is not None and config.warm_start is not None:
         print(f"evaluating {config.model.path} as it is: warm_start is ignored")
@@ -118,7 +117,7 @@ def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
 
 @private_files()
 def sft(config: RunConfig) -> int:
-    """Run the supervised warm start alone and write the model to `out` (or the run folder); returns the exit status."""
+    """Run only the supervised warm start and write the model to `out` (or the run folder); return the exit status."""
     if config.warm_start is None:
         raise UserError(
             "there are no supervised steps", where="warm_start", remedy="add warm_start.data and warm_start.sft"
@@ -136,7 +135,9 @@ def sft(config: RunConfig) -> int:
 
 
 def read_config(folder: RunFolder) -> RunConfig:
-    """The resolved configuration of a run, also of one that an earlier version started. Raises UserError: damaged."""
+    """Read the resolved configuration of a run, also of a run that an earlier version started. Raises UserError if it
+    is damaged.
+    """
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -156,18 +157,18 @@ def new_folder(
     source: str = "",
     **facts: str,
 ) -> RunFolder:
-    """The folder of a new run, with its resolved configuration and state.json.
+    """Create the folder of a new run, with its resolved configuration and state.json.
 
     Args:
-        config: of the job.
-        name: of the folder in runs_dir; a number is appended if it is taken.
-        command: that makes it.
+        config: configuration of the job.
+        name: name of the folder in runs_dir; a number is appended if it is taken.
+        command: the command that creates it.
         data: fingerprints of its rows by key.
         source: file of the configuration.
-        facts: further ones of state.json.
+        facts: additional entries of state.json.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the folder cannot be created.
     """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
     if isinstance(config, RunConfig) and (config.notes or config.tags):
@@ -182,7 +183,9 @@ def new_folder(
 
 
 def announce(folder: RunFolder) -> None:
-    """Tell the starter which folder the run has, where it asked for that; processes of the run do not inherit it."""
+    """Report the run's folder to the process that started this one, if it requested it. Processes of the run do not
+    inherit the variable.
+    """
     if target := os.environ.pop(FOLDER_FILE, ""):
         fresh = Path(f"{target}.tmp")
         fresh.write_text(str(folder.root))
@@ -190,7 +193,7 @@ def announce(folder: RunFolder) -> None:
 
 
 def _environment() -> dict[str, object]:
-    """What the run was made with, for its report."""
+    """Versions and hardware of the run's environment, for its report."""
     versions = {"areal_like": __version__}
     for name in ("torch", "transformers", "numpy", "pyzmq"):
         with contextlib.suppress(PackageNotFoundError):
@@ -199,7 +202,7 @@ def _environment() -> dict[str, object]:
 
 
 def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> None:
-    """Draws are row numbers: with other rows the ledger would speak of other prompts."""
+    """Raise UserError if the data has changed: draws are row numbers, so the ledger would refer to other prompts."""
     if not isinstance(recorded, dict) or not recorded:
         raise UserError(
             "does not record which data the run was started with",
@@ -212,7 +215,7 @@ def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> No
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:
-    """asyncio.run, with refusals of the operating system as errors of ours."""
+    """Call asyncio.run and convert errors of the operating system to OperationError or UserError."""
     try:
         return asyncio.run(work)
     except OSError as error:
@@ -220,7 +223,7 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _supervise(config: RunConfig, folder: RunFolder, out_dir: Path) -> int:
-    """The supervised steps; 1 when done, 0 when stopped."""
+    """Run the supervised steps; return 1 when they are done, 0 when stopped."""
     launcher = LocalLauncher(folder.logs)
     status = StatusFile(folder.status, run=folder.name, num_steps=0)
     lock = lock_folder(folder.root)

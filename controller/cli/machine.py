@@ -1,6 +1,6 @@
-"""Whether this machine can do what a config asks for.
+"""Checks whether this machine can run a config, and raises all problems as one error.
 
-Owns: every problem as one error. Refuses: finding them (controller/preflight/).
+The checks are in controller/preflight/.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The command line. `areal-like ...` and `python -m controller ...` are the same.
 
-Owns: exit statuses, what a person reads on a mistake, the commands that run something. Refuses: arguments
-(arguments.py), the commands that look at runs (runs/commands.py), doing the work (jobs.py), knowing settings.
+Dispatches commands and prints users' errors. Arguments are in arguments.py, the commands on existing runs in
+runs/commands.py, the jobs in jobs.py.
 
-Exit status: 0 done; 1 the run failed; 2 the user's mistake, one `error:` line each and no traceback; 130 Ctrl-C.
-`status` and `stop` say by theirs how a run is: 1 failed, crashed or not ended in time, 3 on another machine.
-The first thing is the look at Python; nothing of ours is imported before, and torch by none of these commands.
+Exit status: 0 done; 1 the run failed; 2 a user error, one `error:` line each and no traceback; 130 Ctrl-C. `status` and
+`stop` report the state of a run by theirs: 1 failed, crashed or not ended in time, 3 on another machine.
+The Python version is checked before any other module of the project is imported. None of these commands imports torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _command(argv: Sequence[str]) -> int:
         from controller.cli.arguments import RUN_COMMANDS, parse
 
         arguments = parse(argv, _complain)
-        if arguments.command in RUN_COMMANDS:  # they need no torch, and `doctor` is there to say what is wrong with it
+        if arguments.command in RUN_COMMANDS:  # they do not need torch, and `doctor` must run when torch is broken
             from controller.runs.commands import run_command
 
             return run_command(arguments)
@@ -82,7 +82,7 @@ def _command(argv: Sequence[str]) -> int:
 
 
 def _complain(text: str) -> int:
-    """Print each line as an error of the user's; exit status 2."""
+    """Print each line as a user error; return exit status 2."""
     for line in text.splitlines():
         print(f"error: {line}", file=sys.stderr)
     return 2
@@ -138,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _is_offline(arguments: argparse.Namespace) -> bool:
-    """The config is one that trains from files. Raises UserError where the command does not go with it."""
+    """Return whether the config trains from files. Raises UserError if the command does not support such a config."""
     from areal_like.errors import UserError
     from controller.config.offline_loading import is_offline_file
 

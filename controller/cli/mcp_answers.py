@@ -1,9 +1,9 @@
-"""What the tools of `areal-like mcp` answer: the text that a command prints, and the same as data.
+"""Results of the tools of `areal-like mcp`: the text that a command prints, and the same content as data.
 
-Owns: one function a tool. Refuses: the protocol (mcp_server.py), computing anything that a command does not.
+One function per tool. The protocol is in mcp_server.py.
 
-No function changes a run. Those about a config execute the user's scorers, as the commands of the same name do; `probe`
-also runs the model, in processes of its own and a folder that is removed.
+No function changes a run. Functions on a config execute the user's scorers, as the commands of the same name do.
+`probe` also runs the model, in separate processes and a folder that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_SAMPLES = 50
 
 @dataclass(frozen=True)
 class Answer:
-    """`text` for reading, `data` for programs."""
+    """Result of a tool: `text` for people, `data` for programs."""
 
     text: str
     data: dict[str, Any]
@@ -43,7 +43,7 @@ def _console() -> tuple[Console, io.StringIO]:
 
 
 def runs(show_all: bool) -> Answer:
-    """The runs of this machine."""
+    """List the runs of this machine."""
     from controller.runs.ps import gather, plain, ps
 
     console, file = _console()
@@ -53,7 +53,7 @@ def runs(show_all: bool) -> Answer:
 
 
 def status(run: str, *, why: bool = False) -> Answer:
-    """How a run is; `why`: also what its figures say of it. Raises UserError."""
+    """Show the status of a run; `why`: also diagnose its metrics. Raises UserError."""
     from controller.report.data import RunData
     from controller.report.diagnosis import diagnose
     from controller.runs.facts import read_facts
@@ -69,7 +69,7 @@ def status(run: str, *, why: bool = False) -> Answer:
 
 
 def samples(run: str, choice: dict[str, Any]) -> Answer:
-    """Finished samples of a run. choice: fields of sample_rows.Choice. Raises UserError."""
+    """Show finished samples of a run. choice: fields of sample_rows.Choice. Raises UserError."""
     from controller.runs.sample_rows import Choice, read_samples
     from controller.runs.samples import as_lines
     from controller.runs.samples import samples as show
@@ -84,7 +84,7 @@ def samples(run: str, choice: dict[str, Any]) -> Answer:
 
 
 def report(run: str) -> Answer:
-    """The key figures of a run, its diagnosis and its summary. Raises UserError."""
+    """Return the key figures of a run, its diagnosis and its summary. Raises UserError."""
     from controller.report.data import RunData
     from controller.report.diagnosis import diagnose
     from controller.report.overview import figures
@@ -112,7 +112,7 @@ def report(run: str) -> Answer:
 
 
 def validate(config: str, overrides: Sequence[str]) -> Answer:
-    """The resolved config with its derived numbers. Raises UserError with every problem."""
+    """Return the resolved config with its derived numbers. Raises UserError with every problem."""
     from areal_like.config import dump_yaml
     from controller.cli.machine import look_at_machine
     from controller.cli.resolved_page import resolved_page
@@ -152,7 +152,9 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
 
 
 def simulate(words: Sequence[str]) -> Answer:
-    """A config on machines that need not exist. words: arguments of `areal-like simulate`. Raises UserError."""
+    """Simulate a config on machines that need not exist. words: arguments of `areal-like simulate`. Raises
+    UserError.
+    """
     from controller.cli.arguments import parse
     from controller.simulate.command import facts, print_trials, simulated
     from controller.simulate.plan import best
@@ -160,7 +162,7 @@ def simulate(words: Sequence[str]) -> Answer:
     def complain(text: str) -> int:
         raise UserError(text)
 
-    with contextlib.redirect_stdout(io.StringIO()) as file:  # standard output of this process belongs to the protocol
+    with contextlib.redirect_stdout(io.StringIO()) as file:  # standard output of this process is used by the protocol
         try:
             arguments = parse(["simulate", *words], complain)
         except SystemExit:  # --help

@@ -1,7 +1,7 @@
-"""`areal-like mcp`: the commands that look, as tools of the Model Context Protocol over standard input and output.
+"""`areal-like mcp`: read-only commands as tools of the Model Context Protocol over standard input and output.
 
-Owns: names, arguments and descriptions of the tools, one call at a time, mistakes as results. Refuses: the answers
-(mcp_answers.py); anything that starts, stops or changes a run.
+Defines names, arguments and descriptions of the tools, runs one call at a time and returns user errors as results. The
+results are computed in mcp_answers.py. No tool starts, stops or changes a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Order = Literal["newest", "worst", "best", "given"]
 
 
 def serve() -> int:
-    """Serve until standard input ends. Returns the exit status. Raises UserError without the package mcp."""
+    """Serve until standard input ends; return the exit status. Raises UserError if the package mcp is missing."""
     try:
         server = make_server()
     except ImportError as error:
@@ -37,13 +37,13 @@ def serve() -> int:
     status = 0
     try:
         server.run("stdio")
-    except* BrokenPipeError:  # the client went away in the middle of an answer
+    except* BrokenPipeError:  # the client disconnected during an answer
         status = 1
     return status
 
 
 def make_server() -> MCPServer[Any]:
-    """The server with its tools. Raises ImportError without the package mcp."""
+    """Make the server with its tools. Raises ImportError if the package mcp is missing."""
     from mcp.server.mcpserver import MCPServer
     from mcp.types import ToolAnnotations
 
@@ -51,7 +51,7 @@ def make_server() -> MCPServer[Any]:
 
     server: MCPServer[Any] = MCPServer("areal-like", version=__version__, instructions=INSTRUCTIONS)
     for tool in _tools():
-        # `validate` and `probe` execute the user's scorers, and a scorer may do anything.
+        # `validate` and `probe` execute the user's scorers, which may have any side effect.
         executes = tool.__name__ in ("validate", "probe")
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=executes)
         server.add_tool(tool, annotations=hints)
@@ -63,10 +63,12 @@ def _tools() -> list[Callable[..., Any]]:
     import anyio.to_thread
     from mcp.types import CallToolResult, TextContent
 
-    one_at_a_time = anyio.Lock()  # an answer may redirect standard output, which is one for the whole process
+    one_at_a_time = anyio.Lock()  # a call may redirect standard output, which all calls share
 
     async def answered(make: Callable[..., answers.Answer], *words: Any, **named: Any) -> CallToolResult:
-        """The answer, or the one line a command would print. Anything else is a fault of ours, and MCPServer's."""
+        """Return the answer, or the error line that the command would print. Other exceptions are bugs and are left to
+        MCPServer.
+        """
         try:
             async with one_at_a_time:
                 found = await anyio.to_thread.run_sync(functools.partial(make, *words, **named))
@@ -79,7 +81,7 @@ def _tools() -> list[Callable[..., Any]]:
 
 def _tools_of_runs(answered: Callable[..., Any]) -> list[Callable[..., Any]]:
     async def list_runs(include_ended: bool = True) -> Any:
-        """List the runs of this machine: name, folder, whether it goes on, step."""
+        """List the runs of this machine: name, folder, whether it is in progress, step."""
         return await answered(answers.runs, include_ended)
 
     async def status(run: str) -> Any:
@@ -87,7 +89,7 @@ def _tools_of_runs(answered: Callable[..., Any]) -> list[Callable[..., Any]]:
         return await answered(answers.status, run)
 
     async def why(run: str) -> Any:
-        """Diagnose a run from all its metrics: what is wrong or slow, what it rests on, which settings to change."""
+        """Diagnose a run from all its metrics: what is wrong or slow, the evidence, which settings to change."""
         return await answered(answers.status, run, why=True)
 
     async def samples(
@@ -100,8 +102,8 @@ def _tools_of_runs(answered: Callable[..., Any]) -> list[Callable[..., Any]]:
     ) -> Any:
         """Show finished training samples: prompt, answer, reward and its parts, versions, staleness.
 
-        step: those that one step used. group: those of one prompt. grep: those with this text in prompt or answer.
-        limit: at most 50.
+        step: samples that one step used. group: samples of one prompt. grep: samples with this text in prompt or
+        answer. limit: at most 50.
         """
         choice = {"order": order, "limit": limit, "step": step, "group": group, "grep": grep}
         return await answered(answers.samples, run, choice)
@@ -115,14 +117,14 @@ def _tools_of_runs(answered: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 def _tools_of_configs(answered: Callable[..., Any]) -> list[Callable[..., Any]]:
     async def validate(config: str, overrides: list[str] | None = None) -> Any:
-        """Check a config on this machine: every error at once, or derived numbers, memory, hours and remarks.
+        """Check a config on this machine: all errors at once, or derived numbers, memory, hours and remarks.
 
         Scorers of your own are executed on the gold answers of the first rows.
         """
         return await answered(answers.validate, config, overrides or [])
 
     async def probe(config: str, overrides: list[str] | None = None, prompts: int = 4, samples: int = 8) -> Any:
-        """Sample the starting model and say why the reward would stay flat. Takes seconds to minutes of computing."""
+        """Sample the starting model and report why the reward would stay flat. Takes seconds to minutes."""
         return await answered(answers.probe, config, overrides or [], prompts, samples)
 
     async def simulate(config: str, arguments: list[str] | None = None) -> Any:

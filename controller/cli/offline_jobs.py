@@ -1,9 +1,9 @@
 """The commands that train from files: a new run, and the resumption of one.
 
-Owns: the folder, what a resumed run must find unchanged. Refuses: the life of the run (runtime/offline_session.py), the
-command line (main.py).
+Creates the run folder and checks on resume that its files have not changed. The run itself is in
+runtime/offline_session.py.
 
-state.json of such a run has `objective`, by which `resume` knows it.
+state.json of such a run has the key `objective`, by which `resume` recognises it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, Objective] = {"sft": "sft", "dpo": "dpo", "reward-model":
 
 @private_files()
 def start(loaded: LoadedOffline, command: str) -> int:
-    """Train in a folder of its own; returns the exit status. Raises UserError, OperationError."""
+    """Train in a new run folder; return the exit status. Raises UserError, OperationError."""
     config, objective = loaded.config, COMMANDS[command]
     digests = check_rows(config, objective)
     folder = new_folder(config, config.name, command, digests, source=loaded.source, objective=objective)
@@ -39,15 +39,15 @@ def start(loaded: LoadedOffline, command: str) -> int:
 
 
 def is_offline_run(folder: RunFolder) -> bool:
-    """The folder is one of a run from files. Raises UserError: its state.json is damaged."""
+    """Return whether the folder belongs to a run from files. Raises UserError if its state.json is damaged."""
     return is_from_files(folder.read_state())
 
 
 @private_files()
 def resume(folder: RunFolder) -> int:
-    """Continue an interrupted or crashed run from its last checkpoint; returns the exit status.
+    """Continue an interrupted or crashed run from its last checkpoint; return the exit status.
 
-    Raises UserError: it is running or finished, or its files have changed; OperationError.
+    Raises UserError if it is running or finished, or if its files have changed; OperationError.
     """
     folder.refuse_if_running()
     state = folder.read_state()
@@ -74,7 +74,7 @@ def _objective_of(state: Mapping[str, Any], folder: RunFolder) -> Objective:
 
 
 def read_config(folder: RunFolder) -> OfflineConfig:
-    """The resolved configuration of a run from files. Raises UserError: damaged."""
+    """Read the resolved configuration of a run from files. Raises UserError if it is damaged."""
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:

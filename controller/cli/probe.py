@@ -1,6 +1,6 @@
-"""`areal-like probe CONFIG`: why a reward would stay flat, before a run is paid for.
+"""`areal-like probe CONFIG`: reports why the reward of a run would stay flat, before the run is started.
 
-Owns: the command's arguments, its output and exit status. Refuses: looking and judging (controller/probe/).
+Prints the result and sets the exit status. The sampling and the analysis are in controller/probe/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from controller.probe.probe import Probe
 
 
 def probe(arguments: argparse.Namespace, loaded: LoadedConfig, table: Table | None) -> int:
-    """Probe and print; 0 where nothing was found, else 1. Raises UserError, OperationError."""
+    """Probe and print; return 0 if nothing was found, else 1. Raises UserError, OperationError."""
     config = loaded.config
     if arguments.warm_start and config.warm_start is None:
         raise UserError("there are no supervised steps", where="warm_start", remedy="leave --warm-start out")

@@ -1,6 +1,5 @@
-"""docs/reference.md: every key of a config, generated from the schema. `areal-like reference` prints it.
-
-Owns: the page's layout. Refuses: saying anything about a key that its docstring does not say.
+"""docs/reference.md: every key of a config, generated from the schema and its docstrings. `areal-like reference` prints
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Of `areal-like sft`, `dpo` and `reward-model`, where `data.train` names a file (
 
 
 def reference_page() -> str:
-    """The page, ending in a newline."""
+    """Render the page, ending in a newline."""
     parts = [_INTRO]
     for path, section in _sections(RunConfig):
         title = f"`{path}`" if path else "Top level"
@@ -50,7 +49,7 @@ def reference_page() -> str:
 
 
 def _offline_parts() -> Iterator[str]:
-    """The sections of a run from files; those that it shares with other runs are named only."""
+    """The sections of a run from files. Of sections shared with other runs only the title is given."""
     same = dict(_sections(RunConfig))
     shared: dict[type[Settings], str] = {}
     for path, section in same.items():

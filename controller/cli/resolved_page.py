@@ -1,7 +1,6 @@
-"""What `areal-like validate` prints for a config that works: the resolved config, derived numbers, memory,
-hours, remarks.
+"""Output of `areal-like validate` for a valid config: the resolved config, derived numbers, memory, hours, remarks.
 
-Owns: the words and their order. Refuses: computing (derived.py, preflight.py, resources_page.py).
+The values are computed in derived.py, preflight.py and resources_page.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from controller.preflight.found import Preflight
 
 
 def resolved_page(loaded: LoadedConfig, found: Preflight, *, price: float | None = None, lengths: str = "") -> str:
-    """The whole page. Its first part, up to `# Derived`, is a config of its own, comments aside."""
+    """The whole page. Its first part, up to `# Derived`, is a valid config itself."""
     num_rows = len(found.train) if found.train is not None else None
     numbers = derive(loaded.config, num_rows=num_rows, model=found.model)
     names, values = max(len(d.name) for d in numbers), max(len(d.value) for d in numbers)

@@ -1,6 +1,6 @@
 """Memory, hours and cost of a run, as `areal-like validate` prints them.
 
-Owns: the words and their order. Refuses: the estimate (config/memory/), the simulation (simulate/forecast.py).
+The estimate is in config/memory/, the simulation in simulate/forecast.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from controller.simulate.forecast import forecast
 
 
 def resource_lines(config: RunConfig, found: Preflight, *, price: float | None, lengths: str) -> Iterator[str]:
-    """Sections `Memory` and `Time`. price: of a GPU-hour; lengths: of answers, as `simulate` takes them."""
+    """Sections `Memory` and `Time`. price: price of a GPU-hour; lengths: answer lengths, in the format of
+    `simulate`.
+    """
     if config.emulation is not None:
         return
     shape = shape_of_run(config, found.model)
@@ -52,7 +54,7 @@ def _memory_lines(config: RunConfig, shape: DecoderShape, device_bytes: float | 
 
 
 def _fills(process: ProcessMemory) -> bool:
-    """Its parts are all of the device."""
+    """Return whether the listed parts are all memory of the device."""
     return process.total_bytes > process.needed_bytes
 
 

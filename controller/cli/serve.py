@@ -1,9 +1,8 @@
-"""`areal-like serve RUN|MODEL`: a policy as an endpoint for clients of OpenAI's and Anthropic's APIs.
+"""`areal-like serve RUN|MODEL`: serves a policy at an endpoint for clients of the OpenAI and Anthropic APIs.
 
-Owns: which folder is meant, its preparation, the key, becoming the server. Refuses: serving (rollout/serve.py).
-
-The command becomes the server: signals reach it directly, and its exit status is the server's. Its files are in a
-folder among the temporary ones, which the server removes; that of a killed one is removed when the next one begins.
+Finds and prepares the model and the client key, then replaces its own process with the server (rollout/serve.py).
+Signals therefore reach the server directly, and its exit status is the command's. Its files are in a temporary folder,
+which the server removes. The folder of a killed server is removed when the next one starts.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Found:
-    """What is to be served.
+    """What to serve.
 
-    model: folder or hub name; None: that of `checkpoint` is made first. name: for clients. facts: the run's
-    configuration; empty: there is none.
+    model: folder or hub name; None: it is first made from `checkpoint`. name: the model's name for clients. facts: the
+    run's configuration; empty: there is none.
     """
 
     name: str
@@ -61,10 +60,12 @@ class Found:
 
 
 def serve(arguments: argparse.Namespace) -> NoReturn:
-    """Prepare, and become the server. Raises UserError, OperationError, KeyboardInterrupt."""
+    """Prepare the model, then replace this process with the server. Raises UserError, OperationError,
+    KeyboardInterrupt.
+    """
     key = key_of(arguments)
     if arguments.port and _is_ipv4(arguments.host) and not can_listen(arguments.port, arguments.host):
-        # Known before minutes of preparation.
+        # Checked here, because the preparation may take minutes.
         raise UserError(
             f"port {arguments.port} of {arguments.host} is in use, or not yours", where="--port",
             remedy="0 takes any free one",
@@ -84,19 +85,19 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         order.touch(mode=0o600)
         order.write_bytes(made)
         sys.stdout.flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # they wait until the server can take them
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # signals stay pending until the server handles them
         signal.signal(signal.SIGTERM, before)
         environment = child_environment(num_cores(), user_path=Path.cwd())
         environment.pop(KEY_VARIABLE, None)
         os.execve(sys.executable, [sys.executable, "-P", "-m", SERVER, str(order)], environment)
-    finally:  # the command did not become the server
+    finally:  # exec failed
         signal.signal(signal.SIGTERM, before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeSpec:
-    """Bring the model into `folder`, and say how it is served. Raises UserError, OperationError."""
+    """Prepare the model in `folder`, and return how to serve it. Raises UserError, OperationError."""
     model, facts = found.model, found.facts
     dtype: DType = arguments.dtype or ("bfloat16" if arguments.device.startswith("cuda") else "float32")
     if found.checkpoint is not None:
@@ -121,7 +122,7 @@ def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path)
 
 
 def find(source: str, version: int | None) -> Found:
-    """What a name means. Raises UserError."""
+    """Find the run, checkpoint or model that a name refers to. Raises UserError."""
     folder = Path(source).expanduser()
     is_model, name = (folder / "config.json").is_file(), folder.resolve().name
     if version is not None and (is_model or is_checkpoint(folder)):
@@ -146,7 +147,9 @@ def find(source: str, version: int | None) -> Found:
 
 
 def key_of(arguments: argparse.Namespace) -> str:
-    """The clients' key; empty: a random one is made. Raises UserError, also where others could do without one."""
+    """The clients' key; empty: a random one is generated. Raises UserError, also if the address is reachable from other
+    machines and no key is given.
+    """
     where, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "")
     if arguments.key_file is not None:
         where = "--key-file"
@@ -165,7 +168,7 @@ def key_of(arguments: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches the address."""
+    """Return whether the address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

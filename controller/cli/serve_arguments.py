@@ -1,4 +1,4 @@
-"""Arguments of `areal-like serve`. Owns: them. Refuses: doing it (serve.py)."""
+"""Arguments of `areal-like serve`. The command is in serve.py."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ such model, it cannot be loaded, or the address cannot be had; 130 interrupted b
 
 
 def context(text: str) -> int:
-    """Tokens of a context: of a prompt and of an answer at least one."""
+    """Parse a context length: tokens of prompt and answer, at least one each."""
     if (number := whole(text)) < 2:
         raise argparse.ArgumentTypeError(f"{text!r} tokens have no room for a prompt and an answer")
     return number
 
 
 def port(text: str) -> int:
-    """A port; 0: any free one."""
+    """Parse a port; 0: any free one."""
     if (number := whole(text)) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return number
 
 
 def temperature(text: str) -> float:
-    """A temperature; 0 is greedy."""
+    """Parse a temperature; 0 is greedy."""
     try:
         value = float(text)
     except ValueError:
@@ -50,7 +50,7 @@ def temperature(text: str) -> float:
 
 
 def add_serve(commands: Any, make: Callable[..., Any]) -> None:
-    """The command; `make` creates one."""
+    """Add the command; `make` creates its parser."""
     command = make(
         commands, "serve", "serve a policy to clients of OpenAI's and Anthropic's APIs", _EPILOG,
         "Answer chat completions, responses and messages with the policy of a run, a checkpoint or a model's folder, "

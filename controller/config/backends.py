@@ -1,7 +1,4 @@
-"""What the controller asks of the trainer backend that a run has, through its descriptor.
-
-Owns: which descriptor, that there is one. Refuses: knowing anything of a backend (trainer/backends/*_descriptor.py).
-"""
+"""Access to the descriptor of the run's trainer backend (trainer/backends/*_descriptor.py)."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ REGISTERED = BACKENDS
 
 
 def backend_of(config: RunConfig) -> BackendDescriptor:
-    """The backend of `trainer.backend`. Raises UserError where there is none."""
+    """The backend of `trainer.backend`. Raises UserError if there is none."""
     return find_backend(config.trainer.backend)
 
 
 def backend_kind_problems(config: RunConfig) -> Iterator[Problem]:
-    """That there is no such backend. Everything else about a configuration asks for it."""
+    """Problem of an unknown backend. All other checks of a configuration depend on the backend."""
     try:
         backend_of(config)
     except UserError as error:

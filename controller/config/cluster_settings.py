@@ -1,6 +1,6 @@
-"""The section `launch.ray`: where processes of `launch.kind: ray` may sit, and how the controller is reached there.
+"""The section `launch.ray`: where processes of `launch.kind: ray` may be placed, and how they reach the controller.
 
-Owns: the keys. Refuses: importing ray, judging combinations (cluster.py), arithmetic (pools.py).
+ray is not imported. Combinations are checked in validation/launcher.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
 class PoolSettings(Settings):
-    """What each process of a pool takes from its node, and how the pool lies on the nodes."""
+    """Resources of each process of a pool, and the placement of the pool on the nodes."""
 
     cpus: float | None = Field(None, ge=0, le=limits.DEVICES)
     """CPUs that Ray reserves for each process; null: its compute threads (reward: its scoring processes)."""
@@ -29,7 +29,7 @@ class PoolSettings(Settings):
 
 
 class RaySettings(Settings):
-    """For `launch.kind: ray` (extra `[ray]`): one placement group per pool, on a cluster that runs already."""
+    """For `launch.kind: ray` (extra `[ray]`): one placement group per pool, on an existing cluster."""
 
     address: str = Field("auto", min_length=1)
     """The cluster's GCS, host:port; `auto`: RAY_ADDRESS, or the cluster this machine belongs to."""
@@ -44,8 +44,10 @@ class RaySettings(Settings):
     placement_timeout_s: float = Field(60.0, gt=0, le=limits.SECONDS)
     """Time for Ray to reserve all placements before the run fails."""
     node_wait_s: float = Field(900.0, gt=0, le=limits.SECONDS)
-    """A process whose node died waits this long for room on another; this uses up no restart. After that a rollout
-    worker is not restarted, and without its trainer the run ends (continue with `areal-like resume`)."""
+    """A process whose node failed waits this long for resources on another node; this does not count as a restart.
+    After that a rollout worker is not restarted, and without its trainer the run ends (continue with `areal-like
+    resume`).
+    """
     local_dir: str | None = None
     """Folder on the controller's own disk that the ledger is written to during the run; null: the folder for
     temporary files. It must not be a network file system: SQLite's write-ahead log does not work on one."""
@@ -53,4 +55,6 @@ class RaySettings(Settings):
     """Seconds between copies of the ledger into the run folder; one more follows every checkpoint and
     the end of the run."""
     max_clock_skew_s: float = Field(5.0, gt=0, le=limits.SECONDS)
-    """A node whose clock differs by more is rejected: timeline and logs would not line up."""
+    """Maximum difference between a node's clock and the controller's. Nodes beyond it are rejected, because timeline
+    and logs would be inconsistent.
+    """

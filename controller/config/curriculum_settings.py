@@ -16,21 +16,24 @@ class Band(Settings):
     up_to: float = Field(ge=0, le=1)
     """Highest success rate of the band."""
     keep: float = Field(gt=0, le=1)
-    """Probability with which a position of such a row is taken. Above 0: a row that is never drawn cannot show that it
-    has become of use."""
+    """Probability with which a position of such a row is used. Must be above 0: a row that is never drawn cannot show
+    that it has become useful.
+    """
 
 
 class CurriculumSettings(Settings):
-    """Passes positions of the draw order over by the success rate that their row had lately. Rows that were not tried
-    yet are always taken."""
+    """Skips positions of the draw order by the recent success rate of their row. Rows that were not tried yet are
+    always used.
+    """
 
     success_reward: float = 1.0
-    """An answer is a success from this reward on."""
+    """An answer with at least this reward is a success."""
     memory: int = Field(2, gt=0, le=limits.STEPS)
-    """Groups of a row that count: the newest so many, of whatever epoch."""
+    """Number of the newest groups of a row that count, from any epoch."""
     bands: tuple[Band, ...] = (Band(up_to=0.0, keep=0.25), Band(up_to=0.999, keep=1.0), Band(up_to=1.0, keep=0.25))
-    """By rising `up_to`; the last one ends at 1. The default skips three of four draws of rows that are never or always
-    solved."""
+    """In ascending order of `up_to`; the last one ends at 1. The default skips three of four draws of rows that are
+    never or always solved.
+    """
 
     @model_validator(mode="after")
     def _bands_cover_all_rates(self) -> Self:
@@ -42,5 +45,5 @@ class CurriculumSettings(Settings):
         return self
 
     def keep(self, rate: float) -> float:
-        """Probability with which a row of this success rate is taken."""
+        """Probability with which a row of this success rate is used."""
         return next(band.keep for band in self.bands if rate <= band.up_to)

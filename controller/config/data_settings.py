@@ -20,17 +20,19 @@ class DataSource(Settings):
     dataset: str | None = None
     """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
     generator: str | None = None
-    """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, `episodes` (for environments with tasks of their
-    own), or `module:function` of your own, called as function(seed, split, limit=..., options=...)."""
+    """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, `episodes` (for environments that generate their own
+    tasks), or `module:function` of your own, called as function(seed, split, limit=..., options=...).
+    """
     split: str | None = None
     """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
     config: str | None = None
     """Configuration (subset) of a dataset, such as `main` for GSM8K."""
     limit: int | None = Field(None, gt=0, le=limits.ROWS)
-    """Take the first rows only; null: all (a generator makes 20000)."""
+    """Use only the first rows; null: all (a generator makes 20000)."""
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Your column for `prompt`, `messages`, `answer` or `response`; dots select nested columns; answer: null means
-    that there is none. GSM8K's and MATH's published columns need no mapping."""
+    """Your column for `prompt`, `messages`, `answer` or `response`; dots select nested columns; `answer: null` means
+    that there is none. The columns of GSM8K and MATH as published need no mapping.
+    """
     template: str | None = None
     """Builds the prompt from several columns: a Jinja template over them, such as `{{ text }} {{ tests[0] }}`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -58,7 +60,7 @@ class MixedSource(DataSource):
     ratio: float = Field(1.0, gt=0)
     """Draws from this set for each one from data.train."""
     end_ratio: float | None = Field(None, gt=0)
-    """The ratio of the last step, which `ratio` moves to in a straight line; null: it stays."""
+    """The ratio at the last step, to which `ratio` changes linearly; null: constant."""
 
 
 class DataSettings(Settings):
@@ -81,9 +83,12 @@ class DataSettings(Settings):
     epochs: int | None = Field(None, gt=0, le=limits.STEPS)
     """Maximum number of passes over the rows; the run ends when they are used up; null: as many as num_steps needs."""
     on_long_prompt: Literal["drop", "stop"] = "drop"
-    """A prompt that leaves no room for an answer in the context: drop its group (counted), or stop the run."""
+    """What to do with a prompt that leaves no room for an answer in the context: drop its group (counted), or stop the
+    run.
+    """
     curriculum: CurriculumSettings | None = None
-    """Draw rows less often that were always or never solved lately; `{}` takes the defaults; null: every row alike."""
+    """Draw rows less often that were recently always or never solved; `{}` uses the defaults; null: all rows equally.
+    """
 
     @model_validator(mode="before")
     @classmethod

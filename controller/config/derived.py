@@ -1,6 +1,6 @@
-"""The numbers that follow from a config, and settings that work but waste something. Pure.
+"""Numbers that follow from a config, and advice on settings that work but waste resources. Pure.
 
-Owns: their names, formulas and words. Refuses: contradictions (run.py).
+Contradictions are found in validation/run.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller.run_folder.units import size_text
 
 @dataclass(frozen=True)
 class Derived:
-    """One number that follows from the config, with how."""
+    """One number that follows from the config, with its formula."""
 
     name: str
     value: str
@@ -33,13 +33,15 @@ def _updates_per_step(config: RunConfig) -> str:
 
 
 def _models(config: RunConfig) -> Iterator[Derived]:
-    """What the workflow calls."""
+    """Models that the workflow calls."""
     if models := config.rollout.models:
         yield Derived("models called", str(len(models)), "; ".join(f"{one.name}: {one.words}" for one in models))
 
 
 def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, Any] | None = None) -> list[Derived]:
-    """The numbers a person checks before a run. num_rows: of data.train; model: the model's config, where known."""
+    """Compute the numbers that a user checks before a run. num_rows: rows of data.train; model: the model's config, if
+    known.
+    """
     bound = config.staleness.max_staleness
     unbounded = "unbounded"
     found = [
@@ -125,11 +127,11 @@ def kv_cache_bytes(model: dict[str, Any], config: RunConfig) -> int | None:
 
 
 SLOW_TOKENS_PER_S = 20.0
-"""An answer that is generated slower than this is nothing unusual, with many at once or on a CPU."""
+"""Slowest rate that is still usual for one answer, with many at once or on a CPU."""
 
 
 def _length_advice(config: RunConfig) -> Iterator[str]:
-    """Settings that lose long answers more often than short ones."""
+    """Advice on settings that lose long answers more often than short ones."""
     if config.staleness.over_age.loses_slow_groups:
         yield (
             f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training sees"
@@ -144,7 +146,7 @@ def _length_advice(config: RunConfig) -> Iterator[str]:
 
 
 def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
-    """Settings that work but waste something, in words."""
+    """Sentences about settings that work but waste resources."""
     advice = []
     in_flight = config.max_samples_in_flight
     if in_flight is not None and config.num_slots > in_flight:

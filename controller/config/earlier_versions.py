@@ -1,10 +1,9 @@
-"""Resolved configurations of runs that an earlier version started, so that they can be resumed.
+"""Upgrades resolved configurations of runs that an earlier version started, so that they can be resumed.
 
-Owns: `upgrade`, what to say of a removed key. Refuses: configurations that users write: there a removed key is an error
-with that remedy (problems.py).
+In configurations that users write, a removed key is an error with the remedy given here (problems.py).
 
-A resolved configuration lists every key, at its default where the user gave none. A default that has changed since then
-was therefore nobody's choice, and the present default takes its place.
+A resolved configuration lists every key, including the ones left at their default. The file does not show which values
+the user chose, so a value equal to a default that has changed since then is replaced by the present default.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 REMOVED: Mapping[str, str] = {"launch.curve": "removed: sockets are always encrypted; delete the line"}
 """Keys of earlier versions -> what to do about them."""
 REMOVED_KEY = "curve"
-"""Of `launch`: whether sockets have keys. The version that wrote it had CHANGED_DEFAULTS."""
+"""Former key of `launch`: whether sockets are encrypted. A file with this key was written with CHANGED_DEFAULTS."""
 CHANGED_DEFAULTS: Mapping[tuple[str, ...], object] = {
     ("launch", "stall_after_s"): 300.0,
     ("rollout", "engine", "sglang", "load_timeout_s"): 600.0,
     ("rollout", "engine", "sglang", "stall_timeout_s"): 300.0,
 }
-"""Defaults of that version that are others today."""
+"""Defaults of that version that have changed since."""
 
 
 def upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same configuration in today's keys; unchanged where today's version wrote it."""
+    """Convert the configuration to today's keys; unchanged if it was written by today's version."""
     upgraded = copy.deepcopy(dict(data))
     launch = _section(upgraded, ("launch",))
     if REMOVED_KEY not in launch:
@@ -40,7 +39,7 @@ def upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The section at `path`; an empty one where there is none."""
+    """The section at `path`; an empty one if it is missing."""
     section: Any = data
     for key in path:
         section = section.get(key) if isinstance(section, dict) else None

@@ -1,7 +1,6 @@
-"""What the controller asks of the engine that a run has, through its descriptor.
+"""Access to the descriptor of the run's engine (rollout/engine/*/descriptor.py).
 
-Owns: which descriptor, what it is asked with, its problems as problems of the configuration. Refuses: knowing anything
-of an engine (rollout/engine/*/descriptor.py).
+Prepares the descriptor's input and converts the problems that it reports to problems of the configuration.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ REGISTERED = ENGINES
 
 
 def configured_engine(config: RunSettings) -> EngineDescriptor:
-    """The engine of `rollout.engine.kind`. Raises UserError where there is none."""
+    """The engine of `rollout.engine.kind`. Raises UserError if there is none."""
     return find_engine(config.rollout.engine.kind)
 
 
 def engine_of(config: RunSettings) -> EngineDescriptor:
-    """The engine that the workers have: on emulated devices another than the configured one. Raises UserError."""
+    """The engine that the workers use. With emulated devices it differs from the configured one. Raises UserError."""
     return find_engine(config.rollout.engine.kind, is_emulated=config.emulation is not None)
 
 
 def written_devices_per_worker(section: Any) -> int:
-    """Devices of one worker by `rollout.engine` as it was written; 1 where that is wrong, which is reported later."""
+    """Devices of one worker by the unvalidated `rollout.engine`; 1 if that is invalid, which is reported later."""
     try:
         settings = EngineSettings.model_validate(section)
         return find_engine(settings.kind).devices_per_worker(settings)
@@ -44,7 +43,7 @@ def written_devices_per_worker(section: Any) -> int:
 
 
 def engine_kind_problems(config: RunSettings) -> Iterator[Problem]:
-    """That there is no such engine. Everything else about a configuration asks for it."""
+    """Problem of an unknown engine. All other checks of a configuration depend on the engine."""
     try:
         configured_engine(config)
     except UserError as error:
@@ -52,7 +51,7 @@ def engine_kind_problems(config: RunSettings) -> Iterator[Problem]:
 
 
 def engine_job(config: RunSettings) -> EngineJob:
-    """What an engine may know of the run."""
+    """What an engine's descriptor may read of the run."""
     return EngineJob(
         settings=config.rollout.engine,
         num_workers=config.rollout.num_workers,
@@ -64,18 +63,18 @@ def engine_job(config: RunSettings) -> EngineJob:
 
 
 def as_problems(found: Iterable[SettingProblem]) -> Iterator[Problem]:
-    """Problems that an implementation has found, as problems of the configuration."""
+    """Convert problems found by an implementation to problems of the configuration."""
     for problem in found:
         yield Problem(problem.keys, problem.what, problem.remedy)
 
 
 def model_problems(config: RunSettings, model: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the engine has against a model's config.json (or `model.init`)."""
+    """Problems of the engine with a model's config.json (or `model.init`)."""
     engine, job = configured_engine(config), engine_job(config)
     yield from as_problems(engine.model_problems(job, model))
 
 
 def group_problems(config: RunSettings, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """Why the engine cannot receive weights by a process group. `model`: its config, where known."""
+    """Reasons why the engine cannot receive weights by a process group. `model`: its config, if known."""
     for problem in configured_engine(config).group_problems(engine_job(config), model):
         yield Problem(("trainer.weights.kind", *problem.keys), problem.what, "kind: stream")

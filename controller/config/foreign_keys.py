@@ -1,8 +1,8 @@
-"""What other systems' keys are called here: TRL, verl, AReaL, OpenRLHF, slime, NeMo-RL, prime-rl.
+"""Keys of other systems and their equivalents here: TRL, verl, AReaL, OpenRLHF, slime, NeMo-RL, prime-rl.
 
-Owns: the table behind "did you mean" for a name that somebody brings along, and how its value is to be changed.
-docs/coming-from.md has the same by system, with what behaves differently. Refuses: misspelt names of ours
-(problems.py).
+The table is used for "did you mean" messages about keys of other systems, and says how their values must be changed.
+docs/coming-from.md has the same by system, with differences in behaviour. Misspelt names of our own keys are handled in
+problems.py.
 
 A name is looked up with as many of its sections as the table has: `actor_rollout_ref.rollout.n` as `rollout.n`.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Equivalent(NamedTuple):
-    """Our keys for another system's, and what to do with the value where it is not the same."""
+    """Our keys for a key of another system, and how to change the value if it is not the same."""
 
     keys: tuple[str, ...]
     note: str = ""
@@ -128,13 +128,13 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
     "trainer.attention": ("attn_implementation",),
     "trainer.deepspeed.stage": ("zero_stage",),
     "trainer.deepspeed.offload_optimizer": ("adam_offload",),
-    # looks and savings
+    # logging and saving
     "eval.every_steps": ("test_freq", "eval_steps", "eval_interval", "val_period", "evaluator.freq_steps"),
     "trainer.checkpoint.every_steps": ("save_freq", "save_steps", "save_interval", "recover.freq_steps", "save_period"),
     "metrics": ("report_to", "stats_logger", "use_wandb", "use_tensorboard"),
     "runs_dir": ("output_dir", "save_path", "ckpt_path"),
 }  # fmt: skip
-"""Other systems' names by ours, with a note where the value is not the same."""
+"""Other systems' names by our keys, with a note if the value is not the same."""
 
 _OF_SEVERAL: Mapping[str, Equivalent] = {
     "clip_ratio": Equivalent(("trainer.loss.eps_low", "trainer.loss.eps_high")),
@@ -161,7 +161,7 @@ EQUIVALENTS: Mapping[str, Equivalent] = dict(_equivalents())
 
 
 def equivalent_of(path: str) -> Equivalent | None:
-    """Ours for another system's key; None where it is none. Case and dashes do not count."""
+    """Our equivalent of another system's key; None if there is none. Case and dashes are ignored."""
     parts = path.lower().replace("-", "_").split(".")
     for begin in range(len(parts)):
         if (found := EQUIVALENTS.get(".".join(parts[begin:]))) is not None:
@@ -170,7 +170,9 @@ def equivalent_of(path: str) -> Equivalent | None:
 
 
 def leaves_of(path: str, value: Any) -> list[str]:
-    """The keys below an unknown section, as full paths down to the first that is in the table; else the path itself."""
+    """The keys below an unknown section, as full paths down to the first that is in the table; otherwise the path
+    itself.
+    """
     if not isinstance(value, Mapping) or not value or equivalent_of(path) is not None:
         return [path]
     return [leaf for key, inner in value.items() for leaf in leaves_of(f"{path}.{key}", inner)]

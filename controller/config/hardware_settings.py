@@ -1,4 +1,4 @@
-"""The machines that a config is made for, where they are not the one it is read on."""
+"""The section `hardware`: the machines that a config is made for, if they are not the one on which it is validated."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from areal_like.settings import Settings
 
 
 class HardwareSettings(Settings):
-    """What `areal-like validate` and `simulate` judge the run by. It changes nothing in the run itself."""
+    """Hardware that `areal-like validate` and `simulate` assume for the run. It changes nothing in the run itself."""
 
     gpu: str | None = None
-    """Kind of GPU: h100, h200, h800, h20, a100, l40s, b200. Memory is estimated against it, and hours by its speed;
-    null: the memory of this machine's GPUs, and no hours."""
+    """Kind of GPU: h100, h200, h800, h20, a100, l40s, b200. Its memory and speed are used for the estimates of memory
+    and hours; null: the memory of this machine's GPUs, and no estimate of hours.
+    """

@@ -1,6 +1,6 @@
-"""The section `launch`: how the processes of a run are started and watched.
+"""The section `launch`: how the processes of a run are started and monitored.
 
-Owns: the keys. Refuses: judging combinations (validation/), starting anything.
+Combinations are checked in validation/.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from controller.config.cluster_settings import RaySettings
 
 
 class LaunchSettings(Settings):
-    """How the run's processes are started and watched."""
+    """How the run's processes are started and monitored."""
 
     kind: str = "local"
     """`local`: processes on this machine; `ray`: the same processes on a running Ray cluster; or `module:ATTRIBUTE`,
     the descriptor of a launcher of your own."""
     options: dict[str, Any] = Field({})
-    """Settings of a launcher of your own, which its descriptor checks."""
+    """Settings of a launcher of your own. Its descriptor validates them."""
     ray: RaySettings = RaySettings()
     """For `kind: ray`."""
     start_method: Literal["auto", "forkserver", "spawn"] = "auto"
@@ -37,13 +37,15 @@ class LaunchSettings(Settings):
     silence_s: float = Field(15.0, gt=0, le=limits.SECONDS)
     """A process that sends no heartbeat for this long counts as lost."""
     controller_silence_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """A process that receives nothing from the controller for this long ends. The controller commits the ledger between
-    two messages, so a disk that is slow for some seconds must not end its processes. Where the controller dies, they
-    end at once by other means on its machine, and after this time on others."""
+    """A process that receives nothing from the controller for this long exits. The controller commits the ledger
+    between two messages, so the value must allow for a disk that is slow for some seconds. If the controller is killed,
+    processes on its machine exit immediately by another mechanism, and processes on other machines after this time.
+    """
     startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
     """A process that has not reported within this time ends the run."""
     stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """No progress for this long, with work left: the run ends and says who waits for whom. None: a minute more than
-    the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected."""
+    """No progress for this long, with work left: the run ends and reports which process waits for which. None: a minute
+    more than the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected.
+    """
     stop_grace_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """After Ctrl-C or SIGTERM: time for the running step and the checkpoint, before processes are killed."""
+    """After Ctrl-C or SIGTERM: time for the current step and the checkpoint before processes are killed."""

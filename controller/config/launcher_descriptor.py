@@ -1,8 +1,8 @@
-"""What the rest of the controller asks of a launcher without importing it.
+"""Interface of launcher descriptors: properties of a launcher that the rest of the controller can read without
+importing the launcher.
 
-Owns: `LauncherDescriptor`, the base class of every launcher's description. Refuses: starting processes
-(controller/launch/launcher.py). The descriptions are here and not next to the launchers, because the configuration asks
-them and imports nothing of controller/launch.
+Processes are started in controller/launch/launcher.py. The descriptors are here and not next to the launchers, because
+the configuration uses them and imports nothing of controller/launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS_KEY = "launch.options"
 
 @dataclass(frozen=True)
 class Mirroring:
-    """The ledger is written on the controller's own disk, and copied into the run folder."""
+    """Settings for a ledger that is written on the controller's own disk and copied into the run folder."""
 
     local_dir: str | None
     """None: the folder for temporary files."""
@@ -29,32 +29,32 @@ class Mirroring:
 
 
 class LauncherDescriptor:
-    """One launcher, for everything but starting processes. Subclass it, override what differs, and register an instance
-    (launchers.py) or name it in `launch.kind` by import path.
+    """Describes one launcher. Subclass it, override what differs, and register an instance (launchers.py) or set
+    `launch.kind` to its import path.
     """
 
     name: str
-    """Value of `launch.kind`, where it is registered."""
+    """Value of `launch.kind`, if it is registered."""
     title: str
-    """In messages."""
+    """Name of the launcher in messages."""
     factory: str
     """`module:function`, called with the RunConfig and the RunFolder; returns the Launcher."""
     survey: str = ""
-    """`module:function`, called with the RunConfig by `validate`; returns a Survey. Empty: nothing to look at."""
+    """`module:function`, called with the RunConfig by `validate`; returns a Survey. Empty: nothing is surveyed."""
     section: str = ""
-    """Its section of `launch`; empty: it is configured by `launch.options`, or not at all."""
+    """Its section of `launch`; empty: it is configured by `launch.options`, or has no settings."""
     package: str = ""
-    """Distribution that must be installed, and the extra that brings it; empty: none."""
+    """Distribution that must be installed, and the extra that installs it; empty: none."""
     is_one_machine: bool = True
-    """All processes run where the controller runs: they share its memory, its folders and its devices."""
+    """All processes run on the controller's machine and share its memory, folders and devices."""
     chooses_gpus: bool = False
-    """Each process is shown GPUs of its own only: `cuda` is the first of those."""
+    """Each process sees only its own GPUs: `cuda` is the first of them."""
     host_key: str = "launch.host"
     """The setting of the address that the controller binds and advertises."""
     host_hint: str = "127.0.0.1"
-    """What to set it to where it cannot be bound."""
+    """Remedy if the address cannot be bound."""
     job_folder: str = ""
-    """In the path of every folder that is deleted with a job; empty: none is."""
+    """Part of the path of every folder that is deleted with a job; empty: none is."""
 
     def host(self, launch: LaunchSettings) -> str | None:
         """Address the controller binds; None: not known before the start."""
@@ -65,15 +65,15 @@ class LauncherDescriptor:
         return None
 
     def mirroring(self, launch: LaunchSettings) -> Mirroring | None:
-        """Where the ledger is written if the run folder is no place for it."""
+        """Where the ledger is written if the run folder is not suitable."""
         return None
 
     def node_wait_s(self, launch: LaunchSettings) -> float:
-        """Time for a process to wait for room before it counts as lost."""
+        """Time that a process may wait for resources before it counts as lost."""
         return launch.startup_timeout_s
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
-        """What is wrong with `launch.options`. Here: that there are any."""
+        """Problems of `launch.options`. By default, a launcher has no options."""
         if options:
             what = f"{self.title} has no options (here: {', '.join(options)})"
             yield SettingProblem((OPTIONS_KEY, KIND_KEY), what, f"launch.{self.section}" if self.section else "{}")

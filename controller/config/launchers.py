@@ -1,7 +1,6 @@
-"""The launchers that come with this program, and the one that a run has.
+"""The built-in launchers, and the lookup of the run's launcher from `launch.kind`.
 
-Owns: from `launch.kind` to a descriptor. Refuses: knowing anything else of a launcher. A new one is a line in
-LAUNCHERS.
+A new launcher is added as a line in LAUNCHERS.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LAUNCHERS: Mapping[str, LauncherDescriptor] = {
 
 
 def find_launcher(kind: str) -> LauncherDescriptor:
-    """The launcher of that kind, or the one at an import path. Raises UserError where there is none.
+    """The launcher of that kind, or the one at an import path. Raises UserError if there is none.
 
     Example:
         >>> find_launcher("ray").is_one_machine
@@ -56,7 +55,7 @@ def launcher_of(config: RunSettings) -> LauncherDescriptor:
 
 
 def launcher_kind_problems(config: RunSettings) -> Iterator[Problem]:
-    """That there is no such launcher. Everything else about a configuration asks for it."""
+    """Problem of an unknown launcher. All other checks of a configuration depend on the launcher."""
     try:
         launcher_of(config)
     except UserError as error:
@@ -64,8 +63,8 @@ def launcher_kind_problems(config: RunSettings) -> Iterator[Problem]:
 
 
 def written_launcher(section: Any) -> tuple[LauncherDescriptor, PoolSettings | None]:
-    """The launcher by `launch` as it was written, and what it reserves for each rollout worker; the local one where
-    that is wrong, which is reported later.
+    """The launcher by the unvalidated `launch`, and what it reserves for each rollout worker; the local launcher if
+    that is invalid, which is reported later.
     """
     try:
         launch = LaunchSettings.model_validate({} if section is None else section)

@@ -1,12 +1,12 @@
-"""From a file name and `key.path=value` arguments to a checked RunConfig, or to every problem at once.
+"""Loads a RunConfig from a file name and `key.path=value` arguments, or reports every problem at once.
 
-Owns: finding the file, applying overrides, what an override replaces, collecting problems. Refuses: judging the machine
-(run.py), YAML's details (yaml_document.py).
+Finds the file, applies overrides and collects problems. The YAML dialect is in yaml_document.py, the checks of
+combinations in validation/run.py.
 
-An override wins over the file, and over what the file says instead of it: `model.path=...` on a config with
+An override wins over the file, also over settings of the file that exclude it: `model.path=...` on a config with
 `model.init` replaces the init, `data.train.path=...` replaces a generator, `mode=sync` replaces the file's staleness
 bound, `data.eval=null` its `eval.every_steps`. Each such replacement is noted. Two overrides, or two keys of the file,
-that contradict each other are refused.
+that contradict each other are rejected.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from controller.config.validation.run import cross_check, unknown_kinds
 from controller.config.yaml_document import Document, parse_document, parse_value
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
-"""Configs of this installation (alongside the packages both in a checkout and in a wheel)."""
+"""Folder of the shipped configs (next to the packages both in a checkout and in a wheel)."""
 
 OFFLINE = Path("offline")
-"""Folder of them with the configs of runs from files."""
+"""Its subfolder with the configs of runs from files."""
 MAX_CONFIG_BYTES = 4 << 20
-"""Far more than any configuration has; a larger file is another one, named by mistake."""
+"""Maximum size of a config file, far above any real one. A larger file was named by mistake."""
 _SOURCE_KINDS = ("path", "dataset", "generator")
 _SOURCES = ("data.train", "data.eval", "warm_start.data")
 
@@ -45,7 +45,7 @@ Config = TypeVar("Config", bound=Settings)
 
 @dataclass(frozen=True)
 class Loaded(Generic[Config]):
-    """A checked config, where it came from, and what overrides replaced in it."""
+    """A validated config, its source, and the replacements made by overrides."""
 
     config: Config
     document: Document
@@ -58,11 +58,11 @@ class Loaded(Generic[Config]):
 
 
 LoadedConfig = Loaded[RunConfig]
-"""Of a run with rollouts."""
+"""A loaded config of a run with rollouts."""
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a configuration, apply overrides, build it and check it as a whole.
+    """Read a configuration, apply overrides, build and validate it.
 
     Args:
         name: path of a YAML file, name of a shipped config, or a run's folder.
@@ -83,7 +83,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def read_document(name: str) -> Document:
-    """The YAML of the file that `name` means (see `load_config`). Raises UserError."""
+    """Read the YAML of the file that `name` refers to (see `load_config`). Raises UserError."""
     path = find_config(name)
     document = parse_document(_read(path), _short(path))
     if path.resolve().is_relative_to(SHIPPED):
@@ -92,7 +92,9 @@ def read_document(name: str) -> Document:
 
 
 def _place_shipped_rows(section: dict[str, Any]) -> None:
-    """Shipped configs name their rows by paths from the checkout: make these absolute in any other folder."""
+    """Make the paths of rows in shipped configs absolute. They are relative to the checkout, and the current folder may
+    be another.
+    """
     for key, value in section.items():
         if isinstance(value, dict):
             _place_shipped_rows(value)
@@ -103,7 +105,7 @@ def _place_shipped_rows(section: dict[str, Any]) -> None:
 
 
 def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The same for a configuration that was read already; the overrides are set in `document`. Raises UserError."""
+    """Validate a configuration that was already read; the overrides are set in `document`. Raises UserError."""
     return checked(document, overrides, build)
 
 
@@ -123,7 +125,7 @@ def checked(
 
 
 def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    """A RunConfig, or None, with all problems: of single keys and, as far as can be determined, of their
+    """Build a RunConfig, or None, with all problems: of single keys and, as far as can be determined, of their
     combination.
     """
     data = without_empty_sections(RunConfig, data)
@@ -137,13 +139,13 @@ def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def _unknown_kinds(config: RunConfig, data: Mapping[str, Any]) -> list[Problem]:
-    """Implementations that there are not, with the other problems as far as they can be determined without them."""
+    """Problems of unknown implementations, with the other problems as far as they can be determined without them."""
     unknown = unknown_kinds(config)
     return unknown + _checks_despite(data, unknown) if unknown else []
 
 
 def _checks_despite(data: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
-    """Cross-checks of a config whose wrong keys are left at their defaults, without those about wrong keys."""
+    """Cross-checks of a config whose invalid keys are left at their defaults, without problems of the invalid keys."""
     wrong = {problem.keys[0] for problem in problems if problem.keys}
     rest = copy.deepcopy(dict(data))
     for path in wrong:
@@ -156,7 +158,7 @@ def _checks_despite(data: Mapping[str, Any], problems: Sequence[Problem]) -> lis
 
 
 def without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> dict[str, Any]:
-    """`trainer:` with nothing below it means the section's defaults."""
+    """Replace empty sections by their defaults: `trainer:` with nothing below it."""
     kept: dict[str, Any] = {}
     for key, value in data.items():
         field = root.model_fields.get(key)
@@ -174,7 +176,7 @@ def without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> dic
 
 
 def find_config(name: str) -> Path:
-    """The file a user means: a path, a run's folder, or the name of a shipped config. Raises UserError."""
+    """Find the file for a path, a run's folder, or the name of a shipped config. Raises UserError."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -200,7 +202,7 @@ def shipped_configs() -> list[str]:
 
 
 def shipped_offline_configs() -> list[str]:
-    """Names of those that train from files."""
+    """Names of the shipped configs that train from files."""
     return sorted(f"{OFFLINE}/{path.stem}" for path in (SHIPPED / OFFLINE).glob("*.yaml"))
 
 
@@ -254,7 +256,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[list[
 
 
 def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list[str]:
-    """Take out of the file what the overrides stand in for; says what was taken out."""
+    """Remove from the file the settings that overrides replace; return notes on what was removed."""
     notes = []
     for given, other in (("path", "init"), ("init", "path")):
         key, old = f"model.{given}", f"model.{other}"
@@ -318,7 +320,7 @@ def _remove(data: Any, path: Sequence[str]) -> Any:
 
 
 def _entries(data: Sequence[Any]) -> str:
-    """How the entries of a list are numbered."""
+    """Text on how the entries of a list are numbered."""
     if len(data) <= 1:
         return "it is empty" if not data else "its only one is 0"
     return f"they are 0 to {len(data) - 1}"
@@ -329,7 +331,7 @@ def _is_index(part: str) -> bool:
 
 
 def _set(data: Any, path: Sequence[str], value: Any) -> str:
-    """Set a key, making sections on the way. Returns what is wrong, or nothing."""
+    """Set a key, adding sections on the way. Returns the error, or an empty text."""
     for depth, part in enumerate(path):
         is_last = depth == len(path) - 1
         if isinstance(data, list):

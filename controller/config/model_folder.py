@@ -1,6 +1,5 @@
-"""Is this folder a Hugging Face model that can be loaded? Looked at without torch, before any process starts.
-
-Owns: the checks of config.json, weights and tokenizer files. Refuses: loading (the trainer's and the engine's).
+"""Checks without torch whether a folder is a Hugging Face model that can be loaded: config.json, weights and tokenizer
+files.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of the weight files of a model's folder; 0 where there are none (yet)."""
+    """Size of the weight files of a model's folder; 0 if there are none (yet)."""
     return sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
 
 
 def find_model(path: str) -> Path | None:
-    """The local folder of a model; None for a hub name that is not here yet. Raises UserError when it is neither."""
+    """The local folder of a model; None for a hub name that is not downloaded. Raises UserError if it is neither."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any(folder.iterdir()):
@@ -47,7 +46,7 @@ def find_model(path: str) -> Path | None:
 
 
 def is_hub_name(path: str) -> bool:
-    """True for owner/name, unless a folder called owner lies here."""
+    """Return whether the text has the form owner/name, and no folder called owner exists."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path) is not None and not Path(path).parent.is_dir()
 
 
@@ -60,7 +59,7 @@ def _hub_snapshot(name: str) -> Path | None:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model. Raises UserError."""
+    """Read config.json of a model. Raises UserError."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError("there is no config.json", where=str(folder), remedy="a Hugging Face model folder has one")
@@ -74,7 +73,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError where weight files are missing, empty, cut short or no safetensors."""
+    """Check the weight files. Raises UserError if any are missing, empty, truncated or not safetensors."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -97,7 +96,7 @@ def check_weights(folder: Path) -> None:
 
 
 def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of a local model's tensors by name, from its safetensors headers; none where they cannot be read."""
+    """Shapes of a local model's tensors by name, from its safetensors headers; empty if they cannot be read."""
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         folder = find_model(path)
@@ -110,7 +109,7 @@ def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
 
 
 def _check_safetensors(file: Path) -> dict[str, Any]:
-    """The header. Raises UserError where the file is not whole."""
+    """Check the header. Raises UserError if the file is incomplete."""
 
     def damaged(why: str) -> UserError:
         return UserError(f"is not a whole safetensors file ({why})", where=str(file), remedy="fetch the file again")
@@ -133,7 +132,7 @@ def _check_safetensors(file: Path) -> dict[str, Any]:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises UserError where a folder has no tokenizer files."""
+    """Check the tokenizer. Raises UserError if a folder has no tokenizer files."""
     if not folder.is_dir():
         raise UserError("no such tokenizer folder", where=str(folder), remedy="from_model, bytes, or a folder")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -143,7 +142,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def problems_of(path: str, tokenizer: str) -> tuple[list[UserError], dict[str, Any] | None, bool]:
-    """All that is wrong with model.path, its config where it can be read, and whether the model is on this machine."""
+    """All problems of model.path, its config if it can be read, and whether the model is on this machine."""
     found: list[UserError] = []
     config: dict[str, Any] | None = None
     try:

@@ -1,6 +1,7 @@
-"""OfflineConfig: all settings of a run from files, for `areal-like sft`, `dpo` and `reward-model`.
+"""OfflineConfig: all settings of a run from files, for `areal-like sft`, `dpo` and `reward-model`, with their
+cross-checks.
 
-Owns: the top-level keys, what two of them together rule out. Refuses: reading files (offline_loading.py), rows.
+Files are read in offline_loading.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class OfflineConfig(Settings):
     name: str = Field("offline", min_length=1)
     """Name of the run folder in runs_dir; -2, -3, ... is appended if it is taken."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """Seed of everything random: a made model's weights, the order of the rows."""
+    """Seed of everything random: initial weights of a model made by model.init, order of the rows."""
     runs_dir: str = "runs"
     """Folder that contains the run folders."""
     model: ModelSettings = ModelSettings()
@@ -35,11 +36,11 @@ class OfflineConfig(Settings):
     data: OfflineDataSettings
     """Rows."""
     epochs: int = Field(1, gt=0, le=limits.STEPS)
-    """Passes over the rows, each in an order of its own."""
+    """Passes over the rows, each in a different order."""
     max_steps: int | None = Field(None, gt=0, le=limits.STEPS)
-    """End after this many steps, in mid-epoch if need be; null: after the last epoch."""
+    """Stop after this many steps, also in the middle of an epoch; null: after the last epoch."""
     batch_size: int = Field(32, gt=0, le=limits.GROUPS)
-    """Rows of a step, which is one update of the optimizer; the last step of an epoch takes what is left."""
+    """Rows of a step, which is one update of the optimizer; the last step of an epoch may have fewer."""
     dpo: DpoSettings = DpoSettings()
     """For `areal-like dpo`."""
     trainer: OfflineTrainerSettings = OfflineTrainerSettings()
@@ -47,7 +48,7 @@ class OfflineConfig(Settings):
     eval: OfflineEvalSettings = OfflineEvalSettings()
     """Evaluation."""
     metrics: SinkSettings = SinkSettings()
-    """Where metrics go besides metrics.jsonl, and the display."""
+    """Additional destinations of metrics (metrics.jsonl is always written), and the display."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -56,7 +57,7 @@ class OfflineConfig(Settings):
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
-    """What is wrong with valid keys taken together."""
+    """Contradictions between keys that are valid on their own."""
     yield from model_problems(config.model)
     if config.trainer.ranks > 1:
         yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")

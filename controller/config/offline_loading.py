@@ -1,6 +1,6 @@
-"""From a file name and overrides to a checked OfflineConfig; whether a config file is one.
+"""Loads an OfflineConfig from a file name and overrides, and decides whether a config file is one.
 
-Owns: `is_offline`, `load_offline`. Refuses: what is shared with the config of a run with rollouts (loading.py).
+What is shared with the config of a run with rollouts is in loading.py.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from controller.config.offline_config import OfflineConfig, offline_problems
 from controller.config.problems import Problem, booleans_for_numbers, translate
 
 LoadedOffline = Loaded[OfflineConfig]
-"""A checked config of a run from files, and where it came from."""
+"""A validated config of a run from files, and its source."""
 
 
 def is_offline(data: Mapping[str, Any]) -> bool:
-    """A config of a run from files: `data.train` names a file, while that of a run with rollouts is a section."""
+    """Return whether a config is one of a run from files: its `data.train` names a file, while in a run with rollouts
+    it is a section.
+    """
     section = data.get("data")
     return isinstance(section, Mapping) and isinstance(section.get("train"), str)
 
 
 def is_offline_file(name: str, overrides: Sequence[str]) -> bool:
-    """The same for a file and what the command line puts into it. Raises UserError: there is no such file."""
+    """Same for a file with overrides from the command line. Raises UserError if there is no such file."""
     document = read_document(name)
     apply_overrides(document, overrides)
     return is_offline(document.data)
 
 
 def load_offline(name: str, overrides: Sequence[str] = ()) -> LoadedOffline:
-    """Read a config, apply overrides and check it. Raises ConfigError with every problem, UserError."""
+    """Read a config, apply overrides and validate it. Raises ConfigError with every problem, UserError."""
     return checked(read_document(name), overrides, build_offline)
 
 
 def build_offline(data: Mapping[str, Any]) -> tuple[OfflineConfig | None, list[Problem]]:
-    """An OfflineConfig, or None, with all problems."""
+    """Build an OfflineConfig, or None, with all problems."""
     data = without_empty_sections(OfflineConfig, data)
     try:
         config = OfflineConfig.model_validate(data)

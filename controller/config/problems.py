@@ -1,6 +1,6 @@
-"""What is wrong with a config, one line per problem: key, fault, nearest right key or value, place.
+"""Problems of a config, one line each: key, error, nearest valid key or value, location.
 
-Owns: `Problem`, `ConfigError`, the translation of pydantic's errors, did-you-mean. Refuses: finding problems.
+Translates pydantic's errors and finds "did you mean" suggestions. Cross-checks are in validation/.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _REMEDIES: Mapping[str, str] = {
     "trainer.threads": "auto",
     "warm_start.sft.threads": "auto",
 }
-"""What to do about a number that is out of its bounds, where the bounds do not say it all."""
+"""Remedies for numbers out of bounds, if the bounds alone are not a sufficient explanation."""
 _BOUND_WORDS = (("gt", "greater than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most"))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong. `keys` are the dotted paths it is about, the first one named in the message."""
+    """One problem. `keys` are the dotted paths it concerns; the message names the first."""
 
     keys: tuple[str, ...]
     what: str
@@ -49,7 +49,7 @@ class Problem:
     where: str = ""
 
     def placed(self, place: Callable[[str], str]) -> Problem:
-        """The same with `where` found from its first key."""
+        """Return a copy with `where` looked up from its first key."""
         return self if self.where or not self.keys else Problem(self.keys, self.what, self.remedy, place(self.keys[0]))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """Every problem of one config, each on a line of its own."""
+    """All problems of one config, one per line."""
 
     def __init__(self, problems: Sequence[Problem], source: str) -> None:
         self.problems = tuple(problems)
@@ -68,13 +68,13 @@ class ConfigError(UserError):
 
 
 def nearest(word: str, candidates: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:
-    """The candidates most like `word`, best first, whatever their case."""
+    """The candidates most similar to `word`, best first, ignoring case."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     return [by_lower[near] for near in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=cutoff)]
 
 
 def suggest_keys(root: type[Settings], path: str) -> list[str]:
-    """Full paths of the right keys nearest to a wrong one: same place first, then the same word elsewhere."""
+    """Full paths of the valid keys nearest to an invalid one: same section first, then the same word elsewhere."""
     parent, _, leaf = path.rpartition(".")
     shape = ".".join("[]" if part.isdigit() else part for part in parent.split(".")) if parent else ""
     known = {knob.path: knob for knob in knobs(root)}
@@ -101,14 +101,14 @@ def _overlap(left: str, right: str) -> float:
 
 
 def show(value: Any) -> str:
-    """A value as a user wrote it, shortened."""
+    """A value as the user wrote it, shortened."""
     text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
     text = text or (f"`{value}`" if isinstance(value, str) else str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def translate(error: pydantic.ValidationError, root: type[Settings]) -> list[Problem]:
-    """Pydantic's errors as problems, one per key."""
+    """Convert pydantic's errors to problems, one per key."""
     by_path: dict[str, list[Any]] = {}
     for item in error.errors(include_url=False):
         by_path.setdefault(".".join(map(str, config_path(root, item["loc"]))), []).append(item)
@@ -125,7 +125,7 @@ def translate(error: pydantic.ValidationError, root: type[Settings]) -> list[Pro
 
 
 def _unknown_keys(root: type[Settings], path: str, value: Any) -> list[Problem]:
-    """An unknown key; of an unknown section those below it that are known elsewhere, each on a line of its own."""
+    """Problems of an unknown key; for an unknown section, one for each key below it that is known elsewhere."""
     found = [remedy for leaf in leaves_of(path, value) if (remedy := _known_elsewhere(root, leaf)).what]
     if found:
         return found
@@ -136,7 +136,9 @@ def _unknown_keys(root: type[Settings], path: str, value: Any) -> list[Problem]:
 
 
 def _known_elsewhere(root: type[Settings], path: str) -> Problem:
-    """A key of another system, or one of ours in an unknown section, with ours for it; `what` is empty for others."""
+    """Suggestion for a key of another system, or one of our keys in an unknown section; `what` is empty for other
+    keys.
+    """
     if (known := equivalent_of(path)) is not None:
         note = f" ({known.note})" if known.note else ""
         return Problem((path,), "no such key", f"did you mean {' or '.join(known.keys)}?{note}")
@@ -194,7 +196,7 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
 
 
 def _out_of_bounds(items: list[Any]) -> str:
-    """What is wrong with a number that violates a bound, also where a word would be accepted instead of it."""
+    """Text for a number that violates a bound, also if the key accepts a word instead."""
     for item in items:
         for name, words in _BOUND_WORDS:
             bound = item.get("ctx", {}).get(name)
@@ -205,7 +207,7 @@ def _out_of_bounds(items: list[Any]) -> str:
 
 
 def booleans_for_numbers(root: type[Settings], data: Any, prefix: str = "") -> list[Problem]:
-    """`true` where a number is wanted: pydantic would take it for 1."""
+    """Problems of `true` for a number: pydantic would accept it as 1."""
     problems = []
     for key, value in data.items() if isinstance(data, Mapping) else ():
         field = root.model_fields.get(key)

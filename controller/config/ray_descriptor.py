@@ -1,7 +1,4 @@
-"""What the rest of the controller must know of Ray.
-
-Owns: the answers of `LauncherDescriptor` for it. Refuses: importing ray.
-"""
+"""Descriptor of the Ray launcher (LauncherDescriptor). ray is not imported."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from controller.config.launcher_descriptor import LauncherDescriptor, Mirroring
 
 
 class RayDescriptor(LauncherDescriptor):
-    """The processes of a run on the nodes of a Ray cluster."""
+    """Runs the processes on the nodes of a Ray cluster."""
 
     name = "ray"
     title = "Ray"
@@ -30,7 +27,7 @@ class RayDescriptor(LauncherDescriptor):
     job_folder = "working_dir_files"
 
     def host(self, launch: LaunchSettings) -> str | None:
-        """None: that of the controller's node in the cluster."""
+        """None: the address of the controller's node in the cluster."""
         return launch.ray.host
 
     def pool(self, launch: LaunchSettings, name: str) -> PoolSettings | None:
@@ -39,7 +36,7 @@ class RayDescriptor(LauncherDescriptor):
         return pool
 
     def mirroring(self, launch: LaunchSettings) -> Mirroring | None:
-        """Always: run folders on a cluster lie on network file systems."""
+        """Always mirrored: run folders on a cluster are on network file systems."""
         return Mirroring(launch.ray.local_dir, launch.ray.mirror_every_s)
 
     def node_wait_s(self, launch: LaunchSettings) -> float:
@@ -47,7 +44,7 @@ class RayDescriptor(LauncherDescriptor):
         return launch.ray.node_wait_s
 
     def setting_problems(self, launch: LaunchSettings) -> Iterator[SettingProblem]:
-        """Of its own folder and the custom resources."""
+        """Problems of `local_dir` and of custom resources."""
         local = launch.ray.local_dir
         if local is not None and not Path(local).expanduser().is_absolute():
             what = f"`{local}` is relative"

@@ -1,7 +1,7 @@
-"""RunConfig: all settings of a job, composed from each package's own.
+"""RunConfig: all settings of a job, composed from the settings of each package.
 
-Owns: the top-level keys, the sections only the controller reads, and the numbers that follow from the keys (properties,
-each with its formula). Refuses: reading files (loading.py), judging combinations (run.py), torch.
+Defines the top-level keys, the sections that only the controller reads, and derived numbers as properties with their
+formulas. Files are read in loading.py, combinations checked in validation/run.py. torch is not imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainer.config import AdapterSettings as AdapterSettings
 from trainer.config import SftSettings, TrainerSettings
 
 BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym", "episodes")
-"""Generators of rows alongside `module:function`."""
+"""Built-in generators of rows; others are given as `module:function`."""
 
 
 class WarmStartSettings(Settings):
@@ -80,7 +80,7 @@ class EvalSettings(Settings):
 
 
 class LedgerSettings(Settings):
-    """The run's memory: ledger.sqlite, with token payloads in segment files alongside it."""
+    """The run's persistent record: ledger.sqlite, and token payloads in segment files next to it."""
 
     segment_mb: float = Field(64.0, gt=0, le=limits.FILE_MEGABYTES)
     """Size at which a segment file is closed and the next one started, MB."""
@@ -89,7 +89,7 @@ class LedgerSettings(Settings):
 
 
 class WandbSettings(Settings):
-    """Weights & Biases, alongside metrics.jsonl (extra `[wandb]`)."""
+    """Weights & Biases, in addition to metrics.jsonl (extra `[wandb]`)."""
 
     project: str = Field("areal-like", min_length=1)
     """Project the run belongs to."""
@@ -133,12 +133,14 @@ class PrometheusSettings(Settings):
 
 
 class SinkSettings(Settings):
-    """Where a run reports itself. metrics.jsonl is always written; a sink that is down, slow or broken never delays or
-    ends the run: what it misses is counted."""
+    """Additional destinations of metrics. metrics.jsonl is always written. A sink that is down, slow or broken never
+    delays or ends the run; records that it misses are counted.
+    """
 
     tensorboard: bool | str = False
     """Write event files for TensorBoard (extra `[tensorboard]`): true: into <run>/tensorboard; or a folder, in which
-    each run gets a folder of its own name."""
+    each run has a subfolder of its name.
+    """
     wandb: WandbSettings | None = None
     """Weights & Biases; `{}`: the defaults; null: none."""
     mlflow: MlflowSettings | None = None
@@ -155,17 +157,20 @@ class SinkSettings(Settings):
 
 
 class MetricsSettings(SinkSettings):
-    """What a run writes about itself and shows. metrics.jsonl is always written; a sink that is down, slow or broken
-    never delays or ends the run: what it misses is counted."""
+    """Metrics, trace and display of a run. metrics.jsonl is always written. A sink that is down, slow or broken never
+    delays or ends the run; records that it misses are counted.
+    """
 
     trace: bool = True
     """Write trace.json (Chrome trace events; opens in Perfetto)."""
     max_trace_events: int = Field(200_000, gt=0, le=limits.ROWS)
-    """Maximum number of events that a process records. In longer runs single samples are drawn of every N-th group
-    only; events beyond the limit are counted, not kept."""
+    """Maximum number of events that a process records. In longer runs individual samples are recorded for every N-th
+    group only; events beyond the limit are counted, not kept.
+    """
     trace_samples_per_step: int | None = Field(64, gt=0, le=limits.GROUPS)
-    """Samples of a step drawn individually, in whole groups, so that the cost of tracing does not grow with the batch.
-    null: all."""
+    """Samples of a step that are recorded individually, in whole groups, so that the cost of tracing does not grow with
+    the batch. null: all.
+    """
 
 
 class RunConfig(Settings):
@@ -178,7 +183,7 @@ class RunConfig(Settings):
     mode: Mode = "async"
     """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
-    """`disaggregated`: engines and trainer have devices of their own; `colocated`: they share them in turns, and each
+    """`disaggregated`: engines and trainer have separate devices; `colocated`: they share devices in turns, and each
     releases its memory while the other works (`mode: sync` only)."""
     notes: str = Field("", max_length=10_000)
     """What the run is for: shown by `areal-like ps`, the report and the dashboard. `areal-like note RUN TEXT` changes
@@ -245,8 +250,8 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _mode_sets_what_was_left_open(cls, data: Any) -> Any:
-        """`sync` and `one_step_off` fix the bound, `one_step_off` drains; validate judges values given against that.
-        Between hosts weights are streamed.
+        """Set keys that the mode determines: `sync` and `one_step_off` fix the bound, `one_step_off` drains.
+        Conflicting values of the user are reported by validation. Between hosts weights are streamed.
         """
         if not isinstance(data, Mapping):
             return data
@@ -264,7 +269,9 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _pool_sets_its_workers(cls, data: Any) -> Any:
-        """A pool's size in GPUs or CPUs gives the number of its workers; validate judges one given against that."""
+        """Set the number of workers from the pool's size in GPUs or CPUs. A conflicting number is reported by
+        validation.
+        """
         rollout = data.get("rollout") if isinstance(data, Mapping) else None
         if not isinstance(rollout, Mapping):
             return data
@@ -339,7 +346,7 @@ class RunConfig(Settings):
     @property
     def rollout_devices(self) -> tuple[str, ...]:
         """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (or as many
-        in a row as its engine takes, named by the first), the trainer's left out unless they are shared."""
+        in a row as its engine takes, named by the first), without the trainer's GPUs unless they are shared."""
         engine, count = self.rollout.engine, self.rollout.num_workers
         if launcher_of(self).chooses_gpus:
             return (engine.device,) * count
@@ -365,14 +372,14 @@ class RunConfig(Settings):
 
     @property
     def train_sampling(self) -> Sampling:
-        """`sampling` as it travels in a task"""
+        """`sampling` in the form sent with a task"""
         fields = self.sampling.model_dump(exclude={"forced_lengths", "stop"})
         is_forced = self.sampling.forced_lengths is not None
         return Sampling(**fields, stop=() if is_forced else self._stop, ignore_eos=is_forced)
 
     @property
     def eval_sampling(self) -> Sampling:
-        """`eval` as it travels in a task: its own temperature and cuts; what ends an answer is that of `sampling`"""
+        """`eval` in the form sent with a task: its own temperature, top_p and top_k; stop settings of `sampling`"""
         return Sampling(
             temperature=self.eval.temperature,
             top_p=self.eval.top_p,
@@ -389,7 +396,7 @@ class RunConfig(Settings):
 
 
 def _filled(section: Any, key: str, value: object) -> Any:
-    """The section with `key` set to `value` unless the user has set it."""
+    """Return the section with `key` set to `value` unless the user has set it."""
     if section is None:
         return {key: value}
     if isinstance(section, Settings):
@@ -398,7 +405,7 @@ def _filled(section: Any, key: str, value: object) -> Any:
 
 
 def _replaced(section: Any, key: str, value: object) -> Any:
-    """The section with `key` set to `value`, whatever it was."""
+    """Return the section with `key` set to `value`, replacing any value."""
     if isinstance(section, Settings):
         return section.model_copy(update={key: value})
     return {**(section or {}), key: value} if section is None or isinstance(section, Mapping) else section

@@ -1,6 +1,6 @@
-"""The part of RunConfig that the lookups of descriptors read.
+"""The part of RunConfig that lookups of descriptors read.
 
-A protocol, since RunConfig calls these lookups itself: importing it from there would be an import cycle.
+It is a protocol because RunConfig calls these lookups itself; importing RunConfig would be an import cycle.
 """
 
 from __future__ import annotations

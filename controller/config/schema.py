@@ -1,7 +1,6 @@
-"""The knobs of a settings class as plain data: path, type in words, default, bounds, meaning.
+"""Keys of a settings class as plain data: path, type, default, bounds, meaning.
 
-Owns: walking pydantic models. Refuses: judging values. Used for error messages and for the reference page, so that both
-say the same.
+Used for error messages and for the reference page, so that both agree.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ def mapped_section(annotation: Any) -> type[Settings] | None:
 
 
 def allows_null(annotation: Any) -> bool:
-    """True where null is a value of its own."""
+    """Return whether null is a valid value."""
     return is_union(annotation) and type(None) in get_args(annotation)
 
 
 def describe(annotation: Any) -> str:
-    """A type in words a user of YAML understands."""
+    """Description of a type for users of YAML."""
     if section_of(annotation) is not None:
         if is_list(annotation):
             return "list of sections"
@@ -108,7 +107,7 @@ def bounds_of(field: FieldInfo) -> str:
 
 
 def _inner_metadata(annotation: Any) -> Iterator[Any]:
-    """Of the parts of a union or list: `Annotated[int, Field(gt=0)] | Literal["auto"]`."""
+    """Metadata of the parts of a union or list: `Annotated[int, Field(gt=0)] | Literal["auto"]`."""
     for part in get_args(annotation):
         if isinstance(part, FieldInfo):
             yield from part.metadata
@@ -140,7 +139,7 @@ def _walk(root: type[Settings], prefix: str) -> Iterator[Knob]:
 
 
 def field_at(root: type[Settings], path: tuple[str | int, ...]) -> FieldInfo | None:
-    """The field a concrete path names (list indices included); None where the path leaves the schema."""
+    """The field that a concrete path refers to (list indices included); None if the path is not in the schema."""
     if (found := _place_of(root, path)) is None:
         return None
     section, name = found
@@ -148,7 +147,7 @@ def field_at(root: type[Settings], path: tuple[str | int, ...]) -> FieldInfo | N
 
 
 def meaning_at(root: type[Settings], path: tuple[str | int, ...]) -> str:
-    """What the text below that field says; empty where there is none."""
+    """Docstring of the field; empty if there is none."""
     if (found := _place_of(root, path)) is None:
         return ""
     section, name = found

@@ -1,7 +1,6 @@
-"""When a run without progress is given up: later than every recovery that needs no help. Pure.
+"""The time without progress after which a run is stopped. It is longer than every automatic recovery. Pure.
 
-Owns: which recoveries there are, how long each may take without a sign of progress, the limit that follows. Refuses:
-watching (watchdog.py).
+The run is monitored in runtime/watchdog.py.
 """
 
 from __future__ import annotations
@@ -14,14 +13,18 @@ from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
 MARGIN_S = 60.0
-"""Between the end of the longest recovery and the run's limit: for notices, restarts' back-off, the first tokens."""
+"""Margin between the end of the longest recovery and the run's limit, for detection, restart back-off and the first
+tokens.
+"""
 REWRITE_PATIENCE = 2.0
-"""The coordinator waits so many load deadlines for a damaged version to be written again (coordinator/rewriting.py)."""
+"""Number of load deadlines for which the coordinator waits until a damaged version is rewritten
+(coordinator/rewriting.py).
+"""
 KEY = "launch.stall_after_s"
 
 
 def recoveries(config: RunConfig) -> list[Recovery]:
-    """Each way in which a run may stand still and then go on by itself."""
+    """Each way in which a run may make no progress and then recover automatically."""
     launch, rollout = config.launch, config.rollout
     found = [
         Recovery(
@@ -58,7 +61,7 @@ def recoveries(config: RunConfig) -> list[Recovery]:
 
 
 def longest_recovery(config: RunConfig) -> Recovery:
-    """The one the limit has to wait for."""
+    """The longest recovery, which determines the limit."""
     return max(recoveries(config), key=lambda recovery: recovery.longest_s)
 
 
@@ -69,7 +72,7 @@ def stall_limit_s(config: RunConfig) -> float:
 
 
 def stall_problems(config: RunConfig) -> Iterator[Problem]:
-    """A limit that would end the run before something has recovered."""
+    """Problem of a limit that would stop the run before a recovery has finished."""
     given_s, longest = config.launch.stall_after_s, longest_recovery(config)
     if given_s is not None and given_s <= longest.longest_s:
         yield Problem(

@@ -1,7 +1,6 @@
-"""How much memory the trainer's state takes at least: weights, gradients and AdamW's moments. Pure.
+"""Minimum memory of the trainer's state: weights, gradients and AdamW's moments. Pure.
 
-Owns: the arithmetic, and what no device can hold. Refuses: where a backend keeps what (its descriptor), activations and
-logits (they come on top), looking at devices (preflight.py).
+The placement of state is in the backend's descriptor. Activations and logits are not included.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from controller.config.run_config import ALL_LINEAR, RunConfig
 from controller.run_folder.units import size_text
 
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
-"""Of one parameter, in float32: itself, its gradient, AdamW's two moments."""
+"""Bytes of one parameter in float32: itself, its gradient, AdamW's two moments."""
 LARGEST_GPU_BYTES = 300e9
-"""No GPU that is sold has more (288 GB in 2026)."""
+"""Largest memory of any GPU on sale (288 GB in 2026)."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +28,30 @@ class TrainerState:
     device_bytes: float
     host_bytes: float
     words: str
-    """How it is spread, for people."""
+    """Description of the placement, for users."""
 
 
 def parameters_of(config: RunConfig, model: Mapping[str, Any] | None) -> float | None:
-    """Parameters of a run's model; None where nothing says how many. model: the config of model.path, where read."""
-    if model is None and config.model.path is not None:  # on the hub, and not here yet
+    """Number of parameters of a run's model; None if not known. model: the config of model.path, if read."""
+    if model is None and config.model.path is not None:  # on the hub, not downloaded yet
         shape = public_shape(config.model.path)
         return None if shape is None else float(shape.parameters)
     return num_parameters(model or config.model.init or {})
 
 
 def num_parameters(model: Mapping[str, Any]) -> float | None:
-    """Parameters of a decoder with this transformers config; None where it does not give the sizes.
+    """Number of parameters of a decoder with this transformers config; None if it does not give the sizes.
 
-    The part for text, where there are several. Of a mixture all experts count: all of them are trained.
+    Of a multimodal model only the text part counts. Of a mixture of experts all experts count: all of them are trained.
     """
     shape = shape_of(model)
     return None if shape is None else float(shape.parameters)
 
 
 def adapter_parameters(config: RunConfig, shape: DecoderShape | None) -> float:
-    """Parameters of the adapter that `trainer.lora` trains: rank (in + out) of each target, taken by the last part of
-    its name, in every layer; 0 where there is none, or the shape is not known. Experts of a mixture have none.
+    """Number of parameters of the adapter that `trainer.lora` trains: rank (in + out) for each target module,
+    identified by the last part of its name, in every layer; 0 if there is no adapter, or the shape is not known.
+    Experts of a mixture have no adapter.
     """
     lora = config.trainer.lora
     if lora is None or shape is None:
@@ -66,10 +66,10 @@ def adapter_parameters(config: RunConfig, shape: DecoderShape | None) -> float:
 
 
 def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0) -> TrainerState:
-    """The state of one rank, as its backend lays it out.
+    """The state of one rank, by its backend's layout.
 
-    parameters: of the policy; a critic has as many. adapter: of `trainer.lora`, with which those of the policy have
-    neither gradients nor moments.
+    parameters: number of the policy's parameters; a critic has the same number. adapter: number of the parameters of
+    `trainer.lora`; with an adapter the policy's own parameters have neither gradients nor moments.
     """
     has_critic, has_lora = config.trainer.critic is not None, config.trainer.lora is not None
     trained = adapter + parameters * has_critic if has_lora else parameters * (1 + has_critic)
@@ -96,7 +96,7 @@ def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0) ->
 
 
 def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float | None) -> Problem | None:
-    """Why the trainer cannot hold its state. device_bytes: memory of one rank's device; None: not known."""
+    """Problem if the trainer's state does not fit. device_bytes: memory of one rank's device; None: not known."""
     if not config.trainer.device.startswith("cuda") or config.emulation is not None:
         return None
     if backend_of(config).adapts_to_memory and device_bytes is not None:
@@ -114,7 +114,7 @@ def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float |
 
 
 def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> Problem | None:
-    """Why this machine cannot hold the state of all ranks that is kept in host memory."""
+    """Problem if the state of all ranks that is kept in host memory does not fit this machine."""
     is_on_cpu = config.trainer.device == "cpu"
     need = (state.device_bytes if is_on_cpu else state.host_bytes) * config.trainer.ranks
     if need <= host_bytes or config.emulation is not None:

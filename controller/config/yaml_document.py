@@ -1,7 +1,7 @@
-"""YAML text to values, with the line every key came from.
+"""Parses YAML text to values, with the line of every key.
 
-Owns: the YAML dialect of configs: numbers as people write them (1e-4 is a number, 010 is ten), only true and false are
-booleans (so that `on`, `off`, `yes` stay words), no dates, no tags, no key twice. Refuses: any schema.
+The dialect of configs: numbers as people write them (1e-4 is a number, 010 is ten), only true and false are booleans
+(`on`, `off`, `yes` are text), no dates, no tags, no duplicate keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import yaml
 from areal_like.errors import UserError
 
 SHOWN_CHARS = 100
-"""Of a value that cannot be read."""
+"""Maximum characters of an invalid value in an error message."""
 _MAX_DEPTH = 50
 _MAX_KEYS = 100_000
-"""Aliases of aliases can stand for billions."""
+"""Limit of the number of entries: nested aliases can expand to billions."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with resolvers of our own."""
+    """SafeLoader with custom resolvers."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -65,7 +65,7 @@ class Document:
     source: str = ""
 
     def line(self, path: str) -> int | None:
-        """The line of a key, or of the nearest key above it; 0: the command line; None: not given at all."""
+        """The line of a key, or of the nearest key above it; 0: the command line; None: not given."""
         parts = path.split(".")
         while parts:
             line = self.lines.get(".".join(parts))
@@ -82,7 +82,9 @@ class Document:
         return f"{self.source}:{line}" if line else "command line"
 
     def mark_override(self, path: str) -> None:
-        """This key, all below it, and the sections above it that the file lacks come from the command line (line 0)."""
+        """Record that this key, all keys below it, and the sections above it that the file lacks come from the command
+        line (line 0).
+        """
         for known in [known for known in self.lines if known.startswith(f"{path}.")]:
             del self.lines[known]
         self.lines[path] = 0
@@ -92,7 +94,7 @@ class Document:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as written after `key=`. Raises UserError."""
+    """Parse one YAML value, as written after `key=`. Raises UserError."""
     try:
         node = _compose(text)
         return None if node is None else _construct(node)
@@ -104,7 +106,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """A whole config file. Raises UserError with the line of a syntax error."""
+    """Parse a whole config file. Raises UserError with the line of a syntax error."""
     try:
         node = _compose(text)
         if node is None:

@@ -1,6 +1,7 @@
-"""May one more group start? `bounded-admission`, the order of `one_step_off`, and what the run still needs.
+"""Decides whether one more group may start: `bounded-admission`, the order of `one_step_off`, and the number of groups
+that the run still needs.
 
-Owns: the gate. Refuses: choosing a worker (leasing), undoing a start.
+The worker is chosen in leasing.py.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from controller.coordinator.settings import CoordinatorSettings
 
 
 def has_draws(groups: GroupState) -> bool:
-    """True while the data order has rows left."""
+    """Return whether the data order has rows left."""
     return groups.draws.has_more
 
 
 def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: int) -> bool:
-    """May a worker that loaded `version` start a new group now? Saves compute; the bound itself is
-    `bounded-staleness`.
+    """Return whether a worker that loaded `version` may start a new group. This saves compute; the bound itself is
+    guaranteed by `bounded-staleness`.
     """
     started = groups.num_started + 1
     if groups.is_exhausted(settings):  # a group that starts now is for a later step: all places of the next count
@@ -25,5 +26,5 @@ def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: 
     if not has_draws(groups) or started > settings.num_steps * settings.groups_per_step:
         return False
     if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and groups.table.num_running:
-        return False  # a batch starts only when every group of the one before is finished
+        return False  # a batch starts only when every group of the previous batch is finished
     return staleness.may_admit(started, version, settings.groups_per_step, settings.bound)

@@ -1,6 +1,6 @@
-"""Which groups a step ships, and which can no longer be used (`bounded-staleness`, `deadline-order`).
+"""Selects the groups of a step, and the groups that can no longer be used (`bounded-staleness`, `deadline-order`).
 
-Owns: the choice and the reasons to wait. Refuses: recording it (the coordinator's).
+The selection is recorded by coordinator.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from controller.coordinator.run_state import RunState
 
 
 def choose_batch(state: RunState) -> list[Group] | None:
-    """The groups of the next step by id, or None while it must wait."""
+    """The groups of the next step by id, or None if it must wait."""
     table, count = state.groups.table, state.settings.groups_per_step
     if table.num_ready < count:
         if not state.groups.is_exhausted(state.settings):
@@ -32,7 +32,9 @@ def choose_batch(state: RunState) -> list[Group] | None:
 
 
 def _may_ship(state: RunState, taken: Mapping[int, int]) -> bool:
-    """Can all others still meet their deadlines, once so many groups of each floor are gone?"""
+    """Return whether all other groups can still meet their deadlines when the given number of groups of each floor is
+    used.
+    """
     bound = state.settings.bound
     assert bound is not None, "without a bound nothing has a deadline"
     by_deadline = {
@@ -44,16 +46,16 @@ def _may_ship(state: RunState, taken: Mapping[int, int]) -> bool:
 
 
 def overdue_groups(state: RunState) -> list[Group]:
-    """Live groups that no step from the next one on may use, whatever their missing samples bring.
+    """Live groups that cannot be used by the next step or later, whatever their missing samples are.
 
-    Under `wait` there are none (invariant I of areal_like/staleness.py); under `drop` these are dropped.
+    Under `wait` there are none (invariant I of areal_like/staleness.py); under `drop` they are dropped.
     """
     if not state.settings.is_strict:
         return []
     bound, step = state.settings.bound, state.trainer.next_step
     oldest = min(state.groups.table.num_by_floor, default=step)
     if not staleness.is_overdue(step, oldest, bound):
-        return []  # then no group is: to ask all of them after every event would be slow
+        return []  # then no group is overdue; checking all groups after every event would be slow
     return [
         group
         for group in state.groups.table.live.values()
@@ -62,7 +64,7 @@ def overdue_groups(state: RunState) -> list[Group]:
 
 
 def surplus_groups(state: RunState) -> list[Group]:
-    """Groups that cannot all meet their deadlines: only after a resume under a tighter bound."""
+    """Groups that cannot all meet their deadlines: only after a resume with a tighter bound."""
     bound = state.settings.bound
     if bound is None or not state.settings.over_age.waits:
         return []

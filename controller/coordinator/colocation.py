@@ -1,8 +1,8 @@
-"""Whose devices they are, where engines and trainer share them (`placement: colocated`).
+"""Shared devices of engines and trainer (`placement: colocated`): raises the events of the transition tables in
+handover.py and carries out their actions.
 
-Owns: firing the events of the transition tables (handover.py) and carrying out their actions. Refuses: which state
-follows (handover.py), what is released and how (the engines' and the trainer's), which batch it is (coordinator.py),
-dead processes (supervisor.py). Where devices are not shared, every function here does nothing.
+The states are in handover.py. What is released and how is decided by engines and trainer. If devices are not shared,
+every function here does nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from controller.coordinator.worker import Worker
 
 
 def may_hand_over(state: RunState, step: int) -> bool:
-    """The batch of `step` may go to the trainer now. Always so where devices are not shared."""
+    """Return whether the batch of `step` may be sent to the trainer now. Always true if devices are not shared."""
     if not state.settings.is_colocated or _is_again(state.devices, step):
         return True
     is_busy = any(worker.outstanding for worker in state.workers.values() if worker.is_present)
@@ -39,10 +39,11 @@ def may_hand_over(state: RunState, step: int) -> bool:
 
 
 def needs_engines_for_evaluation(state: RunState) -> bool:
-    """An evaluation runs, or can begin. While the trainer replays, its version may not be available until later.
+    """Return whether an evaluation is running, or can begin. While the trainer replays, the version of an evaluation
+    may not be available until later.
 
-    Where no worker can load its version any more, only the trainer's next version helps: then it waits for that. Always
-    False where devices are not shared.
+    If no worker can load its version any more, it waits for the trainer's next version. Always False if devices are not
+    shared.
     """
     if not state.settings.is_colocated:
         return False
@@ -61,7 +62,7 @@ def _is_again(devices: DeviceState, step: int) -> bool:
 
 
 def hand_over(state: RunState, batch: SendBatch) -> None:
-    """The batch goes to the trainer as soon as the engines have released their memory."""
+    """Send the batch to the trainer as soon as the engines have released their memory."""
     if not state.settings.is_colocated:
         state.emit(batch)
         return
@@ -71,30 +72,32 @@ def hand_over(state: RunState, batch: SendBatch) -> None:
 
 
 def is_withheld(devices: DeviceState, step: int) -> bool:
-    """The trainer cannot have trained this step: its batch is held back until the engines are empty."""
+    """Return whether the batch of this step is held back until the engines are empty; the trainer cannot have trained
+    it.
+    """
     return devices.held_batch is not None and step >= devices.held_batch.step
 
 
 def published(state: RunState) -> None:
-    """A version is out: the trainer has released its memory."""
+    """Handle a published version: the trainer has released its memory."""
     if state.settings.is_colocated:
         _turn(state, TurnEvent.PUBLISHED)
 
 
 def trainer_died(state: RunState) -> None:
-    """It starts again: what was to be sent to it is void."""
+    """Handle the loss of the trainer: the batch that was prepared for it is discarded."""
     if state.settings.is_colocated:
         state.devices.step = 0
         _turn(state, TurnEvent.TRAINER_DIED)
 
 
 def is_engines_time(state: RunState) -> bool:
-    """Versions may be announced and samples leased. Always so where devices are not shared."""
+    """Return whether versions may be announced and samples leased. Always true if devices are not shared."""
     return not state.settings.is_colocated or state.devices.turn is Turn.ENGINES
 
 
 def advance(state: RunState) -> None:
-    """Ask for memory, end workers that keep theirs, and send the batch once nobody has any."""
+    """Request memory, end workers that do not release it, and send the batch once all engines are empty."""
     if not state.settings.is_colocated:
         return
     for worker in state.workers.values():
@@ -112,7 +115,7 @@ def _turn(state: RunState, event: TurnEvent) -> None:
     for action in actions:
         match action:
             case TurnAction.HOLD_BATCH:
-                pass  # hand_over has put it there
+                pass  # set by hand_over
             case TurnAction.SEND_BATCH:
                 assert devices.held_batch is not None, "the trainer received the devices without a batch"
                 state.emit(devices.held_batch)
@@ -125,18 +128,18 @@ def _turn(state: RunState, event: TurnEvent) -> None:
 
 
 def may_announce(state: RunState, worker: Worker) -> bool:
-    """A version may be announced to this worker now. Always so where devices are not shared."""
+    """Return whether a version may be announced to this worker now. Always true if devices are not shared."""
     return not state.settings.is_colocated or EngineEvent.ANNOUNCED in ENGINE[worker.engine]
 
 
 def announced(state: RunState, worker: Worker) -> None:
-    """A version is sent to it: from now on it has memory."""
+    """Handle that a version is sent to the worker: from now on it has memory."""
     if state.settings.is_colocated:
         _engine(state, worker, EngineEvent.ANNOUNCED)
 
 
 def released(state: RunState, event: WorkerReleased) -> None:
-    """A worker has released its memory; it counts only as the answer to the last request."""
+    """Handle that a worker has released its memory; only the answer to the last request counts."""
     worker = state.workers.get(event.worker)
     if worker is None or not state.settings.is_colocated:
         state.note("ignored", f"{event.worker} released memory without a request")
@@ -149,18 +152,18 @@ def released(state: RunState, event: WorkerReleased) -> None:
 
 
 def _is_answer(worker: Worker, event: WorkerReleased) -> bool:
-    """It answers the last request, and that is still open."""
+    """Return whether it answers the last request, and that request is still open."""
     return EngineEvent.RELEASED in ENGINE[worker.engine] and event.number == worker.release_number
 
 
 def worker_is_back(state: RunState, worker: Worker) -> None:
-    """The same process says Hello again."""
+    """Handle that the same process registers again."""
     if state.settings.is_colocated:
         _engine(state, worker, EngineEvent.BACK)
 
 
 def ended(state: RunState, worker: Worker) -> None:
-    """The process is gone, or a new one of the same name has come: no memory is held."""
+    """Handle that the process has exited, or a new process has taken its name: it has no memory."""
     if state.settings.is_colocated:
         _engine(state, worker, EngineEvent.ENDED)
 
@@ -186,9 +189,9 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
 
 
 def _latest_begin_s(state: RunState, worker: Worker) -> float:
-    """When a release begins at the latest: the engine first ends the load that is under way, e.g. a slow first one.
+    """Latest time at which a release begins: the engine first finishes a load in progress, e.g. a slow first load.
 
-    It runs no answers by now, so the load is not waiting for any to finish.
+    It runs no answers at this point, so the load does not wait for any to finish.
     """
     earlier_s = worker.release_due_s - state.settings.idle_load_deadline_s
     load_due_s = worker.weights.load_due_s - state.settings.drain_s
@@ -204,7 +207,7 @@ def _request_release(state: RunState, worker: Worker, begin_s: float) -> None:
 
 
 def waits(state: RunState) -> list[str]:
-    """Who waits for whom at a handover."""
+    """Waits of a handover, as sentences."""
     if not state.settings.is_colocated:
         return []
     if state.devices.turn is Turn.TRAINER:

@@ -1,26 +1,27 @@
 """The coordinator: a pure state machine that keeps the invariants. `handle(event, now_s) -> effects`.
 
-Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
+Defines the order in which an event is processed and its consequences are settled. It has no I/O, clock, randomness or
+payloads.
 
-What each part decides:
-  worker_lifecycle.py  who is there
+Decisions by module:
+  worker_lifecycle.py  registration and loss of workers
   sample_intake.py     tokens and finished samples
-  group_outcome.py     ready, filtered or dropped
-  batch_selection.py   what a step ships
-  admission.py         may another group start
+  group_outcome.py     whether a group is ready, filtered or dropped
+  batch_selection.py   the groups of a step
+  admission.py         whether another group may start
   leasing.py           what is leased next
-  routing.py           which worker takes it, how much credit counts
+  routing.py           which worker receives it, how much credit counts
   migration.py         what moves to an idle worker
   evaluation.py        evaluations at one pinned version
   termination.py       why and how the run ends
-  usable_workers.py    will any worker ever do anything more
-  version_rollout.py   versions on their way to workers: announcing, whose turn it is to swap, who is late
+  usable_workers.py    whether any worker can still do work
+  version_rollout.py   versions on their way to workers: announcements, turns to swap, deadlines
                        (the transition table: worker_version.py)
-  wait_reasons.py      who waits for whom
-  rewriting.py         damaged versions that the trainer writes again
-  colocation.py        whose turn it is to use devices that are shared (the transition table: handover.py)
-  run_state.py         what is remembered (its named parts: run_parts.py)
-  restoring.py         what is remembered of earlier lives of the run
+  wait_reasons.py      waits, as sentences
+  rewriting.py         damaged versions that the trainer rewrites
+  colocation.py        turns on shared devices (the transition table: handover.py)
+  run_state.py         the state (its named parts: run_parts.py)
+  restoring.py         the state restored from earlier sessions of the run
 
 Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, the handover of devices,
 evaluations, announcements, leases, migrations, the end. The reasons for the rules: docs/decisions/0002-coordinator.md.
@@ -90,12 +91,13 @@ from controller.coordinator.snapshot import BatchGroup, Counts, EvaluationUnderW
 
 QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
                 WorkerVersionLoaded)  # fmt: skip
-"""After these no worker is notified of anything about versions, but where a turn is passed on (`swap: rolling`) or an
-evaluation ends."""
+"""After these events no worker is notified about versions, except if a turn is passed on (`swap: rolling`) or an
+evaluation ends.
+"""
 
 
 class Coordinator:
-    """Decides who works on what, what each step consumes, and when the run ends.
+    """Decides which worker generates which sample, what each step consumes, and when the run ends.
 
     Use: `Coordinator(settings)` for a fresh run or `Coordinator.restore(settings, ledger.load())`, then
     `handle(RunStarted(lineage=..., checkpoint_version=...), now_s)` before any other event.
@@ -112,11 +114,11 @@ class Coordinator:
 
         Args:
             settings: as for a new run; batch size and group size must be those of the record.
-            state: what the ledger holds.
-            draws: chooses the rows of groups, after those in the ledger; None: one after the other.
+            state: content of the ledger.
+            draws: chooses the rows of groups, after the rows in the ledger; None: in order.
 
         Returns:
-            A coordinator that has handed out nothing yet; workers are to register again.
+            A coordinator without leases; workers register again.
 
         Raises:
             UserError: the settings contradict the record.
@@ -135,7 +137,7 @@ class Coordinator:
             now_s: monotonic time of the event, never less than before.
 
         Returns:
-            What the shell has to do, in order; ledger effects come first and are committed before anything is sent.
+            Effects for the shell, in order; ledger effects come first and are committed before any message is sent.
 
         Example:
             >>> effects = coordinator.handle(Tick(), now_s=12.5)
@@ -143,7 +145,8 @@ class Coordinator:
         return self.handle_together((event,), now_s)
 
     def handle_together(self, events: Sequence[Event], now_s: float) -> list[Effect]:
-        """Process events of one instant, settled once: thousands of simulated workers load a version at a time.
+        """Process events of the same time, settled once: thousands of simulated workers load a version at the same
+        time.
 
         Args:
             events: what happened, in order.
@@ -165,10 +168,10 @@ class Coordinator:
             self._settle()
         return state.take_effects()
 
-    # ------------------------------------------------------------ what others may know
+    # ------------------------------------------------------------ public state
 
     def counts(self) -> Counts:
-        """Groups by fate; they add up at any time."""
+        """Groups by fate; the counts always add up."""
         state = self._state
         groups = state.groups
         return Counts(
@@ -182,7 +185,7 @@ class Coordinator:
         )
 
     def evaluations(self) -> list[EvaluationUnderWay]:
-        """Those under way, oldest first, without the ones that no worker has begun."""
+        """Evaluations in progress, oldest first, without evaluations that no worker has started."""
         jobs = self._state.evaluations.jobs
         return [
             EvaluationUnderWay(version=job.version, num_done=len(job.values), num_rows=job.num_rows)
@@ -191,35 +194,36 @@ class Coordinator:
         ]
 
     def waits(self) -> list[str]:
-        """Who waits for whom right now, in plain words; empty when nothing waits."""
+        """Current waits as sentences; empty if nothing waits."""
         return wait_reasons.waits(self._state)
 
     def is_live(self, lease_id: int) -> bool:
-        """Whether a lease is still wanted: of a burst of events a later one may end what an earlier one leased.
+        """Return whether a lease is still valid: in a burst of events a later event may end a lease made by an earlier
+        one.
 
         Args:
             lease_id: the number of the lease.
 
         Returns:
-            False once its sample is finished, or was given to another worker.
+            False once its sample is finished, or was leased to another worker.
         """
         lease = self._state.leases.get(lease_id)
         return lease is not None and not lease.is_void
 
     def can_spare(self, names: Collection[str]) -> bool:
-        """Whether these rollout workers may leave for good.
+        """Return whether these rollout workers may be removed permanently.
 
         Args:
             names: names of the workers.
 
         Returns:
-            True where another one is there or will be.
+            True if another worker exists or will be started.
         """
         return worker_lifecycle.can_spare(self._state, names)
 
     @property
     def progress(self) -> int:
-        """Rises whenever anything useful happened (tokens, samples, versions, batches); for the watchdog."""
+        """Counter that increases with every useful event (tokens, samples, versions, batches); for the watchdog."""
         return self._state.progress
 
     @property
@@ -234,7 +238,7 @@ class Coordinator:
 
     @property
     def trained(self) -> int:
-        """Version the trainer is at: below `version` while it replays; -1 until it has spoken."""
+        """Version the trainer has reached: below `version` while it replays; -1 before its first message."""
         return self._state.trainer.trained
 
     @property
@@ -307,7 +311,7 @@ class Coordinator:
             )
         self._is_started = True
         self._begin_lineage(event.lineage, event.checkpoint_version)
-        # Steps up to the checkpoint are in its weights. Later versions are made again, and evaluated again.
+        # Steps up to the checkpoint are in its weights. Later versions are trained and evaluated again.
         trainer.recorded = {step: groups for step, groups in trainer.recorded.items() if step > trainer.base}
         state.evaluations.done = {version: () for version in state.evaluations.done if version <= trainer.base}
         state.start_lease_ids()
@@ -315,8 +319,8 @@ class Coordinator:
             drop_group(state, group, "surplus", "the staleness bound was tightened")
 
     def _restart_trainer(self, event: TrainerRestarted) -> None:
-        """The trainer goes back to a checkpoint; workers go on with what they have, as far as the
-        invariants allow.
+        """Restart the trainer from a checkpoint; workers continue with their versions, as far as the invariants
+        allow.
         """
         state = self._state
         trainer = state.trainer
@@ -324,8 +328,8 @@ class Coordinator:
             raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {trainer.shipped}")
         self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
         trainer.recorded = {batch.step: batch.groups for batch in event.batches}
-        # What the dead trainer asked for is void, and its successor is notified of the end again. Its newest version
-        # stays the workers' target, but the files may be gone: nothing is announced until it is published again.
+        # Requests of the lost trainer are void, and its successor is notified of the end again. Its newest version
+        # stays the workers' target, but the files may be deleted: nothing is announced until it is published again.
         trainer.requested, state.ending.is_trainer_notified, trainer.manifest_path = None, False, ""
         trainer.trained, trainer.rewrite = NO_VERSION, None
         colocation.trainer_died(state)
@@ -360,7 +364,7 @@ class Coordinator:
         )
 
     def _take_version(self, event: Published) -> None:
-        """A new version; or, from a trainer that replays, one that the workers have left behind."""
+        """Handle a new version; or, from a trainer that replays, a version older than the workers'."""
         state = self._state
         trainer = state.trainer
         is_news = event.version > trainer.trained and event.version >= trainer.base
@@ -375,7 +379,7 @@ class Coordinator:
         colocation.published(state)
         evaluation.published_again(state, event)
         if event.version < trainer.version:
-            return  # a replay: workers have a newer version and never go back
+            return  # a replay: workers have a newer version and never load an older one
         is_new, trainer.rewrite = event.version > trainer.version, None
         trainer.version, trainer.version_lineage = event.version, event.lineage
         trainer.manifest_path = event.manifest_path
@@ -410,7 +414,7 @@ class Coordinator:
         for group in state.groups.table.expired(state.now_s):
             drop_group(state, group, "timeout", f"unfinished after {self.settings.group_timeout_s:g} s")
         # Before the trainer is served, since an overdue group must not get into its batch; and after a new batch, which
-        # moves all deadlines one step nearer. A batch that is sent again moves nothing.
+        # brings all deadlines one step nearer. A batch that is sent again changes no deadline.
         self._drop_overdue()
         if self._serve_trainer():
             self._drop_overdue()
@@ -433,7 +437,7 @@ class Coordinator:
             drop_group(self._state, group, "stale", f"too old for step {self._state.trainer.next_step}")
 
     def _serve_trainer(self) -> bool:
-        """Answer the trainer's request if it can be; True where a new batch was formed."""
+        """Answer the trainer's request if possible; return whether a new batch was formed."""
         state, step = self._state, self._state.trainer.requested
         trainer = state.trainer
         if step is None or (state.phase is Phase.FINISHING and step > state.ending.last_step):
@@ -467,7 +471,8 @@ class Coordinator:
         )
         for group in chosen:
             state.forget_group(group)
-        # In one event with forgetting them: `bounded-admission` counts live and consumed groups together.
+        # Counted in the same event in which the groups are removed: `bounded-admission` counts live and consumed groups
+        # together.
         state.groups.num_consumed += len(groups)
         state.groups.num_vacant += self.settings.groups_per_step - len(groups)
         state.groups.num_failed = 0
@@ -477,12 +482,14 @@ class Coordinator:
         self._send(step, groups, is_replay=False)
 
     def _send_recorded(self, step: int) -> None:
-        """A replay after a resume (`exactly-once`), or the same batch again because the trainer asks again."""
+        """Send a recorded batch: in a replay after a resume (`exactly-once`), or again because the trainer repeats its
+        request.
+        """
         state = self._state
         trainer = state.trainer
         groups = trainer.recorded.get(step)
         is_replay = step <= trainer.replay_until
-        # A trainer that skipped a recorded step would train on batches in another order than the record has.
+        # A trainer that skipped a recorded step would train on batches in a different order than recorded.
         if groups is None or step > max(trainer.sent, trainer.base) + 1:
             state.note("ignored", f"batch {step} was requested out of order")
             trainer.requested = None

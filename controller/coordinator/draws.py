@@ -1,7 +1,7 @@
-"""Which position of the draw order the next group takes.
+"""The position of the draw order that the next group uses: the interface `Draws`, and `InOrder`, which uses all
+positions in order.
 
-Owns: the port `Draws`, and `InOrder`, which takes one after the other. Refuses: rows, and choosing by what they gave
-(controller/data/curriculum.py).
+A choice by earlier results is in controller/data/curriculum.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class SkippedDraw(msgspec.Struct, frozen=True, kw_only=True):
-    """A position that was passed over. rate: success rate of its row; num_tokens: mean length of the answers to it."""
+    """A skipped position. rate: success rate of its row; num_tokens: mean length of the answers to it."""
 
     draw: int
     rate: float
@@ -21,28 +21,28 @@ class SkippedDraw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(NamedTuple):
-    """A position, and those that were passed over on the way to it."""
+    """A position, and the positions that were skipped before it."""
 
     draw: int
     skipped: tuple[SkippedDraw, ...] = ()
 
 
 class Draws(Protocol):
-    """Pure: what it answers follows from the calls before."""
+    """Chooses positions. Pure: results depend only on earlier calls."""
 
     @property
     def has_more(self) -> bool:
-        """True while there is a position to take."""
+        """Return whether a position is left."""
 
     def take(self) -> Taken:
-        """The next position. Only while `has_more`."""
+        """Return the next position. Only while `has_more`."""
 
     def ended(self, draw: int, rewards: Sequence[float], mean_tokens: float) -> None:
-        """All answers to a position's row are in; the rewards of those that were scored."""
+        """Handle that all answers to a position's row are finished. Receives the rewards of the scored answers."""
 
 
 class InOrder:
-    """All positions, one after the other."""
+    """Uses all positions in order."""
 
     def __init__(self, max_draws: int | None, first: int = 0) -> None:
         self._max_draws, self._next = max_draws, first
@@ -58,4 +58,4 @@ class InOrder:
         return Taken(self._next - 1)
 
     def ended(self, draw: int, rewards: Sequence[float], mean_tokens: float) -> None:
-        """Nothing depends on it."""
+        """Do nothing: the order does not depend on results."""

@@ -6,10 +6,12 @@ Contract with the shell (`controller/runtime/server.py`):
   1. `effects = coordinator.handle(event, now_s)`; in the list all effects with `is_ledger` come first.
   2. The ledger effects of one or several handled events, with their payloads, are applied and committed as one.
   3. Only then the other effects are carried out, in order. A crash between 1 and 2, or 2 and 3, loses nothing that was
-  acknowledged. Of `SendLeases` only those are sent that are `Coordinator.is_live` by then: a later event of the burst
-  may have ended some. 4. A message that cannot be sent to a worker means `WorkerLost`, and `WorkerJoined` when it is
-  received again. `StorePartial` and `StoreFinished` always refer to the payload of the event that was handled (found
-  by `lease_id`).
+  acknowledged. Leases of `SendLeases` are only sent if they are `Coordinator.is_live` by then: a later event of the
+  burst may have ended some.
+  4. If a message cannot be sent to a worker, the shell raises `WorkerLost`, and `WorkerJoined` when the worker is
+  reachable again.
+
+`StorePartial` and `StoreFinished` always refer to the payload of the event that was handled (found by `lease_id`).
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from controller.coordinator.snapshot import (
 )
 
 EndStatus = Literal["completed", "exhausted", "stopped", "failed"]
-"""`completed`: num_steps done. `exhausted`: the data ran out first, gracefully. `stopped`: asked to. `failed`."""
+"""`completed`: num_steps done. `exhausted`: the data was used up before. `stopped`: by request. `failed`."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all effects. `is_ledger`: belongs into the transaction that is committed before anything is sent."""
+    """Base of all effects. `is_ledger`: part of the transaction that is committed before any message is sent."""
 
     is_ledger: ClassVar[bool] = False
 
@@ -93,10 +95,10 @@ class StorePartial(Effect, frozen=True):
 
 
 class StoreFinished(Effect, frozen=True):
-    """Keep this finished sample; its partial tokens are superseded.
+    """Store this finished sample, which replaces its partial tokens.
 
-    outcome: as it was reported. value: the reward that counts (a policy number for a non-score), None where the sample
-    is not kept. For purpose "eval" no token payload needs to be kept.
+    outcome: as reported. value: the effective reward (a configured number for a missing score), None if the sample is
+    not kept. For purpose "eval" no token payload needs to be kept.
     """
 
     is_ledger: ClassVar[bool] = True
@@ -108,7 +110,7 @@ class StoreFinished(Effect, frozen=True):
 
 
 class DropGroup(Effect, frozen=True):
-    """The group is given up.
+    """Drop the group.
 
     reason: stale | timeout | too_few_scores | verdict_<kind> | rejected | lost_too_often | surplus.
     """
@@ -120,7 +122,7 @@ class DropGroup(Effect, frozen=True):
 
 
 class FilterGroup(Effect, frozen=True):
-    """The group carries no signal: all its rewards equal `value`."""
+    """Filter the group: all its rewards equal `value`, so it has no signal."""
 
     is_ledger: ClassVar[bool] = True
     group_id: int
@@ -128,7 +130,7 @@ class FilterGroup(Effect, frozen=True):
 
 
 class RecordBatch(Effect, frozen=True):
-    """These groups are step `step` of `lineage` (for a replay: again, unchanged)."""
+    """Record these groups as step `step` of `lineage` (again and unchanged in a replay)."""
 
     is_ledger: ClassVar[bool] = True
     step: int
@@ -147,7 +149,7 @@ class RecordCheckpoint(Effect, frozen=True):
 
 
 class RecordEval(Effect, frozen=True):
-    """The evaluation at `version` is complete; values by eval row, None where there was no score."""
+    """Record the complete evaluation at `version`; values by eval row, None without a score."""
 
     is_ledger: ClassVar[bool] = True
     version: int
@@ -157,7 +159,7 @@ class RecordEval(Effect, frozen=True):
 
 
 class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease to hand out. The shell adds the data row, the seed, and the prefix from the ledger."""
+    """One lease to send. The shell adds the data row, the seed, and the prefix from the ledger."""
 
     lease_id: int
     group_id: int
@@ -166,9 +168,9 @@ class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
     min_version: int
     prefix_tokens: int
     draw: int = 0
-    """Position in the draw order, of training."""
+    """Position in the draw order of training rows."""
     moved_from: str = ""
-    """Worker that handed it back gracefully, where one did."""
+    """Worker that returned it gracefully, if any."""
 
 
 class SendLeases(Effect, frozen=True):
@@ -179,7 +181,7 @@ class SendLeases(Effect, frozen=True):
 
 
 class SendAck(Effect, frozen=True):
-    """These finished samples are in the ledger, or no longer wanted: the worker may forget them."""
+    """Acknowledge finished samples that are in the ledger or no longer needed: the worker may delete them."""
 
     worker: str
     lease_ids: tuple[int, ...]
@@ -193,7 +195,7 @@ class SendCancel(Effect, frozen=True):
 
 
 class SendRecall(Effect, frozen=True):
-    """The worker should hand these leases back with their tokens so far; they go on elsewhere."""
+    """Recall these leases: the worker returns them with their tokens so far, and they continue on another worker."""
 
     worker: str
     lease_ids: tuple[int, ...]
@@ -209,12 +211,13 @@ class SendVersion(Effect, frozen=True):
     is_held: bool = False
     """The worker stages it and waits for SendSwap."""
     incarnation: str = ""
-    """The process it is meant for. Another one of the same name, which the coordinator does not know yet, must not get
-    it: it would take memory that is not accounted for."""
+    """The process that it is addressed to. Another process of the same name, which the coordinator does not know yet,
+    must not receive it: it would use memory that is not accounted for.
+    """
 
 
 class SendSwap(Effect, frozen=True):
-    """It is the worker's turn to swap in the version it has staged."""
+    """Grant the worker its turn to swap in the staged version."""
 
     worker: str
     version: int
@@ -222,16 +225,20 @@ class SendSwap(Effect, frozen=True):
 
 
 class SendRelease(Effect, frozen=True):
-    """The worker gives its engine's memory back until a version is announced to it. Its answer carries `number`."""
+    """Request the worker to release its engine's memory until a version is announced to it. Its answer contains
+    `number`.
+    """
 
     worker: str
     number: int
     incarnation: str = ""
-    """The process it is meant for. A successor was not asked: nobody would end it, should the release never end."""
+    """The process that it is addressed to. A successor has no open request, and would not be ended if the release never
+    completed.
+    """
 
 
 class EndWorker(Effect, frozen=True):
-    """End the worker's process: others wait for what it holds. It is started again within its budget."""
+    """End the worker's process, because others wait for its memory. It is restarted within its restart limit."""
 
     worker: str
     reason: str
@@ -247,21 +254,23 @@ class SendBatch(Effect, frozen=True):
 
 
 class SendRewrite(Effect, frozen=True):
-    """The trainer is to write `version` again, whole: its files are damaged."""
+    """Request the trainer to rewrite `version` completely, because its files are damaged."""
 
     version: int
     lineage: str
 
 
 class SendNoMoreBatches(Effect, frozen=True):
-    """Tell the trainer to save and end after `last_step` (or after the running step if that is later)."""
+    """Notify the trainer to save and exit after `last_step` (or after the current step if that is later)."""
 
     last_step: int
     reason: str
 
 
 class RecordIncident(Effect, frozen=True):
-    """Something went wrong and the run goes on; made by the shell of the notes worth remembering. kind: the note's."""
+    """Record a problem that did not end the run; made by the shell from notes that are stored in the ledger. kind: the
+    note's.
+    """
 
     is_ledger: ClassVar[bool] = True
     kind: NoteKind
@@ -269,9 +278,9 @@ class RecordIncident(Effect, frozen=True):
 
 
 class EvalDone(Effect, frozen=True):
-    """An evaluation is complete. values: by eval row, None where there was no score.
+    """An evaluation is complete. values: by eval row, None without a score.
 
-    requested_version differs from version where the evaluation had to be pinned again.
+    requested_version differs from version if the evaluation had to be pinned again.
     """
 
     version: int
@@ -281,7 +290,7 @@ class EvalDone(Effect, frozen=True):
 
 
 class EvalDropped(Effect, frozen=True):
-    """An evaluation was given up, and why."""
+    """An evaluation was dropped, with the reason."""
 
     version: int
     kind: EvalKind
@@ -289,20 +298,22 @@ class EvalDropped(Effect, frozen=True):
 
 
 class PurgePayloads(Effect, frozen=True):
-    """Token payloads of steps up to `covered_step` and of dropped or filtered groups may go (`Ledger.purge`)."""
+    """Token payloads of steps up to `covered_step` and of dropped or filtered groups may be deleted
+    (`Ledger.purge`).
+    """
 
     covered_step: int
 
 
 class Note(Effect, frozen=True):
-    """Something worth a line in the log and a count; notes.py says what else is done with each kind."""
+    """An event for the log and a count; further handling of each kind is defined in notes.py."""
 
     kind: NoteKind
     text: str
 
 
 class EndRun(Effect, frozen=True):
-    """The run is over; shut everything down."""
+    """The run is over: shut down all processes."""
 
     status: EndStatus
     reason: str

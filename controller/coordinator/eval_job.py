@@ -11,7 +11,7 @@ from controller.coordinator.events import EvalKind
 
 @dataclass(slots=True)
 class EvalJob:
-    """One evaluation. Every answer must come wholly from `version`."""
+    """One evaluation. All tokens of its answers must be sampled by `version`."""
 
     version: int
     requested_version: int
@@ -34,5 +34,5 @@ class EvalJob:
         return self.kind != "periodic"
 
     def next_row(self) -> int | None:
-        """An eval row that waits for a lease."""
+        """Return an eval row that waits for a lease."""
         return heapq.heappop(self.pending) if self.pending else None

@@ -1,8 +1,10 @@
-"""Evaluations at one pinned version, while training rollouts go on.
+"""Evaluations at one pinned version, while training rollouts continue.
 
-Owns: `EvalJob`, which workers are pinned to it (they are notified of no newer version until it is done), its results.
-Refuses: rows, text, averages (the shell's). An evaluation never keeps a run from ending: where its version cannot be
-loaded any more it is pinned again to the newest version or dropped with a reason, and it has a wall-clock deadline.
+Manages `EvalJob`s, the workers pinned to them (which are notified of no newer version until the evaluation is done) and
+their results. Rows, texts and averages are handled by the shell.
+
+An evaluation never prevents a run from ending: if its version cannot be loaded any more, it is pinned again to the
+newest version or dropped with a reason, and it has a wall-clock deadline.
 
 Baseline and final evaluation use all workers, periodic ones a single worker.
 """
@@ -19,7 +21,7 @@ from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Lease, Worker
 
 MAX_WAITING = 2
-"""Periodic evaluations without a worker yet; an older one is dropped when a newer comes."""
+"""Maximum periodic evaluations without a worker; beyond it the oldest is dropped."""
 
 
 def request(state: RunState, kind: EvalKind) -> None:
@@ -42,7 +44,7 @@ def request(state: RunState, kind: EvalKind) -> None:
 
 
 def on_published(state: RunState) -> None:
-    """Is an evaluation of the version just published due?"""
+    """Start an evaluation of the version just published if one is due."""
     settings, version = state.settings, state.trainer.version
     if not settings.num_eval_rows or version in state.evaluations.done or state.phase is not Phase.RUNNING:
         return
@@ -60,14 +62,14 @@ def on_published(state: RunState) -> None:
 
 
 def published_again(state: RunState, event: Published) -> None:
-    """A trainer that replays has made this version once more: there it is available from now on."""
+    """Handle that a replaying trainer has published this version again, so that it is available."""
     for job in state.evaluations.jobs:
         if job.version == event.version:
             job.manifest_path, job.lineage = event.manifest_path, event.lineage
 
 
 def request_final(state: RunState) -> None:
-    """Evaluate the last version, reusing what is known of it."""
+    """Evaluate the last version, reusing existing results."""
     if not (state.settings.num_eval_rows and state.settings.eval_at_end):
         return
     version = state.trainer.version
@@ -89,7 +91,7 @@ def request_final(state: RunState) -> None:
 
 
 def advance(state: RunState) -> None:
-    """Pin workers to evaluations that want some, and give up the ones past their deadline."""
+    """Pin workers to evaluations that need them, and drop evaluations past their deadline."""
     for job in list(state.evaluations.jobs):
         if job.workers and state.now_s > job.deadline_s:
             drop(state, job, f"no result for {state.settings.group_timeout_s:g} s")
@@ -109,19 +111,21 @@ def _find_workers(state: RunState, job: EvalJob) -> None:
         worker.weights.pin_to(job)
         state.workers.changed(worker)
         job.workers.add(worker.name)
-    # Not while nobody is usable: a worker that comes later may load the version after all.
+    # Not while no worker is usable: a worker that registers later may be able to load the version.
     if not job.workers and usable and not able:
         _repin(state, job)
 
 
 def _can_load(worker: Worker, version: int) -> bool:
-    """A worker never goes back to an older version, and does not try again what it could not load."""
+    """Return whether the worker can load the version. A worker never loads an older version, or one that it failed to
+    load.
+    """
     weights = worker.weights
     return max(weights.announced, weights.version) <= version and version > weights.unloadable
 
 
 def _repin(state: RunState, job: EvalJob) -> None:
-    """No worker can go back to the version: take the newest instead, or none."""
+    """Pin the evaluation to the newest version, or drop it, because no worker can load its version."""
     trainer = state.trainer
     taken = (
         any(other.version == trainer.version for other in state.evaluations.jobs)
@@ -152,7 +156,7 @@ def _reset(state: RunState, job: EvalJob) -> None:
 
 
 def unpin(state: RunState, worker: Worker) -> None:
-    """The worker is lost, leaves, or is quarantined: its rows start from scratch elsewhere."""
+    """Unpin a worker that is lost, drained or quarantined: its rows start again on other workers."""
     job = worker.weights.pin
     if job is None:
         return
@@ -171,7 +175,7 @@ def _unpin(state: RunState, worker: Worker) -> None:
 
 
 def drop(state: RunState, job: EvalJob, reason: str) -> None:
-    """Give the evaluation up."""
+    """Drop the evaluation."""
     _reset(state, job)
     state.evaluations.jobs.remove(job)
     state.emit(EvalDropped(version=job.requested_version, kind=job.kind, reason=reason))
@@ -214,7 +218,9 @@ def _job_of(evaluations: EvaluationState, lease: Lease) -> EvalJob:
 
 
 def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
-    """An eval row is answered and scored. A non-score stays None: errors are not zeros (`verdicts-not-zeros`)."""
+    """Handle an eval row that is answered and scored. A missing score stays None: errors are not zeros
+    (`verdicts-not-zeros`).
+    """
     job, outcome = _job_of(state.evaluations, lease), event.outcome
     if not outcome.first_version == outcome.last_version == job.version:
         state.note(
@@ -232,7 +238,7 @@ def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
 
 
 def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
-    """An eval lease came back unfinished: rejected rows have no value, others start from scratch."""
+    """Handle an eval lease returned unfinished: rejected rows have no value, others start again."""
     job = _job_of(state.evaluations, lease)
     if event.reason == "rejected":
         _release(state, job, lease)

@@ -1,6 +1,7 @@
-"""Events that the coordinator handles, and the vocabulary they share with its settings and effects.
+"""Events that the coordinator handles, and types shared with its settings and effects.
 
-Frozen types only: no behaviour and no token payloads (events carry counts and versions)."""
+Frozen types only: no behaviour and no token payloads (events contain counts and versions).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ EvalKind = Literal["baseline", "periodic", "final"]
 OnFailure = Literal["drop_sample", "drop_group"] | float
 
 Policy = Literal["", "drop_sample", "drop_group", "value"]
-"""What was done about a non-score; empty where there is a score."""
+"""Handling of a missing score; empty if there is a score."""
 
 RoutingPolicy = Literal["least_tokens", "round_robin"]
 
@@ -30,7 +31,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RunStarted(Event, frozen=True):
-    """First event of every process life. `lineage` is new at each start ("l0", "l1", ...).
+    """First event of every session. `lineage` is new at each start ("l0", "l1", ...).
 
     checkpoint_version: the version the trainer starts from; recorded batches after it are replayed (`exactly-once`).
     """
@@ -40,7 +41,9 @@ class RunStarted(Event, frozen=True):
 
 
 class WorkerJoined(Event, frozen=True):
-    """A rollout worker said Hello (for the first time, again after silence, or as a new process of the same name)."""
+    """A rollout worker registered with Hello (for the first time, again after silence, or as a new process of the same
+    name).
+    """
 
     worker: str
     incarnation: str
@@ -48,23 +51,26 @@ class WorkerJoined(Event, frozen=True):
 
 
 class WorkerLost(Event, frozen=True):
-    """A rollout worker is silent, dead or said Goodbye; its leases go back with the tokens it had reported.
+    """A rollout worker is silent, has exited or sent Goodbye; its leases return to the queue with the tokens it had
+    reported.
 
-    is_permanent: no restart will come. A lost worker counts again only after a new `WorkerJoined` (same incarnation
-    allowed); its finished samples are welcome at any time.
+    is_permanent: it will not be restarted. A lost worker counts again only after a new `WorkerJoined` (same incarnation
+    allowed); its finished samples are accepted at any time.
     """
 
     worker: str
     reason: str
     is_permanent: bool = False
     incarnation: str | None = None
-    """Which process was lost, if known: the loss of an older one than the last that joined is ignored."""
+    """Which process was lost, if known: the loss of a process older than the last that joined is ignored."""
     may_live: bool = False
-    """Its process may still hold memory: it cannot be reached, was killed or said Goodbye. `WorkerEnded` follows."""
+    """Its process may still have memory: it cannot be reached, was killed or sent Goodbye. `WorkerEnded` follows."""
 
 
 class WorkerEnded(Event, frozen=True):
-    """The process of a rollout worker is gone, and with it what it held; a new one of the same name starts after it."""
+    """The process of a rollout worker has exited, so its resources are free; a new process of the same name starts
+    after it.
+    """
 
     worker: str
 
@@ -86,39 +92,39 @@ class WorkerVersionLoaded(Event, frozen=True):
 
 
 class WorkerVersionFailed(Event, frozen=True):
-    """The worker could not load `version` and goes on with its old one."""
+    """The worker could not load `version` and continues with its old one."""
 
     worker: str
     version: int
     lineage: str
     reason: str
     is_damaged: bool = False
-    """Bytes of the published version are damaged or missing: written again, it can be loaded."""
+    """Bytes of the published version are damaged or missing; it can be loaded when it has been rewritten."""
 
 
 class WorkerDraining(Event, frozen=True):
-    """The worker leaves gracefully (spot notice, `areal-like drain`): it hands back what it holds."""
+    """The worker exits gracefully (spot notice, `areal-like drain`): it returns its leases."""
 
     worker: str
     incarnation: str | None = None
-    """Which process said so, if known: its successor stays."""
+    """Which process is draining, if known: its successor is not affected."""
 
 
 class WorkerIncident(Event, frozen=True):
-    """Something broke inside the worker and was recovered there; it goes on."""
+    """An error inside the worker from which it recovered."""
 
     worker: str
     text: str
 
 
 class WorkerSpeed(Event, frozen=True):
-    """How fast a worker that is busy samples, measured from its heartbeats."""
+    """Measured sampling speed of a busy worker, from its heartbeats."""
 
     worker: str
     tokens_per_s: float
-    """Of all its answers together."""
+    """Tokens per second of all its answers together."""
     steps_per_s: float = 0.0
-    """Of one answer among few; 0: not known."""
+    """Tokens per second of one answer in a small batch; 0: not known."""
 
 
 class PartialReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +134,7 @@ class PartialReport(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int
     first_version: int = NO_VERSION
-    """Version of the first of these tokens; -1 where there are none."""
+    """Version of the first of these tokens; -1 if there are none."""
     last_version: int = NO_VERSION
 
 
@@ -147,17 +153,17 @@ class SampleReported(Event, frozen=True):
 
 
 class LeaseReturned(Event, frozen=True):
-    """A lease given back unfinished (messages.SampleReturned); `part` holds what had not been reported yet."""
+    """A lease returned unfinished (messages.SampleReturned); `part` contains the tokens not yet reported."""
 
     worker: str
     part: PartialReport
     reason: ReturnReason
     detail: str = ""
-    """Why it can never run, where reason is "rejected"."""
+    """Why it can never run, if reason is "rejected"."""
 
 
 class WorkerReleased(Event, frozen=True):
-    """The worker has released its engine's memory, as request `number` asked; it has no version any more."""
+    """The worker has released its engine's memory in answer to request `number`; it has no version any more."""
 
     worker: str
     number: int
@@ -165,13 +171,15 @@ class WorkerReleased(Event, frozen=True):
 
 
 class BatchRequested(Event, frozen=True):
-    """The trainer wants the batch of `step`; it may ask one step ahead, and again for a step it already got."""
+    """The trainer requests the batch of `step`; it may request one step ahead, and again a step that it already
+    received.
+    """
 
     step: int
 
 
 class Published(Event, frozen=True):
-    """The trainer published `version`; after the starting version this also says that step `version` is done."""
+    """The trainer published `version`; after the starting version this also means that step `version` is done."""
 
     version: int
     lineage: str
@@ -179,7 +187,7 @@ class Published(Event, frozen=True):
 
 
 class VersionRewritten(Event, frozen=True):
-    """The trainer has written `version` again, whole (SendRewrite); `reason`: why it has not, where it has not."""
+    """The trainer has rewritten `version` completely (SendRewrite), or has not: then `reason` says why."""
 
     version: int
     lineage: str
@@ -195,17 +203,17 @@ class CheckpointTaken(Event, frozen=True):
 
 
 class TrainerLost(Event, frozen=True):
-    """The trainer died for good; the run ends as failed and can be resumed."""
+    """The trainer is lost permanently; the run ends as failed and can be resumed."""
 
     reason: str
 
 
 class TrainerRestarted(Event, frozen=True):
-    """The trainer died and is started again from the checkpoint of `checkpoint_version`, under a new lineage
+    """The trainer was lost and is restarted from the checkpoint of `checkpoint_version`, under a new lineage
     (`exactly-once`).
 
-    batches: as recorded, of the steps after that version: they are replayed in order. Nothing of the dead trainer is
-    received after this event.
+    batches: the recorded batches of the steps after that version, which are replayed in order. No message of the lost
+    trainer is received after this event.
     """
 
     reason: str
@@ -215,7 +223,7 @@ class TrainerRestarted(Event, frozen=True):
 
 
 class StopRequested(Event, frozen=True):
-    """Finish the running step, save, end (Ctrl-C once)."""
+    """Finish the current step, save, end (Ctrl-C once)."""
 
     reason: str = "stop requested"
 
@@ -227,4 +235,4 @@ class EarlyStopReached(Event, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """Time passed; sent about once a second, so that deadlines and retries come due."""
+    """Time has passed; sent about once a second for deadlines and retries."""

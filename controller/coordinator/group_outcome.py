@@ -1,7 +1,7 @@
-"""How a live group ends: ready, filtered or dropped (shipping is the coordinator's).
+"""How a live group ends: ready, filtered or dropped.
 
-Owns: the verdict policy (`verdicts-not-zeros`), the filter of groups without signal, the counts of endings. Refuses:
-touching leases other than through `RunState.forget_group`.
+Applies the verdict policy (`verdicts-not-zeros`) and the filter of groups without signal, and counts the outcomes.
+Leases are ended through `RunState.forget_group`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from controller.coordinator.settings import CoordinatorSettings
 
 
 def effective_value(settings: CoordinatorSettings, outcome: SampleOutcome) -> tuple[float | None, Policy]:
-    """The reward that counts: the scored value, or the policy's number for a non-score, or None (not kept); and what
-    the policy of the scorer that failed did."""
+    """The effective reward: the scored value, or the configured number for a missing score, or None (not kept); and the
+    handling of the missing score.
+    """
     if outcome.verdict_kind == "scored":
         return outcome.value, ""
     policy = settings.on_failure_of.get(outcome.failed_in, settings.on_failure)
@@ -24,10 +25,10 @@ def effective_value(settings: CoordinatorSettings, outcome: SampleOutcome) -> tu
 
 
 def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> None:
-    """Give the group up; its running leases are cancelled and its place is free again."""
+    """Drop the group; its running leases are cancelled and its place is free."""
     state.forget_group(group)
     state.groups.dropped[reason] += 1
-    # These two are nobody's failure: the group was fit for training, but its step has gone by.
+    # These two are not failures: the group was fit for training, but its step has passed.
     if reason not in ("stale", "surplus"):
         state.groups.consecutive_failures[reason] += 1
         state.groups.num_failed += 1
@@ -35,7 +36,7 @@ def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> 
 
 
 def finalize_group(state: RunState, group: Group) -> None:
-    """Every sample is in: keep the group for a batch, filter it, or drop it for want of scores."""
+    """Finish a complete group: keep it for a batch, filter it, or drop it because too few samples have a score."""
     groups = state.groups
     kept = [sample for sample in group.samples if sample.is_kept and sample.value is not None]
     values = [sample.value for sample in kept if sample.value is not None]

@@ -1,6 +1,6 @@
-"""Groups and samples as the coordinator sees them: counts and versions, indexed by first version.
+"""State of live groups and their samples: counts and versions, indexed by first version.
 
-Owns: `Sample`, `Group`, `GroupTable` (live groups only) and their indexes. Refuses: deciding fates, effects.
+Fates are decided in group_outcome.py and batch_selection.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from controller.coordinator.sample_outcome import SampleOutcome
 
 @dataclass(slots=True)
 class Sample:
-    """One sample of a live group: nothing yet, partial (num_tokens > 0) or finished."""
+    """One sample of a live group: without tokens, partial (num_tokens > 0) or finished."""
 
     index: int
     num_tokens: int = 0
@@ -29,12 +29,12 @@ class Sample:
     num_moves: int = 0
     """Migrations so far."""
     moving_to: str = ""
-    """Worker that it was recalled for."""
+    """Worker to which it is migrating."""
     moved_from: str = ""
-    """Worker that handed it back gracefully; for the timeline."""
+    """Worker that returned it gracefully; for the timeline."""
 
     def finish(self, outcome: SampleOutcome, value: float | None) -> None:
-        """Take the outcome over. value: the reward that counts; None: the sample is not kept."""
+        """Set the outcome. value: the effective reward; None: the sample is not kept."""
         self.is_finished, self.is_kept, self.value = True, value is not None, value
         self.num_tokens = outcome.num_tokens
         self.first_version, self.last_version = outcome.first_version, outcome.last_version
@@ -46,36 +46,36 @@ class Group:
 
     group_id: int
     version: int
-    """Loaded version of the worker it was admitted for: no token of it is older."""
+    """Loaded version of the worker it was admitted for: none of its tokens is older."""
     samples: list[Sample]
     floor: int
-    """Lower bound of the first version: samples without tokens count with the admission version."""
+    """Lower bound of the first version: for samples without tokens the admission version counts."""
     is_ready: bool = False
     home: str = ""
-    """Worker that holds its prompt: the group's samples go there where that costs no balance."""
+    """Worker that has its prompt cached: the group's samples are sent there if the load stays balanced."""
     draw: int = 0
-    """Position in the draw order, which says what its row is."""
+    """Position in the draw order, which determines its row."""
     leased_at_s: float | None = None
     lease_ids: set[int] = field(default_factory=set)
-    """Every lease ever given for it in this life, lost ones included."""
+    """All leases of the group in this session, including lost ones."""
 
     @property
     def num_finished(self) -> int:
-        """Samples whose verdict is in."""
+        """Number of samples with a verdict."""
         return sum(sample.is_finished for sample in self.samples)
 
     @property
     def is_complete(self) -> bool:
-        """True where every sample is finished or dropped."""
+        """Whether every sample is finished or dropped."""
         return all(sample.is_finished for sample in self.samples)
 
     @property
     def ceiling(self) -> int | None:
-        """Upper bound of the first version: the earliest first token known so far; None where there is none."""
+        """Upper bound of the first version: the earliest first token known so far; None if there is none."""
         return min((s.first_version for s in self.samples if s.first_version != NO_VERSION), default=None)
 
     def min_version(self, sample: Sample) -> int:
-        """No further token of `sample` may be older: admission, or the last token of its prefix
+        """Minimum version of further tokens of `sample`: that of admission, or of the last token of its prefix
         (`stamped-versions`).
         """
         return max(self.version, sample.last_version)
@@ -99,19 +99,19 @@ class GroupTable:
         return len(self.live) - self.num_ready
 
     def add(self, group_id: int, version: int) -> Group:
-        """A new group, none of its samples leased."""
+        """Add a new group without leased samples."""
         group = Group(group_id, version, [Sample(index) for index in range(self.group_size)], floor=version)
         self.live[group_id] = group
         self.num_by_floor[version] += 1
         return group
 
     def remove(self, group: Group) -> None:
-        """The group was shipped, dropped or filtered."""
+        """Remove a group that was shipped, dropped or filtered."""
         del self.live[group.group_id]
         self._leave_floor(group)
 
     def refresh(self, group: Group) -> None:
-        """Recompute the floor after a sample's first version became known; a ready group knows all of them."""
+        """Recompute the floor after a sample's first version became known; in a ready group all are known."""
         assert not group.is_ready
         floor = min(group.version if s.first_version == NO_VERSION else s.first_version for s in group.samples)
         if floor != group.floor:
@@ -120,7 +120,7 @@ class GroupTable:
             self.num_by_floor[floor] += 1
 
     def mark_ready(self, group: Group) -> None:
-        """Every sample is finished and the group is fit for a batch."""
+        """Mark the group as ready: every sample is finished and it can be used in a batch."""
         group.is_ready = True
         self._enter_ready(group)
 
@@ -142,11 +142,11 @@ class GroupTable:
     # ------------------------------------------------------------ samples that wait for a lease
 
     def push_pending(self, group: Group, sample: Sample) -> None:
-        """The sample waits for a worker; earliest deadline goes first."""
+        """Add a sample that waits for a worker; the earliest deadline is first."""
         heapq.heappush(self._pending, (group.floor, group.group_id, sample.index))
 
     def pop_pending(self) -> tuple[Group, Sample] | None:
-        """The waiting sample of the earliest deadline; entries that no longer hold are skipped."""
+        """Remove and return the waiting sample with the earliest deadline; obsolete entries are skipped."""
         while self._pending:
             _, group_id, index = heapq.heappop(self._pending)
             group = self.live.get(group_id)
@@ -158,20 +158,20 @@ class GroupTable:
 
     @property
     def has_pending(self) -> bool:
-        """True where some sample may wait for a lease."""
+        """Return whether a sample may be waiting for a lease."""
         return bool(self._pending)
 
     # ------------------------------------------------------------ wall-clock deadlines
 
     def start_timer(self, group: Group, now_s: float, timeout_s: float) -> None:
-        """The group's first lease went out."""
+        """Start the group's timer, when its first lease is sent."""
         group.leased_at_s = now_s
         heapq.heappush(self._timers, (now_s + timeout_s, group.group_id))
 
     def expired(self, now_s: float) -> list[Group]:
-        """Running groups past their wall-clock deadline (each is returned once)."""
+        """Return running groups past their wall-clock deadline (each once)."""
         late: list[Group] = []
-        # Timers of ended groups go once they are in front, not half an hour later: that many would be megabytes.
+        # Timers of ended groups are removed once they are first, not half an hour later, to save megabytes.
         while self._timers and (self._timers[0][0] <= now_s or self._timers[0][1] not in self.live):
             group = self.live.get(heapq.heappop(self._timers)[1])
             if group is not None and not group.is_ready:

@@ -1,8 +1,7 @@
 """The handover of devices that engines and trainer share (`placement: colocated`), as two transition tables.
 
-Owns: the states, the events, and what follows from each pair. Pure: no clock, no memory, no I/O. A pair that is not
-listed raises `UnlistedTransition` (transitions.py).
-Refuses: when an event has happened, and carrying out an action (both are colocation.py's).
+Pure: no clock, no memory, no I/O. A pair of state and event that is not listed raises `UnlistedTransition`
+(transitions.py). Events are raised and actions carried out in colocation.py.
 
 `TURNS` says whose turn it is to use the devices:
 
@@ -14,18 +13,20 @@ Refuses: when an event has happened, and carrying out an action (both are coloca
     SETUP --PUBLISHED--> ENGINES --BATCH_READY--> RELEASING --ENGINES_EMPTY--> TRAINER --PUBLISHED--> ENGINES
                             ^---------TRAINER_DIED---'         SETUP <--TRAINER_DIED--'
 
-`ENGINE` says what is known of one worker's engine:
+`ENGINE` is the known state of one worker's engine:
 
-    EMPTY      it has no memory, and nothing is on its way to it that would make it take any
-    HOLDING    a version was announced to this process: it has memory, or will take it at any time
-    RELEASING  it was asked to release; its answer with the number of that request is awaited
-    ENDING     it did not answer in time: its process is to be ended
+    EMPTY      it has no memory, and no message is on its way that would make it allocate any
+    HOLDING    a version was announced to this process: it has memory, or may allocate it at any time
+    RELEASING  it was requested to release; its answer with the number of that request is awaited
+    ENDING     it did not answer in time: its process will be ended
 
-Each request to release has a number of its own, and the answer carries it. An answer with another number than that of
-the last request is LATE_RELEASE: the engine may have taken memory since. From the moment it is asked, a worker has no
-version, so it gets no leases, and it is announced none before it is EMPTY. That holds whatever happens to the trainer.
+Each request to release has a unique number, which the answer contains. An answer with a different number than that of
+the last request is LATE_RELEASE: the engine may have allocated memory since. From the request on, a worker has no
+version, so it gets no leases, and no version is announced to it before it is EMPTY. This holds whatever happens to the
+trainer.
 
-A worker that is out of reach may be alive, so its engine keeps its state; it is asked (again) once it sends something.
+A worker that cannot be reached may be alive, so its engine keeps its state; the request is sent (again) once it sends
+a message.
 """
 
 from __future__ import annotations
@@ -43,29 +44,29 @@ class Turn(Enum):
 
 
 class TurnEvent(Enum):
-    """What can happen to the turn."""
+    """Events of the turn."""
 
     BATCH_READY = "batch ready"
-    """The batch of a step that the trainer asks for is settled; no lease runs and no evaluation needs an engine."""
+    """The batch of a step that the trainer requested is complete; no lease runs and no evaluation needs an engine."""
     BATCH_AGAIN = "batch again"
-    """The trainer asks again for the batch of this very turn: it may not have received it."""
+    """The trainer requests the batch of this turn again: it may not have received it."""
     ENGINES_EMPTY = "engines empty"
     PUBLISHED = "published"
-    """The trainer has released its memory and announced the version it had copied before."""
+    """The trainer has released its memory and announced the version, which it had copied before."""
     TRAINER_DIED = "trainer died"
 
 
 class TurnAction(Enum):
-    """What the coordinator does then."""
+    """Actions of the coordinator."""
 
     HOLD_BATCH = "hold batch"
     SEND_BATCH = "send batch"
     DROP_BATCH = "drop batch"
-    """It was meant for a trainer that is dead; the next one asks for what it needs."""
+    """It was prepared for a trainer that is lost; the next trainer sends its own request."""
 
 
 class Engine(Enum):
-    """What is known of one engine's memory."""
+    """Known state of one engine's memory."""
 
     EMPTY = "empty"
     HOLDING = "holding"
@@ -74,26 +75,26 @@ class Engine(Enum):
 
 
 class EngineEvent(Enum):
-    """What can happen to one engine."""
+    """Events of one engine."""
 
     ANNOUNCED = "announced"
     """A version is sent to it."""
     WANTED = "wanted"
-    """The devices are to go to the trainer, and the worker can be reached."""
+    """The trainer needs the devices, and the worker can be reached."""
     RELEASED = "released"
     """It answered the last request."""
     LATE_RELEASE = "late release"
-    """It answered an earlier request, or none."""
+    """It answered an earlier request, or no request."""
     OVERDUE = "overdue"
-    """The time to release is over."""
+    """The deadline of the release has passed."""
     BACK = "back"
-    """The same process, after it was out of reach: what was sent to it may be lost."""
+    """The same process can be reached again: messages sent to it may be lost."""
     ENDED = "ended"
-    """Its process is gone, or a new one of the same name has come."""
+    """Its process has exited, or a new process has taken its name."""
 
 
 class EngineAction(Enum):
-    """What the coordinator does then."""
+    """Actions of the coordinator."""
 
     REQUEST_RELEASE = "request release"
     """With a new number and a new deadline."""
@@ -110,23 +111,23 @@ TURNS: dict[Turn, dict[TurnEvent, tuple[Turn, tuple[TurnAction, ...]]]] = {
     },
     Turn.ENGINES: {
         TurnEvent.BATCH_READY: (Turn.RELEASING, (TurnAction.HOLD_BATCH,)),
-        # A trainer that starts again loads into host memory, so the engines keep the devices.
+        # A restarted trainer loads into host memory, so the engines keep the devices.
         TurnEvent.PUBLISHED: (Turn.ENGINES, ()),
         TurnEvent.TRAINER_DIED: (Turn.ENGINES, ()),
     },
     Turn.RELEASING: {
         TurnEvent.BATCH_AGAIN: (Turn.RELEASING, (TurnAction.HOLD_BATCH,)),
-        # Of an older step than that of the held batch; it is announced in the engines' next turn.
+        # From an older step than that of the held batch; it is announced in the engines' next turn.
         TurnEvent.PUBLISHED: (Turn.RELEASING, ()),
         TurnEvent.ENGINES_EMPTY: (Turn.TRAINER, (TurnAction.SEND_BATCH,)),
         TurnEvent.TRAINER_DIED: (Turn.ENGINES, (TurnAction.DROP_BATCH,)),
     },
     Turn.TRAINER: {
-        # No BATCH_READY: while it replays, the next batch is known already, but the version of this one is to be
-        # published first. With both at hand it would take the devices again while the engines take them.
+        # No BATCH_READY: while it replays, the next batch is already known, but the version of this one must be
+        # published first. With both available it would use the devices again while the engines use them.
         TurnEvent.BATCH_AGAIN: (Turn.TRAINER, (TurnAction.SEND_BATCH,)),
         TurnEvent.PUBLISHED: (Turn.ENGINES, ()),
-        # The system may still be freeing the dead process's memory; its successor starts after that.
+        # The system may still be freeing the memory of the exited process; its successor starts after that.
         TurnEvent.TRAINER_DIED: (Turn.SETUP, ()),
     },
 }

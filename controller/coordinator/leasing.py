@@ -1,10 +1,10 @@
-"""Who gets which sample next: evaluations, samples that wait, then new groups, as far as credits go.
+"""Hands out leases within workers' credits: first evaluations, then waiting samples, then new groups.
 
-Owns: the hand-out of leases within workers' credits. Refuses: whether a group may start (admission.py), which worker
-takes it (routing.py).
+Whether a group may start is decided in admission.py, the worker in routing.py.
 
-A sample goes only to a worker that has loaded at least its min_version, so that no slot waits for weights. While
-training work may exist, evaluations get at most half of a worker's credits, then whatever is left over.
+A sample is only leased to a worker that has loaded at least its min_version, so that no slot waits for weights. While
+training work may exist, evaluations get at most half of a worker's credits, and in addition the credits that are left
+over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller.coordinator.worker import Worker
 
 
 def assign(state: RunState) -> None:
-    """Lease everything that can be leased now; one message per worker."""
+    """Make all leases that are possible now; one message per worker."""
     if state.phase is Phase.OVER or not colocation.is_engines_time(state) or not _has_work(state):
         return
     router = Router(state)
@@ -29,7 +29,7 @@ def assign(state: RunState) -> None:
     if state.evaluations.jobs:
         _lease_eval_rows(state, router.workers, orders, share=2 if is_training else 1)
     if is_training:
-        # Samples of started groups go first: their deadlines are the earlier ones, and a group is of use only whole.
+        # Samples of started groups are first: their deadlines are earlier, and only complete groups are useful.
         _lease_pending(state, router, orders)
         while (worker := router.for_group()) is not None:
             _start_group(state, router, worker, orders)
@@ -82,7 +82,7 @@ def _lease_pending(state: RunState, router: Router, orders: dict[str, list[Lease
 
 
 def _start_group(state: RunState, router: Router, worker: Worker, orders: dict[str, list[LeaseOrder]]) -> None:
-    """The worker is the group's home; what has no room anywhere waits."""
+    """Start a group; the worker becomes its preferred worker. Samples that do not fit anywhere wait."""
     groups = state.groups
     taken = groups.draws.take()
     group = groups.table.add(groups.num_drawn, worker.weights.version)
@@ -128,7 +128,7 @@ def _lease_sample(
 
 
 def _arrival(state: RunState, worker: Worker, group: Group, sample: Sample) -> str:
-    """The worker that handed the sample back gracefully, now that another one goes on with it; empty otherwise."""
+    """The worker that returned the sample gracefully, if another one continues it; empty otherwise."""
     origin, is_migration = sample.moved_from, bool(sample.moving_to)
     sample.moved_from = sample.moving_to = ""
     if not origin or origin == worker.name:

@@ -1,10 +1,8 @@
-"""How many tokens an answer still has to go, judged by the answers that ended lately.
+"""Estimates the remaining tokens of an answer from the lengths of recent answers.
 
-Owns: `LengthStatistics`, a bounded sample of lengths. Refuses: who holds which answer (run_state.py), choosing
-(routing.py).
-
-E[length - t | length > t] over the last lengths: with a long tail an answer that is long already has *more* to go than
-a fresh one. Short answers end first, so right after the start the estimate is low; it only compares workers.
+E[length - t | length > t] over the recent lengths: with a long tail, an answer that is already long has *more*
+remaining tokens than a new one. Short answers end first, so right after the start the estimate is low; it is only used
+to compare workers.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from bisect import bisect_right
 from collections import deque
 
 WINDOW = 1024
-"""Lengths that are remembered: some steps' worth, so that a policy that learns to answer longer is followed."""
+"""Number of lengths kept: those of some steps, so that the estimate follows a policy whose answers become longer."""
 MIN_KNOWN = 8
-"""Fewer lengths than this say nothing: half of what is allowed is assumed."""
+"""With fewer lengths than this, half of the maximum length is assumed."""
 REFRESH_EVERY = 32
-"""New lengths between two sortings: the cost per sample stays at microseconds."""
+"""New lengths between two sorts, so that the cost per sample stays at microseconds."""
 
 
 class LengthStatistics:
@@ -29,11 +27,11 @@ class LengthStatistics:
         self._last: deque[int] = deque(maxlen=WINDOW)
         self._sorted: list[int] = []
         self._sum_from: list[int] = [0]
-        """Sum of the sorted lengths from each place on."""
+        """Sum of the sorted lengths from each position on."""
         self._num_fresh = 0
 
     def add(self, num_tokens: int) -> None:
-        """An answer ended with so many tokens."""
+        """Record the length of a finished answer."""
         self._last.append(num_tokens)
         self._num_fresh += 1
         if self._num_fresh >= REFRESH_EVERY or len(self._sorted) < REFRESH_EVERY:
@@ -43,7 +41,7 @@ class LengthStatistics:
 
     @property
     def mean(self) -> float:
-        """Expected length of an answer not begun."""
+        """Expected length of an answer that has not started."""
         return self.expected_left(0)
 
     def expected_left(self, num_tokens: int) -> float:
@@ -53,6 +51,6 @@ class LengthStatistics:
             return max(1.0, most / 2)
         place = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - place
-        if not num_longer:  # longer than all that were seen: as much again as the usual answer has
+        if not num_longer:  # longer than all recorded answers: the mean length is assumed to remain
             return min(most, self._sum_from[0] / len(self._sorted))
         return min(most, max(1.0, self._sum_from[place] / num_longer - num_tokens))

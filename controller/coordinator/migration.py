@@ -1,15 +1,15 @@
-"""Which running samples move from a loaded worker to an idle one, by their tokens so far.
+"""Decides which running samples move from a loaded worker to an idle one, when, and how many at once.
 
-Owns: when, which, and how many at once. Refuses: the move itself: it is a recall (SendRecall), answered like a lease
-given back by a worker that leaves (sample_intake.py), and leased again by leasing.py. So a sample has one worker at a
-time.
+A move is a recall (SendRecall), answered like a lease returned by a worker that drains (sample_intake.py), and leased
+again by leasing.py. So a sample has one worker at a time.
 
-After Llumnix (arXiv 2406.03243), which moves KV caches between instances; here the tokens move, and prompt and answer
-so far are prefilled again, which costs a fraction of decoding them.
+After Llumnix (arXiv 2406.03243), which moves KV caches between instances; here only the tokens move, and prompt and
+partial answer are prefilled again, which costs a fraction of decoding them.
 
-A wave is made at most every EVERY_S, when everything that could be leased has been and some worker still has an idle
-slot: pairs of the longest and the shortest wait, as long as the longest comes down by `min_gain_s`. The next wave waits
-for the answers to this one, at most RECALL_S: a worker may keep what is about to be finished.
+A wave is made at most every EVERY_S, when all possible leases are made and some worker still has an idle slot. It
+consists of moves from the worker with the longest wait to the one with the shortest, as long as the longest wait
+decreases by `min_gain_s`. The next wave waits for the answers to this one, at most RECALL_S: a worker may keep an
+answer that is nearly finished.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from controller.coordinator.worker import Lease, Worker
 EVERY_S = 1.0
 RECALL_S = 10.0
 MAX_MOVES = 2
-"""A sample moves at most this often: statistics may be wrong about it indefinitely."""
+"""Maximum moves of a sample, because the estimate may stay wrong about it."""
 PREFILL_SHARE = 0.1
-"""A token prefilled again counts as this part of one to decode; a move must have more than that left to decode."""
+"""Cost of prefilling a token relative to decoding one. A sample is only moved if its remaining decoding costs more than
+its prefill.
+"""
 
 
 def advance(state: RunState) -> None:
-    """Recall what should move, if the time has come."""
+    """Recall samples that should move, if a wave is due."""
     routing = state.routing
     settings = state.settings
     if not settings.migration or state.phase is not Phase.RUNNING or state.now_s < routing.next_migration_s:
         return
     routing.next_migration_s = state.now_s + EVERY_S
     _forget_late(state)
-    # One wave at a time: until its answers are here, the loads are not those that the next wave would change.
+    # One wave at a time: until its answers arrive, the recorded loads are not up to date.
     if not routing.recalls and len(state.workers) > 1:
         _wave(state)
 
@@ -70,7 +72,7 @@ def _wave(state: RunState) -> None:
 
 
 class _Outlook:
-    """What a worker has to do, as the wave plans it: all tokens at full speed, no answer faster than it is alone."""
+    """Planned work of a worker in a wave: all tokens at full speed, no answer faster than its speed alone."""
 
     def __init__(self, state: RunState, worker: Worker) -> None:
         self.worker = worker
@@ -89,11 +91,11 @@ class _Outlook:
 
     @property
     def is_held_up(self) -> bool:
-        """One long answer takes all the time: only its leaving would bring the end nearer."""
+        """Whether one long answer determines the wait: only moving it would shorten the wait."""
         return bool(self.worker.steps_per_s) and self.longest / self.worker.steps_per_s >= self.wait_s
 
     def wait_with_s(self, lease: Lease) -> float:
-        """Seconds until it is done, should it have this one more."""
+        """Seconds until it is done with this sample in addition."""
         return self._wait_s(self.tokens + lease.expected_tokens, max(self.longest, lease.expected_tokens))
 
     def give(self, lease: Lease) -> None:
@@ -109,8 +111,9 @@ class _Outlook:
 
 
 def _choose(state: RunState, source: _Outlook, target: _Outlook) -> Lease | None:
-    """What `source` should give: of all that `target` would be done with in time, the fewest tokens to prefill again;
-    only the longest will do where that one holds the worker up."""
+    """The sample that `source` should give: of all samples that `target` would finish in time, the one with the fewest
+    tokens to prefill. If one long answer determines the wait of `source`, only that one.
+    """
     movable = [lease for lease in source.leases.values() if _is_movable(state, lease, target.worker)]
     if source.is_held_up:
         movable = [lease for lease in movable if lease.expected_tokens >= source.longest]
@@ -124,7 +127,9 @@ def _num_tokens(state: RunState, lease: Lease) -> int:
 
 
 def _is_movable(state: RunState, lease: Lease, target: Worker) -> bool:
-    """A training sample that has not moved too often, has more than its prefill left, and that `target` may sample."""
+    """Return whether the sample is a training sample that has not moved too often, has more decoding left than its
+    prefill costs, and may be continued by `target`.
+    """
     if lease.purpose != "train" or lease.is_recalled:
         return False
     group = state.groups.table.live[lease.group_id]

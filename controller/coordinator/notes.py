@@ -1,6 +1,6 @@
-"""Kinds of notes that the coordinator emits, and what the shell does with each beyond logging it.
+"""Kinds of notes that the coordinator emits, and their handling in addition to the log.
 
-Owns: `NoteKind` and one table over it. Refuses: showing, tracing or storing (runtime/server.py).
+The handling is carried out in runtime/server.py.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NoteKind = Literal[
     "worker_left",
     "worker_lost",
 ]
-"""Stable keys: they are written to metrics and the ledger, and the report looks for them."""
+"""Stable keys: they are written to metrics and the ledger, and the report uses them."""
 
 
 class NoteHandling(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with a note of one kind, besides the log and the metrics."""
+    """Handling of notes of one kind, in addition to the log and the metrics."""
 
     is_shown: bool = False
     """Displayed to the user as a warning."""
     is_traced: bool = False
-    """An instant on the timeline."""
+    """Shown as an instant event on the timeline."""
     is_recorded: bool = False
-    """A fact of the ledger (RecordIncident): why workers were idle, in the order of everything else."""
+    """Recorded in the ledger (RecordIncident), in order with all other records: why workers were idle."""
 
 
 LOGGED = NoteHandling()
@@ -50,7 +50,7 @@ LOGGED = NoteHandling()
 HANDLING: Mapping[NoteKind, NoteHandling] = {
     "draining": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
     "duplicate": LOGGED,
-    "eval_dropped": LOGGED,  # shown when the server handles EvalDropped
+    "eval_dropped": LOGGED,  # displayed when the server handles EvalDropped
     "eval_rejected": LOGGED,
     "eval_repinned": NoteHandling(is_shown=True),
     "eval_unpinned": LOGGED,
@@ -68,4 +68,4 @@ HANDLING: Mapping[NoteKind, NoteHandling] = {
     "worker_left": NoteHandling(is_traced=True, is_recorded=True),
     "worker_lost": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
 }
-"""Every kind, so that a new one cannot be added without deciding."""
+"""All kinds, so that a new kind requires an entry."""

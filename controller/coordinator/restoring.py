@@ -1,7 +1,7 @@
-"""The memory of a new life of the run, filled from the ledger.
+"""Restores the coordinator's state in a new session of a run from the ledger.
 
-Owns: what is taken over, and the settings that must agree with the record. Refuses: reading the ledger
-(controller/ledger/schema.py), which of it survives the checkpoint that the run starts from (coordinator.py).
+Checks the settings that must agree with the record. The ledger is read in controller/ledger/schema.py; the effect of
+the checkpoint that the run starts from is in coordinator.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from controller.coordinator.snapshot import GroupRecord, LedgerState
 
 
 def remember(state: RunState, ledger: LedgerState) -> None:
-    """Fill the memory of a new life from the ledger."""
+    """Fill the state of a new session from the ledger."""
     trainer, groups = state.trainer, state.groups
     settings = state.settings
     for batch in ledger.batches:

@@ -1,11 +1,12 @@
-"""A published version whose files are damaged: the trainer writes it again, whole, a bounded number of times.
+"""Rewrites of a published version whose files are damaged: the trainer writes it again completely, a bounded number of
+times.
 
-Owns: when a rewrite is asked for, which reports of damage it answers, its deadline. Refuses: what damage is (the worker
-says so), writing (trainer/weights/version_writer.py), quarantine and announcements (worker_lifecycle.py).
+Decides when a rewrite is requested, which reports of damage it answers, and its deadline. Damage is detected by the
+worker; files are written in trainer/weights/version_writer.py.
 
-Only the newest version is written again: of an older one a newer version is the remedy. A report refers to the files
-as they were when the version was announced to that worker, so a report that crosses a finished rewrite is answered by
-the new files and asks for no further one.
+Only the newest version is rewritten: an older version is superseded by a newer one. A report refers to the files at the
+time when the version was announced to that worker. A report that arrives after a rewrite finished is therefore answered
+by the new files and requests no further one.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ if TYPE_CHECKING:
     from controller.coordinator.worker import Worker
 
 MAX_REWRITES = 3
-"""Of one version; then its damage is handled as any other version that cannot be loaded."""
+"""Maximum rewrites of one version; afterwards it is handled like any other version that cannot be loaded."""
 PATIENCE = 2.0
-"""A rewrite may take so many times the deadline of loading a version, without the time in which workers drain."""
+"""Deadline of a rewrite in multiples of the deadline of loading a version, without the time in which workers drain."""
 
 
 def damage_reported(state: RunState, worker: Worker) -> bool:
-    """The worker found the announced version damaged. True where new files are on their way to it."""
+    """Handle that the worker found the announced version damaged. Returns whether new files will be available."""
     trainer = state.trainer
     weights = worker.weights
     if weights.announced != trainer.version or weights.announced_lineage != trainer.version_lineage:
         return False
     if not trainer.manifest_path or not state.settings.num_steps:
-        return False  # there is no trainer, or the one that replays has not reached this version yet
+        return False  # there is no trainer, or it replays and has not reached this version yet
     if not _is_of(trainer, trainer.version):
         trainer.rewrite = Rewrite(trainer.version, trainer.version_lineage)
     rewrite = trainer.rewrite
     assert rewrite is not None
     if rewrite.due_s < math.inf:
-        return True  # asked for already, by the report of another worker
+        return True  # already requested, because of another worker's report
     if weights.announced_writing < rewrite.count:
-        # The report is of the files before the last rewrite; those on disk now may be fine.
+        # The report is about the files before the last rewrite; the present files may be intact.
         weights.offer_again()
         return True
     if rewrite.count >= MAX_REWRITES:
@@ -61,9 +62,9 @@ def damage_reported(state: RunState, worker: Worker) -> bool:
 
 
 def rewritten(state: RunState, event: VersionRewritten) -> None:
-    """The trainer has written the version again, or says why it has not.
+    """Handle that the trainer has rewritten the version, or reports why it has not.
 
-    A late answer counts too: the new files may have another place, and a delta that they replace is deleted.
+    A late answer counts too: the new files may be in another location, and a delta that they replace is deleted.
     """
     trainer = state.trainer
     rewrite = trainer.rewrite
@@ -87,7 +88,7 @@ def rewritten(state: RunState, event: VersionRewritten) -> None:
 
 
 def expire_loads(state: RunState) -> None:
-    """A trainer that does not answer is not waited for any longer: workers try again as they do otherwise."""
+    """Stop waiting for a trainer that does not answer: workers retry as usual."""
     rewrite = state.trainer.rewrite
     if rewrite is not None and state.now_s > rewrite.due_s:
         rewrite.due_s = math.inf
@@ -96,17 +97,17 @@ def expire_loads(state: RunState) -> None:
 
 
 def is_under_way(trainer: TrainerState, version: int) -> bool:
-    """The trainer writes this version again: to announce it now would be of no use."""
+    """Return whether the trainer is rewriting this version, so that announcing it now would be useless."""
     return trainer.rewrite is not None and _is_of(trainer, version) and trainer.rewrite.due_s < math.inf
 
 
 def writing_of(trainer: TrainerState, version: int) -> int:
-    """How often the files of this version were written again."""
+    """Number of rewrites of this version."""
     return trainer.rewrite.count if trainer.rewrite is not None and _is_of(trainer, version) else 0
 
 
 def waits(trainer: TrainerState) -> list[str]:
-    """Who waits for a rewrite."""
+    """Waits for a rewrite, as sentences."""
     if not is_under_way(trainer, trainer.version):
         return []
     return [f"rollout workers wait for the trainer to write version {trainer.version} again, its files are damaged"]

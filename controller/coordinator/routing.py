@@ -1,13 +1,14 @@
-"""Which rollout worker takes work: whose credit is answered first, and how much of it is honoured.
+"""Chooses the rollout worker that receives work: the order of workers, and how many of a worker's credits are used.
 
-Owns: `Router`, the view of all workers while one event is settled. Refuses: what is leased next (leasing.py), taking
-leases back (migration.py), whether a group may start (admission.py).
+`Router` is the view of all workers while one event is settled. What is leased next is decided in leasing.py, recalls in
+migration.py, the start of groups in admission.py.
 
-`least_tokens`: the worker that would be done first with what it holds and the new work, both in expected tokens over
-measured speed. A group goes to one worker whole, and its later samples follow (affinity) while that leaves the worker
-at most `affinity` groups' expected work behind the idlest one. A worker behind another in version gets nothing new; one
-pinned to an evaluation is behind on purpose. Credits beyond the slots are honoured in proportion to speed.
-`round_robin`: samples are dealt in turn to the workers that have a credit. For comparison.
+`least_tokens`: the worker that would finish first with its present and the new work, both in expected tokens over
+measured speed. A group is sent to one worker completely, and its later samples follow (affinity) while that leaves the
+worker at most `affinity` groups' expected work behind the least loaded one. A worker with an older version than another
+gets no new work; one pinned to an evaluation has an older version on purpose. Credits beyond the slots are used in
+proportion to speed.
+`round_robin`: samples are assigned in turn to the workers that have a credit. For comparison.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from controller.coordinator.worker import Worker
 
 
 class Router:
-    """Made again for each event; cheap alongside what it decides. `workers`: those that may be leased to at all.
+    """Created for each event, at a cost that is small compared with the leases. `workers`: the workers that may get
+    leases.
 
-    While it lives leases are only given, so no worker's wait falls and no credit comes back: see `_Queue`.
+    During its lifetime leases are only added, so no worker's wait decreases and no credit is returned: see `_Queue`.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -38,14 +40,14 @@ class Router:
         self._newest = state.workers.newest
         self._open = list(state.workers.open)
         self._num_full = 0
-        """Workers at the front of `_open` that are known to have no credit left."""
+        """Number of workers at the front of `_open` that are known to have no credit left."""
         self._for_groups: _Queue | None = None
         self._for_samples: dict[float, _Queue] = {}
         self._share: float | None = None
 
     @property
     def is_full(self) -> bool:
-        """No worker has a credit left."""
+        """Return whether no worker has a credit left."""
         while self._num_full < len(self._open) and self.free(self._open[self._num_full]) <= 0:
             self._num_full += 1
         return self._num_full == len(self._open)
@@ -53,15 +55,17 @@ class Router:
     # ------------------------------------------------------------ one worker
 
     def speed(self, worker: Worker) -> float:
-        """Tokens per second; of one not measured yet, what the others do."""
+        """Tokens per second; for a worker not measured yet the mean of the others."""
         return worker.speed or self._usual
 
     def wait_s(self, worker: Worker, more_tokens: float = 0.0) -> float:
-        """Seconds until the worker is done with what it holds and `more_tokens`, should its speed stay."""
+        """Seconds until the worker is done with its work and `more_tokens`, at its present speed."""
         return (worker.load_tokens + more_tokens) / self.speed(worker)
 
     def free(self, worker: Worker) -> int:
-        """Credits that are honoured: all slots, and of the queue a part by speed, so that all queues last equally."""
+        """Credits that are used: all slots, and a part of the queue in proportion to speed, so that all queues last
+        equally long.
+        """
         return self._honoured(worker) - len(worker.outstanding)
 
     def _honoured(self, worker: Worker) -> int:
@@ -71,15 +75,15 @@ class Router:
         return worker.num_slots + math.ceil((worker.capacity - worker.num_slots) * speed / self._fastest)
 
     def is_behind(self, worker: Worker) -> bool:
-        """Another one samples with a newer version already."""
+        """Return whether another worker already samples with a newer version."""
         return not self._is_in_turn and worker.weights.pin is None and worker.weights.version < self._newest
 
     # ------------------------------------------------------------ choices
 
     def for_group(self) -> Worker | None:
-        """The worker that starts the next group: with room for all of it, or one that could never hold two."""
+        """The worker that starts the next group: it has room for the whole group, or a capacity below two groups."""
         if not may_start_group(self._state.settings, self._state.groups, self._newest_open):
-            return None  # then none may: to ask hundreds of workers after every event would be most of all work
+            return None  # then no worker may; checking hundreds of workers after every event would dominate the cost
         if self._is_in_turn:
             able = [worker for worker in self._open if self._may_start(worker)]
             return self._next(able) if able else None
@@ -90,11 +94,15 @@ class Router:
 
     @cached_property
     def _newest_open(self) -> int:
-        """Version of those with a credit, pinned ones included: a newer one may start whatever an older one may."""
+        """Newest version of the workers with a credit, including pinned ones: a newer version may start every group
+        that an older one may.
+        """
         return max((worker.weights.version for worker in self._open), default=NO_VERSION)
 
     def _with_room(self) -> list[Worker]:
-        """Those not behind that hold less than their share; written out, since it looks at many for each event."""
+        """Workers with the newest version and less than their share. Inlined for speed, because it checks many workers
+        for each event.
+        """
         newest, usual, share = self._newest, self._usual, self._share_of_one()
         return [
             worker
@@ -117,11 +125,12 @@ class Router:
         return not worker.outstanding or len(worker.outstanding) < self._fair_share(worker)
 
     def _fair_share(self, worker: Worker) -> float:
-        """Of the samples that run or may start now, those that fall to this worker's credits and speed.
+        """The worker's share, by credits and speed, of the samples that run or may start now.
 
-        Workers that still load the version have their share too: the first to load must not take the whole step.
-        Counted is what runs and the room left, not all that the bound allows: in the steady state most of that is
-        finished and waits for the trainer, and a share of it would let one worker take all that a new version admits.
+        Workers that are still loading the version have a share too, so that the first to load does not get the whole
+        step. Running samples and free credits are counted, not all samples that the bound allows: in the steady state
+        most of those are finished and wait for the trainer, and a share of them would let one worker get all groups
+        that a new version admits.
         """
         return self._share_of_one() * worker.capacity * self._weight(worker)
 
@@ -141,7 +150,7 @@ class Router:
         return 1.0 if self._is_in_turn else self.speed(worker)
 
     def for_sample(self, group: Group, sample: Sample) -> Worker | None:
-        """The worker that takes a sample whose group has started; None where nobody may now."""
+        """The worker for a sample whose group has started; None if no worker may get it now."""
         min_version = group.min_version(sample)
         if wanted := self._if_able(sample.moving_to, min_version):
             return wanted
@@ -161,12 +170,12 @@ class Router:
         return worker.weights.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
 
     def _if_able(self, name: str, min_version: int) -> Worker | None:
-        """The worker of this name, where it may take a sample now."""
+        """The worker of this name, if it may get a sample now."""
         worker = self._state.workers.get(name)
         return worker if worker is not None and worker.is_usable and self._can_take(worker, min_version) else None
 
     def _soonest(self, tokens: float, min_version: int) -> Worker | None:
-        """Of those that may take a sample, the one that would be done first with it too."""
+        """The worker that would finish first with the sample, of all that may get it."""
         key = self._key(tokens)
         queue = self._for_samples.get(tokens)
         if queue is None:
@@ -175,21 +184,21 @@ class Router:
         best = queue.best(lambda worker: self.free(worker) > 0)
         if best is None or best.weights.version >= min_version:
             return best
-        able = [worker for worker in self._open if self._can_take(worker, min_version)]  # one pinned to an old version
+        able = [worker for worker in self._open if self._can_take(worker, min_version)]  # pinned to an old version
         return min(able, key=key, default=None)
 
     def _key(self, more_tokens: float) -> Callable[[Worker], tuple[float, int]]:
-        """The order in which workers take so many tokens; written out, since it is asked most."""
+        """Sort key of workers for the given number of tokens. Inlined for speed, because it is called most often."""
         usual, free = self._usual, self.free
         return lambda worker: ((worker.load_tokens + more_tokens) / (worker.speed or usual), -free(worker))
 
     def _worth_s(self, worker: Worker) -> float:
-        """Imbalance in seconds up to which a group stays together."""
+        """Imbalance in seconds up to which a group stays on one worker."""
         settings = self._state.settings
         return settings.affinity * settings.group_size * self._state.routing.lengths.mean / self.speed(worker)
 
     def _next(self, able: list[Worker]) -> Worker:
-        """The first of `able` after the one served last, in the order they joined."""
+        """The first of `able` after the last served worker, in the order in which they joined."""
         order = {worker.name: place for place, worker in enumerate(self._state.workers.values())}
         chosen = min(able, key=lambda w: (order[w.name] - self._state.routing.last_served - 1) % len(order))
         self._state.routing.last_served = order[chosen.name]
@@ -197,7 +206,7 @@ class Router:
 
 
 class _Queue:
-    """Workers by a key that only rises, the least first; of equal ones the first given."""
+    """Priority queue of workers by a key that never decreases; of equal keys the first added is returned."""
 
     def __init__(self, workers: Iterable[Worker], key: Callable[[Worker], tuple[float, int]]) -> None:
         self._key = key
@@ -205,7 +214,9 @@ class _Queue:
         heapify(self._heap)
 
     def best(self, is_able: Callable[[Worker], bool]) -> Worker | None:
-        """The least of those that are able; a worker that is not now will not be later either, and is removed."""
+        """The worker with the smallest key that is able. A worker that is not able now will not be later either, and is
+        removed.
+        """
         heap = self._heap
         while heap:
             key, place, worker = heap[0]

@@ -1,7 +1,7 @@
-"""The named parts of the coordinator's memory, each with what belongs together.
+"""The named parts of the coordinator's state.
 
-Owns: the fields and what follows from those of one part. Refuses: policy, effects, the leases (run_state.py).
-A module that needs one part takes that part; one that emits effects takes the whole `RunState`.
+Each part contains its fields and values derived from them; leases are in run_state.py.
+A module that needs one part is given that part; a module that emits effects is given the whole `RunState`.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ from controller.coordinator.snapshot import BatchGroup
 
 @dataclass(slots=True)
 class Rewrite:
-    """How often a version was written again."""
+    """Rewrites of one version."""
 
     version: int
     lineage: str
     count: int = 0
-    """Rewrites asked for."""
+    """Number of requested rewrites."""
     num_unanswered: int = 0
-    """Requests without an answer, expired ones included."""
+    """Number of requests without an answer, including expired ones."""
     due_s: float = math.inf
-    """When the trainer must have answered; infinite: nothing is under way."""
+    """Deadline of the trainer's answer; infinite: no rewrite is in progress."""
 
 
 @dataclass(slots=True)
 class TrainerState:
-    """The trainer: what it has published, what it was given, and what it replays."""
+    """State of the trainer: published version, sent batches, and replay."""
 
     lineage: str = ""
     lineages: set[str] = field(default_factory=set)
-    """Of this life of the run: one more than its trainer was started again."""
+    """Lineages of this session: one more than the number of trainer restarts."""
     num_lineages: int = 0
-    """Recorded before this life."""
+    """Lineages recorded before this session."""
     base: int = 0
-    """Version the trainer started this life of its own from."""
+    """Version that the present trainer process started from."""
     version: int = NO_VERSION
-    """Newest published, by whatever life of the trainer."""
+    """Newest version published by any trainer process."""
     version_lineage: str = ""
     manifest_path: str = ""
-    """Empty while the newest version is not available: the trainer that published it is dead."""
+    """Empty while the newest version is not available, because the trainer that published it is lost."""
     rewrite: Rewrite | None = None
-    """Of the newest version, where its files were found damaged."""
+    """Rewrites of the newest version, if its files were found damaged."""
     trained: int = NO_VERSION
-    """What the trainer is at: below `version` while it replays, NO_VERSION until it has spoken."""
+    """Version the trainer has reached: below `version` while it replays, NO_VERSION before its first message."""
     shipped: int = 0
     """Last step whose batch is recorded."""
     sent: int = 0
-    """Highest step given to the trainer in this life."""
+    """Highest step sent to the trainer in this session."""
     requested: int | None = None
     replay_until: int = 0
-    """Steps up to here were recorded in earlier lives."""
+    """Last step that was recorded in earlier sessions."""
     recorded: dict[int, tuple[BatchGroup, ...]] = field(default_factory=dict)
-    """Batches by step, until the trainer has published the version that follows from them."""
+    """Batches by step, until the trainer has published the version trained on them."""
     replayed: set[int] = field(default_factory=set)
     checkpoints: list[int] = field(default_factory=list)
 
     @property
     def next_step(self) -> int:
-        """The step whose batch is formed next."""
+        """The step whose batch is selected next."""
         return self.shipped + 1
 
     @property
     def is_busy(self) -> bool:
-        """A version is still to come from batches the trainer has."""
+        """Whether the trainer has batches whose version is not published yet."""
         return self.trained < max(self.sent, self.base)
 
 
@@ -84,15 +84,15 @@ class DeviceState:
 
     turn: Turn = Turn.SETUP
     step: int = 0
-    """Whose batch the last turn of the trainer was prepared for; 0: that trainer is dead."""
+    """Step of the batch prepared for the trainer's last turn; 0: that trainer is lost."""
     held_batch: SendBatch | None = None
-    """For the trainer, once no engine has memory."""
+    """Effects for the trainer, sent once no engine has memory."""
     num_release_requests: int = 0
 
 
 @dataclass(slots=True)
 class GroupState:
-    """Groups: those that live, and how the others ended."""
+    """Live groups, and counts of the outcomes of all others."""
 
     table: GroupTable
     draws: Draws
@@ -106,7 +106,7 @@ class GroupState:
     dropped: Counter[str] = field(default_factory=Counter)
     num_samples_finished: int = 0
     first_failure: str = ""
-    """Why the first answer without a score has none, since a group was last kept."""
+    """Reason of the first answer without a score since a group was last kept."""
     consecutive_failures: Counter[str] = field(default_factory=Counter)
     """Fates of the groups that ended in a row without one being kept."""
     has_kept: bool = False
@@ -126,41 +126,41 @@ class GroupState:
 
 @dataclass(slots=True)
 class RoutingState:
-    """What choosing a worker remembers between two events."""
+    """State of routing between two events."""
 
     lengths: LengthStatistics
     last_served: int = -1
-    """Place of the worker served last, under round_robin."""
+    """Index of the worker served last, under round_robin."""
     recalls: dict[int, float] = field(default_factory=dict)
-    """Leases asked back and not yet here, with the time until which others wait for them."""
+    """Recalled leases that have not returned yet, with the time until which the next wave waits for them."""
     next_migration_s: float = 0.0
 
 
 @dataclass(slots=True)
 class VersionCheck:
-    """When workers are looked at next for what they must load and whether they are late.
+    """When workers are next checked for versions to load and missed deadlines.
 
     With hundreds of workers this is not done after every event.
     """
 
     is_due: bool = True
-    """Something happened after which workers may have to be notified of a version, or judged."""
+    """Set by events after which workers may have to be notified of a version, or checked."""
     due_s: float = 0.0
-    """When one of them is late, or may be tried again."""
+    """Time of the next deadline or retry."""
 
 
 @dataclass(slots=True)
 class EvaluationState:
-    """Evaluations: those under way, and the results."""
+    """Evaluations in progress, and results."""
 
     jobs: list[EvalJob] = field(default_factory=list)
     done: dict[int, tuple[float | None, ...]] = field(default_factory=dict)
-    """By version; the values are empty where an earlier life found them."""
+    """Results by version; the values are empty if they are from an earlier session."""
 
 
 @dataclass(slots=True)
 class EndingState:
-    """How the run ends, and how far it has got with that."""
+    """How the run ends, and the progress of the shutdown."""
 
     last_step: int = 0
     status: EndStatus = "completed"

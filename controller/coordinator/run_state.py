@@ -1,7 +1,6 @@
-"""Everything the coordinator remembers between two events, and the buffer of effects of the running one.
+"""The coordinator's state between two events, with the buffer of effects of the current event.
 
-Owns: `RunState`, its phase, and the book-keeping of leases (who holds what). Refuses: policy; the fields of its parts
-(run_parts.py).
+`RunState` also keeps the records of leases. The fields of its parts are in run_parts.py.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Lease, Worker, Workers
 
 LEASES_PER_LIFE = 1 << 32
-"""Lease ids of one process life start at its number times this, so that none is ever given twice."""
+"""Lease ids of a session start at its number times this, so that no id is used twice."""
 
 
 class Phase(Enum):
-    """RUNNING: work is handed out. FINISHING: the trainer exits, last evaluations run. OVER: EndRun was sent."""
+    """RUNNING: leases are made. FINISHING: the trainer exits, last evaluations run. OVER: EndRun was sent."""
 
     RUNNING = "running"
     FINISHING = "finishing"
@@ -39,7 +38,7 @@ class Phase(Enum):
 
 
 class RunState:
-    """The coordinator's memory, in named parts."""
+    """The coordinator's state, in named parts."""
 
     __slots__ = (
         "_effects", "_next_lease_id", "devices", "ending", "evaluations", "groups", "leases", "now_s", "phase",
@@ -66,23 +65,24 @@ class RunState:
     # ------------------------------------------------------------ effects
 
     def emit(self, effect: Effect) -> None:
-        """Add an effect of the running event."""
+        """Add an effect of the current event."""
         self._effects.append(effect)
 
     def note(self, kind: NoteKind, text: str) -> None:
-        """Something for the log."""
+        """Add a note for the log."""
         self.emit(Note(kind=kind, text=text))
 
     def take_effects(self) -> list[Effect]:
-        """The effects so far, ledger effects first, each kind in the order it arose."""
-        # The shell commits the first before it sends the second (effects.py): nobody hears of what a crash could undo.
+        """Return and clear the effects, ledger effects first, otherwise in order."""
+        # The shell commits the former before it sends the latter (effects.py): no process is notified of a state that a
+        # crash could undo.
         effects, self._effects = self._effects, []
         return [*(one for one in effects if one.is_ledger), *(one for one in effects if not one.is_ledger)]
 
     # ------------------------------------------------------------ leases
 
     def start_lease_ids(self) -> None:
-        """A new life: ids that no earlier life used."""
+        """Start lease ids of a new session, which no earlier session used."""
         self._next_lease_id = self.trainer.num_lineages * LEASES_PER_LIFE
 
     def new_lease(
@@ -94,7 +94,7 @@ class RunState:
         min_version: int,
         num_tokens: int = 0,
     ) -> Lease:
-        """Book a lease on a worker's credits. num_tokens: known of the answer already."""
+        """Record a lease and use one of the worker's credits. num_tokens: known tokens of the answer."""
         assert worker.free > 0
         self._next_lease_id += 1
         lease = Lease(self._next_lease_id, purpose, group_id, sample_index, worker.name, min_version, num_tokens)
@@ -104,7 +104,7 @@ class RunState:
         return lease
 
     def weigh(self, lease: Lease, num_tokens: int) -> None:
-        """The answer has so many tokens by now: what its worker still has to do is estimated again."""
+        """Update the estimate of the worker's remaining work after the answer has reached `num_tokens`."""
         worker = self.workers[lease.worker]
         if lease.lease_id in worker.outstanding:
             expected = self.routing.lengths.expected_left(num_tokens)
@@ -112,7 +112,7 @@ class RunState:
             lease.expected_tokens = expected
 
     def release(self, lease: Lease) -> None:
-        """The worker's credit is free again; the lease stays known only if it becomes void."""
+        """Free the worker's credit; the lease is only kept if it becomes void."""
         self.workers.unbook(self.workers[lease.worker], lease)
         self.leases.pop(lease.lease_id, None)
         self.routing.recalls.pop(lease.lease_id, None)
@@ -133,6 +133,6 @@ class RunState:
             self.emit(SendCancel(worker=worker, lease_ids=tuple(sorted(lease_ids))))
 
     def forget_group(self, group: Group) -> None:
-        """The group's fate is sealed: its leases end, it leaves the table."""
+        """Remove a group whose fate is decided, and end its leases."""
         self.cancel([self.leases[lease_id] for lease_id in sorted(group.lease_ids)])
         self.groups.table.remove(group)

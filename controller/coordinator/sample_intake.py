@@ -1,11 +1,11 @@
-"""What rollout workers report about samples: partial tokens, finished samples, leases given back.
+"""Handles what rollout workers report about samples: partial tokens, finished samples, returned leases.
 
-Owns: exactly-once acceptance and the checks of `stamped-versions`. Refuses: group fates (group_outcome.py), leasing
-again.
+Implements exactly-once acceptance and the checks of `stamped-versions`. The fate of groups is decided in
+group_outcome.py.
 
-A finished sample is accepted from any lease ever given for it, first come first kept, as long as its group lives and
-its first token is not older than the group's floor (a late answer from a lost worker must not bring a deadline forward,
-or invariant I of areal_like/staleness.py breaks). Everything is acknowledged.
+A finished sample is accepted from any lease of it, and only the first is kept, as long as its group is live and its
+first token is not older than the group's floor (a late answer from a lost worker must not make a deadline earlier,
+which would violate invariant I of areal_like/staleness.py). All reports are acknowledged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.coordinator.worker import Lease
 
 
 def take_finished(state: RunState, event: SampleReported) -> None:
-    """A worker says a sample is finished and scored."""
+    """Handle a finished and scored sample."""
     outcome = event.outcome
     lease = state.leases.get(outcome.lease_id)
     if lease is None or (lease.group_id, lease.sample_index) != (outcome.group_id, outcome.sample_index):
@@ -31,7 +31,7 @@ def take_finished(state: RunState, event: SampleReported) -> None:
         evaluation.take_result(state, lease, event)
     else:
         _take_training_sample(state, lease, event)
-    # In every case, also for what is refused: the worker sends it again until it is acknowledged.
+    # Always acknowledged, even if refused: otherwise the worker sends it again.
     state.emit(SendAck(worker=event.worker, lease_ids=(outcome.lease_id,)))
 
 
@@ -40,7 +40,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) 
     outcome = event.outcome
     group = groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
-    is_current = sample.lease_id == lease.lease_id  # else it was leased again since: a rival of that lease
+    is_current = sample.lease_id == lease.lease_id  # otherwise the sample was leased again since then
     if refusal := _refusal(state, group, lease, outcome):
         state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
         state.release(lease)
@@ -52,7 +52,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) 
     value, policy = effective_value(state.settings, outcome)
     sample.finish(outcome, value)
     state.release(lease)
-    # First come, first kept: any other worker stops working on this sample.
+    # Only the first result is kept: any other worker stops working on this sample.
     rivals = [state.leases[lease_id] for lease_id in sorted(group.lease_ids)]
     state.cancel([rival for rival in rivals if rival.sample_index == sample.index])
     groups.table.refresh(group)
@@ -67,7 +67,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) 
 
 
 def _refusal(state: RunState, group: Group, lease: Lease, outcome: SampleOutcome) -> str:
-    """Why this finished sample cannot be used; empty where it can."""
+    """Why this finished sample cannot be used; empty if it can."""
     if outcome.num_tokens < 1 or outcome.last_version < outcome.first_version:
         return "no tokens, or versions that decrease"
     if outcome.first_version < group.version or outcome.last_version < lease.min_version:
@@ -78,7 +78,7 @@ def _refusal(state: RunState, group: Group, lease: Lease, outcome: SampleOutcome
 
 
 def take_progress(state: RunState, event: ProgressReported) -> None:
-    """Partial tokens of running leases."""
+    """Handle partial tokens of running leases."""
     for part in event.items:
         lease = state.leases.get(part.lease_id)
         if lease is not None and not lease.is_void and lease.worker == event.worker:
@@ -90,7 +90,7 @@ def take_progress(state: RunState, event: ProgressReported) -> None:
 
 
 def take_returned(state: RunState, event: LeaseReturned) -> None:
-    """A lease comes back unfinished."""
+    """Handle a lease returned unfinished."""
     lease = state.leases.get(event.part.lease_id)
     if lease is None or lease.is_void:
         return
@@ -107,7 +107,7 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
         return
     is_moved = event.reason in ("drain", "migrated")
     sample.moved_from = event.worker if is_moved else ""
-    # Its last tokens may have come with a progress report already: all new ones of the lease count.
+    # Its last tokens may have been reported as progress already: all new tokens of the lease count.
     is_orderly = is_moved or (event.reason == "segment" and sample.num_tokens > lease.num_prefix)
     if not is_orderly:
         state.note("returned", f"{event.worker} gave back group {group.group_id} sample {sample.index}: {event.reason}")
@@ -115,7 +115,7 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
 
 
 def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> None:
-    """The sample waits for another lease, unless it was lost too often (bounded retries, `bounded-resources`)."""
+    """Queue the sample for another lease, unless it was lost too often (bounded retries, `bounded-resources`)."""
     sample.num_losses += is_loss
     if sample.num_losses > state.settings.max_sample_losses:
         drop_group(state, group, "lost_too_often", f"sample {sample.index} was lost {sample.num_losses} times")
@@ -124,7 +124,7 @@ def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> 
 
 
 def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
-    """Keep the tokens that are new and follow what is known."""
+    """Store the tokens that are new and continue the known ones."""
     group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     skip = sample.num_tokens - part.start
@@ -134,7 +134,8 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     if skip < 0 or part.start < 0:
         state.note("gap", f"lease {part.lease_id} reports from token {part.start}, {sample.num_tokens} are known")
         return
-    # Where known tokens are skipped, the version of the first new one is not reported; it is at most the last one's.
+    # If known tokens are skipped, the version of the first new token is not reported; it is at most that of the last
+    # token.
     oldest = part.first_version if skip == 0 else part.last_version
     if oldest < group.min_version(sample) or part.last_version < part.first_version:
         state.note("refused", f"lease {part.lease_id}: tokens sampled below version {group.min_version(sample)}")

@@ -1,7 +1,7 @@
-"""What became of one sample: the facts that its event, its effect and its row in the ledger share.
+"""Outcome of one sample: the facts that its event, its effect and its row in the ledger share.
 
-A fact that the ledger should keep of every finished sample is added here once, as a field and in `from_message`; it
-then arrives in `controller/ledger/transaction.py` without an edit in between.
+A fact that the ledger should keep of every finished sample is added here once, as a field and in `from_message`;
+controller/ledger/transaction.py stores it without further edits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from areal_like.verdict import VerdictKind
 from areal_like.wire.messages import SampleFinished
 
 MAX_REASON_CHARS = 300
-"""Of why an answer has no score, and of what went wrong in a worker, as the coordinator remembers it."""
+"""Maximum characters kept of the reason of a missing score, and of an error in a worker."""
 
 
 class SampleOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,27 +26,27 @@ class SampleOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_id: int
     group_id: int
-    """Of an evaluation: the row."""
+    """The row, for an evaluation."""
     sample_index: int
     num_tokens: int
-    """Sampled tokens, of all its trajectories."""
+    """Sampled tokens of all its trajectories."""
     first_version: int
-    """Of the oldest token of any trajectory: what staleness counts from."""
+    """Version of the oldest token of any trajectory, from which staleness is counted."""
     last_version: int
-    """Of the newest token of any trajectory."""
+    """Version of the newest token of any trajectory."""
     verdict_kind: VerdictKind
     value: float | None = None
-    """Raw reward where verdict_kind is "scored"; a policy may replace it (StoreFinished.value)."""
+    """Raw reward if verdict_kind is "scored"; a policy may replace it (StoreFinished.value)."""
     failed_in: str = ""
-    """Scorer that gave no score, where it is known."""
+    """Scorer that gave no score, if known."""
     reason: str = ""
     """Why there is no score."""
 
     @classmethod
     def from_message(cls, message: SampleFinished, *, is_eval: bool) -> SampleOutcome:
-        """Take the facts from a worker's message.
+        """Make an outcome from a worker's message.
 
-        An evaluation counts the component `correct` where the scorer names one: accuracy, not reward.
+        For an evaluation the component `correct` counts if the scorer has one: accuracy, not reward.
         """
         verdict, trajectories = message.verdict, message.trajectories
         value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value

@@ -1,7 +1,6 @@
-"""What the coordinator must know of a run's configuration. Derived from RunConfig by the wiring.
+"""Settings of the coordinator, derived from RunConfig by controller/wiring, with their checks.
 
-Owns: `CoordinatorSettings` and its checks. Refuses: choosing values: a run passes those of its configuration, and a
-test keeps the defaults here equal to the configuration's.
+A run passes the values of its configuration; a test keeps the defaults equal to the configuration's.
 """
 
 from __future__ import annotations
@@ -21,17 +20,19 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     num_steps: int
     passes_per_batch: int = 1
-    """The trainer's; recorded, for nothing here depends on it."""
+    """Setting of the trainer; only recorded."""
     mode: Mode = "async"
     max_staleness: int | None = 4
-    """None: unbounded. The mode may fix another one (`bound`)."""
+    """None: unbounded. The mode may determine a different value (`bound`)."""
     on_stale: OnStale = "wait"
     group_timeout_s: float = 1800.0
-    """From a group's first lease (of this process life) to its last verdict; then dropped with reason `timeout`."""
+    """Maximum time from a group's first lease (in this session) to its last verdict; then it is dropped with reason
+    `timeout`.
+    """
     on_failure: OnFailure = "drop_sample"
-    """What a non-score does; a number is used as the reward."""
+    """Handling of a missing score; a number is used as the reward."""
     on_failure_of: dict[str, OnFailure] = {}
-    """The same for non-scores of single scorers, by their name."""
+    """Handling of missing scores of single scorers, by name."""
     filter_zero_signal: bool = False
     max_attempts: int | None = None
     """A step takes the groups that are ready once so many were tried for it (`dynamic_batch`); None: always
@@ -39,25 +40,29 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_groups: int = 1
     """With max_attempts: the least that a step takes."""
     max_filtered_batches: int = 10
-    """That many steps' worth of groups ended in a row without one that is kept: the run ends with advice. 0: never."""
+    """After this many batches' worth of groups in a row without one that is kept, the run ends with advice. 0:
+    never.
+    """
     max_draws: int | None = None
     """epochs * rows; None: endless."""
     num_workers: int = 1
-    """Rollout workers to expect."""
+    """Expected number of rollout workers."""
     routing: RoutingPolicy = "least_tokens"
     affinity: float = 1.0
-    """A group's samples stay on one worker while it is at most so many groups' expected work behind the idlest."""
+    """A group's samples stay on one worker while it is at most this many groups' expected work behind the least loaded
+    one.
+    """
     migration: bool = True
     min_gain_s: float = 2.0
-    """A migration must bring the end of the longest wait nearer by this much."""
+    """A migration must reduce the longest wait by this much."""
     queue_samples: int = 0
-    """Part of a worker's capacity that is no slot of its engine; 0: half of it."""
+    """Part of a worker's capacity beyond the slots of its engine; 0: half of it."""
     max_new_tokens: int = 1024
-    """Longest answer: what is assumed of lengths before any is known."""
+    """Maximum length of an answer; used for estimates before any length is known."""
     num_eval_rows: int = 0
     """Rows of the baseline and the final evaluation; 0: no evaluation."""
     num_periodic_eval_rows: int | None = None
-    """Rows of a periodic evaluation, the first of all; None: all."""
+    """Number of rows of a periodic evaluation, from the first; None: all."""
     eval_every_steps: int = 0
     """0: no periodic evaluation."""
     eval_at_start: bool = True
@@ -65,7 +70,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_colocated: bool = False
     """Engines and trainer share devices, and each releases its memory for the other (colocation.py)."""
     keep_checkpoints: int = 2
-    """Payloads are purged only when the oldest of this many newest checkpoints covers them."""
+    """Payloads are only purged when the oldest of this many newest checkpoints covers them."""
     max_sample_losses: int = 8
     """A sample lost with its worker this often drops its group with reason `lost_too_often`."""
     load_retry_s: float = 5.0
@@ -73,11 +78,13 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_load_attempts: int = 4
     """... at most this often per version."""
     swap: Literal["together", "rolling"] = "together"
-    """`rolling`: one worker after another swaps in what it has staged."""
+    """`rolling`: workers swap in the staged version one after another."""
     load_deadline_s: float = 120.0
-    """To stage an announced version, and to swap it in once asked: past it the worker is quarantined until it has."""
+    """Deadline to stage an announced version, and to swap it in when its turn is granted; after it the worker is
+    quarantined until it has done so.
+    """
     drain_s: float = 0.0
-    """Part of it in which a worker first finishes the answers it runs (`interruption: drain`)."""
+    """Part of the deadline in which a worker first finishes its running answers (`interruption: drain`)."""
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:
@@ -94,7 +101,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_load_deadline_s(self) -> float:
-        """load_deadline_s of a worker that runs no answers."""
+        """load_deadline_s for a worker without running answers."""
         return self.load_deadline_s - self.drain_s
 
     @property
@@ -103,7 +110,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return bound_of(self.mode, self.max_staleness)
 
     def slots_of(self, capacity: int) -> int:
-        """Answers that a worker of this capacity generates at once: rollout/worker.py adds the queue to them."""
+        """Answers that a worker of this capacity generates at once, without the queue that rollout/worker.py adds."""
         queue = self.queue_samples or capacity // 2
         return max(1, capacity - queue)
 
@@ -115,15 +122,15 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over_age(self) -> OverAgePolicy:
-        """What happens to groups past their deadline."""
+        """Handling of groups past their deadline."""
         return OVER_AGE[self.on_stale]
 
     @property
     def is_strict(self) -> bool:
-        """True where no group may be used past its deadline (`bounded-staleness`)."""
+        """Whether no group may be used past its deadline (`bounded-staleness`)."""
         return self.bound is not None and self.over_age.is_strict
 
     @property
     def min_scored(self) -> int:
-        """Scored samples a complete group needs: 2, or 1 where group_size is 1."""
+        """Scored samples that a complete group needs: 2, or 1 if group_size is 1."""
         return min(2, self.group_size)

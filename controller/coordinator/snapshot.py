@@ -1,6 +1,6 @@
-"""What the ledger gives back after a crash, and how groups are counted.
+"""Frozen records of the state restored from the ledger after a crash, and of counts of groups.
 
-Owns: frozen records of facts. Refuses: how they are stored (ledger.py) or used (coordinator.py).
+They are stored in controller/ledger and used in coordinator.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one sample of a live group. Partial: num_tokens tokens are stored. Finished: verdict is in."""
+    """Known state of one sample of a live group. Partial: num_tokens tokens are stored. Finished: it has a verdict."""
 
     sample_index: int
     num_tokens: int
@@ -29,17 +29,17 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A live group: drawn, and neither shipped nor dropped nor filtered. `samples`: those with anything stored."""
+    """A live group: drawn, and neither shipped nor dropped nor filtered. `samples`: samples with stored tokens."""
 
     group_id: int
     version: int
     samples: tuple[SampleRecord, ...]
     draw: int | None = None
-    """Position in the draw order; None: that of its number."""
+    """Position in the draw order; None: equal to its number."""
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded batch (the newest recording where a step was replayed)."""
+    """A recorded batch (the newest record if a step was replayed)."""
 
     step: int
     lineage: str
@@ -55,22 +55,22 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the coordinator needs to go on after a crash."""
+    """All data that the coordinator needs to continue after a crash."""
 
     num_lineages: int
-    """Rows of RecordLineage so far: lives of the run and of its trainer."""
+    """Number of RecordLineage rows: starts of the run and of its trainer."""
     num_trainer_restarts: int = 0
-    """Those of them in which the trainer alone was started again."""
+    """Number of these in which only the trainer was restarted."""
     num_drawn: int
     next_draw: int | None = None
-    """Position in the draw order after the last one taken; None: num_drawn."""
+    """Position in the draw order after the last used one; None: num_drawn."""
     num_filtered: int
     dropped: dict[str, int]
     """Groups dropped, by reason."""
     live: tuple[GroupRecord, ...]
     """By group id."""
     batches: tuple[BatchRecord, ...]
-    """By step, 1, 2, ... without holes."""
+    """By step, 1, 2, ... without gaps."""
     checkpoints: tuple[CheckpointRecord, ...]
     """Oldest first, in the order they were reported."""
     evals: tuple[int, ...]
@@ -78,20 +78,20 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_draw(self) -> int:
-        """The position in the draw order that is taken next."""
+        """The position in the draw order that is used next."""
         return self.num_drawn if self.next_draw is None else self.next_draw
 
     @property
     def num_lives(self) -> int:
-        """How often the run was started so far."""
+        """Number of starts of the run so far."""
         return self.num_lineages - self.num_trainer_restarts
 
 
 class EvaluationUnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation that workers are at."""
+    """An evaluation in progress."""
 
     version: int
-    """Of the policy that answers."""
+    """Version of the policy that answers."""
     num_done: int
     """Rows with an outcome."""
     num_rows: int
@@ -106,11 +106,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int
     dropped: dict[str, int]
     running: int
-    """Admitted, not all samples finished."""
+    """Admitted groups with unfinished samples."""
     ready: int
-    """Complete, waiting for a step."""
+    """Complete groups waiting for a step."""
     samples_finished: int
-    """Training samples whose verdict came in during this life of the process."""
+    """Training samples that received a verdict in this session."""
 
     @property
     def in_flight(self) -> int:
@@ -118,5 +118,5 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.running + self.ready
 
     def add_up(self) -> bool:
-        """drawn = consumed + filtered + dropped + in flight."""
+        """Return whether drawn = consumed + filtered + dropped + in flight."""
         return self.drawn == self.consumed + self.filtered + sum(self.dropped.values()) + self.in_flight

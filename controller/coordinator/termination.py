@@ -1,7 +1,7 @@
-"""When and how a run ends: done, out of data, stopped, or hopeless; every end has a reason.
+"""When and how a run ends: completed, out of data, stopped, or unable to continue. Every end has a reason.
 
-Owns: the reasons to end, the advice, the last steps (trainer notified, checkpoint, final evaluation, EndRun).
-Refuses: ending processes (the shell's).
+Decides the last steps: notification of the trainer, checkpoint, final evaluation, EndRun. Processes are ended by the
+shell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.coordinator.usable_workers import has_no_usable_workers
 
 
 def begin(state: RunState, status: EndStatus, reason: str) -> None:
-    """Hand out no more work. Completed and exhausted runs use every recorded batch, others only the running step."""
+    """Stop handing out work. Completed and exhausted runs use every recorded batch, others only the current step."""
     trainer, ending = state.trainer, state.ending
     if state.phase is not Phase.RUNNING:
         return
@@ -25,7 +25,8 @@ def begin(state: RunState, status: EndStatus, reason: str) -> None:
     if status in ("completed", "exhausted"):
         ending.last_step = max(trainer.base, min(trainer.shipped, state.settings.num_steps))
     else:
-        # The step that runs is finished, since half of it cannot be saved; one that was only sent is not started.
+        # The current step is finished, because a partial step cannot be saved; a batch that was only sent is not
+        # started.
         ending.last_step = max(trainer.base, min(trainer.sent, trainer.trained + 1))
         for job in list(state.evaluations.jobs):
             evaluation.drop(state, job, f"the run ends: {reason}")
@@ -33,7 +34,7 @@ def begin(state: RunState, status: EndStatus, reason: str) -> None:
 
 
 def advance(state: RunState) -> None:
-    """Look for a reason to end, and take the next step towards the end."""
+    """Check for a reason to end, and advance the shutdown."""
     if state.phase is Phase.RUNNING:
         _check_end_conditions(state)
     if state.phase is Phase.FINISHING:
@@ -58,7 +59,7 @@ def _check_end_conditions(state: RunState) -> None:
 
 
 def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) -> str:
-    """Why no group is fit for training any more, with advice; empty while some are."""
+    """Why groups no longer yield training data, with advice; empty while some do."""
     total = groups.consecutive_failures.total()
     if not total or total < settings.groups_per_step:
         return ""
@@ -88,19 +89,21 @@ _ADVICE = {
 
 
 def no_workers_reason(state: RunState) -> str:
-    """Why no rollout worker will ever work again although a batch is owed; empty while one may."""
+    """Why no rollout worker can work again although a batch is requested; empty while one may."""
     trainer = state.trainer
     workers = state.workers.values()
     if trainer.requested is None or trainer.requested <= trainer.shipped or not has_no_usable_workers(state):
         return ""
     if trainer.is_busy and any(worker.weights.quarantine and worker.is_present for worker in workers):
-        return ""  # a new version is on its way and may load
+        return ""  # a new version is on its way and may be loadable
     causes = "; ".join(f"{w.name}: {w.weights.quarantine if w.is_present else 'gone'}" for w in workers)
     return f"no rollout worker is left for batch {trainer.requested} ({causes})"
 
 
 def trainer_died(state: RunState) -> None:
-    """While the run ends: a stopped one ends with the checkpoint the trainer would start from."""
+    """Handle the loss of the trainer during the shutdown: a stopped run ends with the checkpoint that the trainer would
+    start from.
+    """
     if state.ending.status not in ("completed", "exhausted"):
         state.ending.last_step = state.trainer.base
 
@@ -119,7 +122,7 @@ def _advance_shutdown(state: RunState) -> None:
     elif not ending.is_trainer_notified and trainer.trained >= ending.last_step:
         _tell_trainer(state)
     is_orderly = ending.status in ("completed", "exhausted")
-    # A run that was stopped before its first step has nothing to wait for: the trainer may not even have started.
+    # A run stopped before its first step waits for nothing: the trainer may not have started yet.
     if trainer.trained < ending.last_step and (is_orderly or ending.last_step > trainer.base):
         return
     if is_orderly and not ending.is_final_eval_made:

@@ -12,13 +12,13 @@ Action = TypeVar("Action", bound=Enum)
 
 
 class UnlistedTransition(AssertionError):
-    """An event came in a state in which it must not happen: the code that fires the event is wrong."""
+    """An event was raised in a state in which it must not occur, which is a bug in the caller."""
 
 
 def transition(
     table: Mapping[State, Mapping[Event, tuple[State, tuple[Action, ...]]]], state: State, event: Event
 ) -> tuple[State, tuple[Action, ...]]:
-    """Look up the next state and what is to be done. Raises UnlistedTransition."""
+    """Look up the next state and the actions. Raises UnlistedTransition."""
     try:
         return table[state][event]
     except KeyError:

@@ -1,6 +1,6 @@
-"""Whether rollout workers will ever do anything more. Pure questions; nothing is changed.
+"""Pure functions that determine whether rollout workers can still do work.
 
-Owns: `is_stuck`, `has_no_usable_workers`. Refuses: what follows (termination.py, colocation.py).
+The consequences are in termination.py and colocation.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from controller.coordinator.worker import Worker
 
 
 def is_stuck(state: RunState, worker: Worker) -> bool:
-    """This worker will do nothing more unless a new version comes."""
+    """Return whether this worker can do no more work without a new version."""
     if not worker.is_present:
         return worker.is_gone
     if rewriting.is_under_way(state.trainer, state.trainer.version) or worker.weights.load_due_s < math.inf:
@@ -24,6 +24,6 @@ def is_stuck(state: RunState, worker: Worker) -> bool:
 
 
 def has_no_usable_workers(state: RunState) -> bool:
-    """Every expected worker was there, or was lost before it came, and none will do anything more."""
+    """Return whether every expected worker has joined or was lost before, and none can do more work."""
     workers = state.workers.values()
     return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)

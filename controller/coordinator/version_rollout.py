@@ -1,8 +1,7 @@
-"""Versions between their announcement and their use: what is announced to whom, whose turn it is to swap, who is late.
+"""Versions between their announcement and their use: announcements, turns to swap, and deadlines.
 
-Owns: when the events of a worker's version happen, turns (`swap: rolling`), the deadline of a load, announcing.
-Refuses: which state follows (worker_version.py). A turn is passed on when its worker has swapped, failed, died or
-missed the deadline.
+Raises the events of a worker's version; the states are in worker_version.py. With `swap: rolling` a turn is passed on
+when its worker has swapped, failed, exited or missed the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from controller.coordinator.worker_version import WorkerVersion
 
 
 def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
-    """The worker waits for its turn from now on; that it comes is not its business."""
+    """Handle that the worker has staged its version and waits for its turn."""
     worker = state.workers.get(event.worker)
     is_known = worker is not None and event.lineage in state.trainer.lineages
     if worker is None or not is_known or not _is_stage_expected(worker.weights, event.version):
@@ -34,14 +33,17 @@ def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
 
 
 def _is_stage_expected(weights: WorkerVersion, version: int) -> bool:
-    """Not where the message arrives again: the worker would lose its turn, or get one for a version that it has."""
+    """Return whether a stage is expected. A repeated message is ignored: the worker would lose its turn, or get one for
+    a version that it has.
+    """
     return 0 <= version == weights.announced and weights.version < version and not weights.has_turn
 
 
 def expire_loads(state: RunState) -> None:
-    """A worker that misses the deadline is quarantined and the others go on; when it has loaded after all it is back.
+    """Quarantine workers that miss the deadline, while the others continue. A worker returns when it has loaded a
+    version.
 
-    It may be busy with it still, so no lease is taken from it and nothing is said to it.
+    It may still be loading, so its leases are kept and no message is sent to it.
     """
     for worker in state.workers.values():
         if worker.is_present and state.now_s > worker.weights.load_due_s:
@@ -52,11 +54,13 @@ def expire_loads(state: RunState) -> None:
 
 
 def grant_turn(state: RunState) -> None:
-    """The next worker swaps when the one before has, or is given up. The one that is furthest behind comes first."""
+    """Grant the next turn when the previous worker has swapped or is quarantined. The worker with the oldest version is
+    first.
+    """
     waiting = []
     for worker in state.workers.values():
         if not worker.is_present:
-            continue  # a turn of a worker that was lost must not hold up the others
+            continue  # the turn of a lost worker must not block the others
         if worker.weights.has_turn:
             return
         if worker.weights.is_staged:
@@ -69,10 +73,10 @@ def grant_turn(state: RunState) -> None:
 
 
 def version_loaded(state: RunState, event: WorkerVersionLoaded) -> None:
-    """The worker samples with this version from now on; a quarantine ends."""
+    """Handle that the worker samples with this version; its quarantine ends."""
     worker = state.workers.get(event.worker)
     if worker is None or event.lineage not in state.trainer.lineages or event.version > worker.weights.announced:
-        # not from a lost worker (it may come back and has the version then), but from a dead predecessor
+        # not from a lost worker (it may return and then has the version), but from an exited predecessor
         state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
         return
     worker.weights.load(event.version)
@@ -81,7 +85,9 @@ def version_loaded(state: RunState, event: WorkerVersionLoaded) -> None:
 
 
 def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
-    """The worker keeps its old version: quarantined, unless what failed no longer matters."""
+    """Handle that the worker could not load a version and keeps its old one: it is quarantined, unless the failed
+    version no longer matters.
+    """
     worker = state.workers.get(event.worker)
     if worker is None or not worker.is_present:
         return
@@ -94,7 +100,7 @@ def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
     if worker.weights.pin is not None:
         evaluation.unpin(state, worker)
         worker.weights.mark_unloadable(event.version)
-        if event.version < state.trainer.version:  # an old version may be deleted by now; the newest is what counts
+        if event.version < state.trainer.version:  # an old version may be deleted by now; only the newest matters
             state.note("eval_unpinned", f"{worker.name} cannot load version {event.version} for its evaluation")
             return
     _fail(state, worker, event.reason or "unknown reason")
@@ -106,8 +112,8 @@ def _fail(state: RunState, worker: Worker, reason: str) -> None:
 
 
 def _quarantined(state: RunState, worker: Worker) -> None:
-    """It gets no new leases until it has loaded a version. An evaluation goes to another worker: on shared devices the
-    trainer waits for it, and this one may never recover.
+    """Quarantine the worker: it gets no new leases until it has loaded a version. An evaluation is moved to another
+    worker: on shared devices the trainer waits for it, and this worker may never recover.
     """
     state.workers.changed(worker)
     evaluation.unpin(state, worker)
@@ -120,7 +126,7 @@ def _retry_at_s(state: RunState) -> float:
 
 
 def announce(state: RunState) -> None:
-    """Tell every worker the version it should load: the newest, or the one its evaluation is pinned to."""
+    """Announce to every worker the version it should load: the newest, or the one its evaluation is pinned to."""
     trainer = state.trainer
     if trainer.version == NO_VERSION or not colocation.is_engines_time(state):
         return
@@ -130,11 +136,11 @@ def announce(state: RunState) -> None:
         if weights.pin is not None:
             target, path, lineage = weights.pin.version, weights.pin.manifest_path, weights.pin.lineage
         if target <= weights.announced and not weights.must_announce_again and not weights.quarantine:
-            continue  # the case of nearly all: settled here, without a call for hundreds of workers
+            continue  # the most common case, handled here without a call for hundreds of workers
         if not worker.is_present or worker.is_draining or not colocation.may_announce(state, worker):
             continue
         if not path or rewriting.is_under_way(trainer, target):
-            continue  # it comes when the trainer has caught up, or has written it again
+            continue  # announced when the trainer has caught up, or has rewritten it
         if _is_announcement_due(state, weights, target):
             _announce(state, worker, target, path, lineage)
 
@@ -145,14 +151,14 @@ def _is_announcement_due(state: RunState, weights: WorkerVersion, target: int) -
     if weights.must_announce_again and weights.version < target == weights.announced:
         return True
     if weights.load_due_s < math.inf:
-        return False  # what it says of this attempt is expected within the deadline
+        return False  # the result of this attempt is expected within the deadline
     has_tries = weights.load_attempts < state.settings.max_load_attempts
     return has_tries and bool(weights.quarantine) and state.now_s >= weights.retry_at_s
 
 
 def _announce(state: RunState, worker: Worker, target: int, path: str, lineage: str) -> None:
-    # Held where swaps take turns: not the first version of a worker, which runs nothing that a swap would interrupt,
-    # nor an evaluation's, which the other workers do not load.
+    # Held if swaps take turns, except the first version of a worker, which has no running answers to interrupt, and the
+    # version of an evaluation, which the other workers do not load.
     is_held = state.settings.swap == "rolling" and worker.is_usable and worker.weights.pin is None
     due_s = state.now_s + state.settings.load_deadline_s
     writing = rewriting.writing_of(state.trainer, target)
@@ -171,7 +177,7 @@ def _announce(state: RunState, worker: Worker, target: int, path: str, lineage: 
 
 
 def next_due_s(state: RunState) -> float:
-    """When the next worker, or a rewrite, is late, or one is to be tried again; infinite where none."""
+    """Time of the next deadline of a worker or a rewrite, or of the next retry; infinite if none."""
     due_s = state.trainer.rewrite.due_s if state.trainer.rewrite is not None else math.inf
     for worker in state.workers.values():
         if worker.is_present:
@@ -181,7 +187,9 @@ def next_due_s(state: RunState) -> float:
 
 
 def offer_again(state: RunState) -> None:
-    """The newest version is there, perhaps from another life of the trainer: who was still getting it starts again."""
+    """Announce the newest version again after it was published again or rewritten; workers that were still loading it
+    start again.
+    """
     for worker in state.workers.values():
         weights = worker.weights
         is_behind = weights.version < weights.announced == state.trainer.version

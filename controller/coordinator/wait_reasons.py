@@ -1,7 +1,4 @@
-"""Who waits for whom right now, in plain words, for the watchdog and the live display (`owned-waits`).
-
-Owns: sentences. Refuses: changing anything.
-"""
+"""Current waits as sentences, for the watchdog and the live display (`owned-waits`)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from controller.coordinator.worker import Worker
 
 
 def waits(state: RunState) -> list[str]:
-    """Sentences, the most important wait first; empty when nothing waits."""
+    """Current waits as sentences, most important first; empty if nothing waits."""
     trainer = state.trainer
     lines: list[str] = []
     if state.phase is Phase.OVER:

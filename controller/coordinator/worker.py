@@ -1,8 +1,9 @@
-"""Rollout workers and leases as the coordinator knows them, and what routing asks of all workers together.
+"""Rollout workers and leases as the coordinator knows them, and aggregates over all workers for routing.
 
-With hundreds of workers most events concern one of them. `Workers` therefore keeps its lists and sums up to date as
-single workers change rather than looking at all of them for each event. The code that sets a field of a worker that
-matters here calls `Workers.changed`; leases are booked and unbooked here."""
+With hundreds of workers most events concern one of them. `Workers` therefore updates its lists and sums when a single
+worker changes, instead of checking all workers for each event. Code that sets a relevant field of a worker calls
+`Workers.changed`; leases are added and removed here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from controller.coordinator.worker_version import WorkerVersion
 
 @dataclass(slots=True)
 class Lease:
-    """One attempt at one sample. A void lease belonged to a lost worker; its result is still welcome."""
+    """One attempt at one sample. A void lease belonged to a lost worker; its result is still accepted."""
 
     lease_id: int
     purpose: Purpose
@@ -27,9 +28,9 @@ class Lease:
     worker: str
     min_version: int
     num_prefix: int
-    """Tokens of the answer that were known when the lease was given."""
+    """Tokens of the answer that were known when the lease was made."""
     expected_tokens: float = 0.0
-    """Still to be sampled, by the length statistics at its last report."""
+    """Expected remaining tokens, by the length statistics at its last report."""
     is_recalled: bool = False
     is_void: bool = False
 
@@ -42,32 +43,32 @@ class Worker:
     incarnation: str = ""
     capacity: int = 0
     num_slots: int = 1
-    """Of the capacity: answers generated at once."""
+    """Part of the capacity: answers generated at once."""
     speed: float = 0.0
     """Sampled tokens per busy second; 0: not measured yet."""
     steps_per_s: float = 0.0
     """Tokens per second of one answer in a small batch; 0: not known."""
     load_tokens: float = 0.0
-    """Expected tokens of what it holds."""
+    """Expected remaining tokens of its leases."""
     weights: WorkerVersion = field(default_factory=WorkerVersion)
-    """The version it has, and the one on its way to it."""
+    """The version it has, and the version on its way to it."""
     outstanding: set[int] = field(default_factory=set)
     voided: set[int] = field(default_factory=set)
-    """Leases it held when it was lost; bounded by its capacity."""
+    """Leases it had when it was lost; bounded by its capacity."""
     is_present: bool = False
     is_gone: bool = False
     ended_incarnation: str | None = None
-    """The process that was last lost for good. It may be another one than `incarnation`: a predecessor, or a successor
-    whose Hello is still to be read.
+    """The process that was last lost permanently. It may differ from `incarnation`: a predecessor, or a successor whose
+    Hello is not read yet.
     """
     is_draining: bool = False
-    """It leaves gracefully, or has left."""
+    """It is draining, or has drained."""
     engine: Engine = Engine.EMPTY
-    """Its memory on devices that are shared with the trainer."""
+    """State of its memory on devices shared with the trainer."""
     release_number: int = 0
-    """Of the last request to release its memory; its answer carries the same."""
+    """Number of the last request to release its memory; the answer contains the same number."""
     release_due_s: float = math.inf
-    """When it must have released its memory."""
+    """Deadline of the release of its memory."""
 
     @property
     def free(self) -> int:
@@ -76,27 +77,27 @@ class Worker:
 
     @property
     def is_working(self) -> bool:
-        """It works, or will once it has loaded a version."""
+        """Whether it works, or will when it has loaded a version."""
         return self.is_present and not self.weights.quarantine and not self.is_draining
 
     @property
     def is_usable(self) -> bool:
-        """May get leases."""
+        """Whether it may get leases."""
         return self.is_working and self.weights.version >= 0
 
 
 class Workers(dict[str, "Worker"]):
-    """By name, in the order they first joined; lists below are in that order too."""
+    """Workers by name, in the order they first joined; the lists below are in the same order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.present: list[Worker] = []
-        """Those that work, or will once they have loaded a version."""
+        """Workers that work, or will when they have loaded a version."""
         self.usable: list[Worker] = []
-        """Those that may be leased to at all."""
+        """Workers that may get leases."""
         self._places: dict[str, int] = {}
         self._seen: dict[str, tuple[bool, bool, float, int, int]] = {}
-        """What was last known of each: present, usable, speed, version it takes new work at, capacity."""
+        """Last known values of each worker: present, usable, speed, version for new work, capacity."""
         self.open: list[Worker] = []
         """Usable workers with a credit left."""
         self._open_names: set[str] = set()
@@ -111,16 +112,16 @@ class Workers(dict[str, "Worker"]):
         self.changed(worker)
 
     def setdefault(self, name: str, default: Worker) -> Worker:
-        """The worker of this name; `default` becomes it where there is none."""
+        """The worker of this name; `default` is added if there is none."""
         if name not in self:
             self[name] = default
         return self[name]
 
-    # ------------------------------------------------------------ what routing asks
+    # ------------------------------------------------------------ aggregates for routing
 
     @property
     def speeds(self) -> tuple[float, float]:
-        """Mean and highest measured speed of those present; 1 where none is known."""
+        """Mean and highest measured speed of the present workers; 1 if none is known."""
         if self._speeds is None:
             known = [worker.speed for worker in self.present if worker.speed > 0]
             self._speeds = (sum(known) / len(known) if known else 1.0, max(known, default=1.0))
@@ -136,24 +137,24 @@ class Workers(dict[str, "Worker"]):
 
     @property
     def capacity(self) -> float:
-        """Samples that those present may hold."""
+        """Total capacity of the present workers, in samples."""
         if self._capacity is None:
             self._capacity = float(sum(worker.capacity for worker in self.present))
         return self._capacity
 
     @property
     def speed_capacity(self) -> float:
-        """The same, each times its speed (the usual one where it is not measured)."""
+        """Total capacity, each multiplied by the worker's speed (the mean if not measured)."""
         if self._speed_capacity is None:
             usual = self.speeds[0]
             self._speed_capacity = sum(worker.capacity * (worker.speed or usual) for worker in self.present)
         return self._speed_capacity
 
-    # ------------------------------------------------------------ what changes
+    # ------------------------------------------------------------ updates
 
     def changed(self, worker: Worker) -> None:
-        """Bring the lists and sums up to date after `is_present`, `is_draining`, `speed`, `capacity`, or the version,
-        the quarantine or the pin of this worker were set. Costs the same however many workers there are.
+        """Update the lists and sums after `is_present`, `is_draining`, `speed`, `capacity`, or the version, the
+        quarantine or the pin of this worker was set. The cost does not depend on the number of workers.
         """
         before = self._seen.get(worker.name, (False, False, 0.0, NO_VERSION, 0))
         is_present = worker.is_working
@@ -173,20 +174,20 @@ class Workers(dict[str, "Worker"]):
         self._credited(worker)
 
     def book(self, worker: Worker, lease: Lease) -> None:
-        """The worker holds this lease from now on."""
+        """Add a lease to the worker."""
         worker.outstanding.add(lease.lease_id)
         self._credited(worker)
 
     def unbook(self, worker: Worker, lease: Lease) -> None:
-        """The worker does not hold this lease any more."""
+        """Remove a lease from the worker."""
         if lease.lease_id in worker.outstanding:
             worker.outstanding.discard(lease.lease_id)
             self._credited(worker)
-            # exactly 0 again where nothing is left: the rounding of many sums must not add up
+            # reset to exactly 0 if nothing is left, so that rounding errors do not accumulate
             worker.load_tokens = worker.load_tokens - lease.expected_tokens if worker.outstanding else 0.0
 
     def _credited(self, worker: Worker) -> None:
-        """The worker got a credit, or spent one, or may be leased to again or no longer."""
+        """Update the list of workers with a credit after a change of this worker."""
         is_open = worker.free > 0 and worker.is_usable
         if is_open == (worker.name in self._open_names):
             return

@@ -1,7 +1,6 @@
-"""Rollout workers as they come and go.
+"""Registration and loss of rollout workers: joining, losing (leases return, `exactly-once`), draining, measured speeds.
 
-Owns: joining, losing (leases return, `exactly-once`), draining, measured speeds. Refuses: versions
-(version_rollout.py), choosing what to lease.
+Versions are in version_rollout.py, leases in leasing.py.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from controller.coordinator.worker import Worker
 
 
 def join(state: RunState, event: WorkerJoined) -> None:
-    """A worker says Hello: new, restarted, or back after silence."""
+    """Handle the Hello of a worker: new, restarted, or back after silence."""
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.ended_incarnation == event.incarnation:
         # Sent before it ended and read after its loss for good: nobody would ever report the loss again.
@@ -31,12 +30,12 @@ def join(state: RunState, event: WorkerJoined) -> None:
         return
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)
-        worker.voided.clear()  # there is nobody to cancel them at: the process that held them is gone
+        worker.voided.clear()  # nothing to cancel: the process that had them has exited
         worker.weights.replace()
         worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
         colocation.ended(state, worker)
     else:
-        if worker.voided:  # it may still be busy with what is leased to others by now
+        if worker.voided:  # it may still be working on samples that are now leased to others
             state.emit(SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
         worker.weights.reconnect()
@@ -49,14 +48,14 @@ def join(state: RunState, event: WorkerJoined) -> None:
 
 
 def lose(state: RunState, event: WorkerLost) -> None:
-    """A worker is silent or dead: its leases return with the tokens it had reported."""
+    """Handle the loss of a worker that is silent or has exited: its leases return with the tokens it had reported."""
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.is_present and event.incarnation not in (None, worker.incarnation):
-        return  # its successor has joined already
+        return  # its successor has already joined
     num_held = len(worker.outstanding)
     _take_leases_back(state, worker)
     worker.is_present, worker.is_gone = False, event.is_permanent
-    # A process that may live may hold device memory; WorkerEnded says when it does not.
+    # A process that may be alive may have device memory; WorkerEnded reports when it does not.
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
     if event.is_permanent:
@@ -69,7 +68,7 @@ def lose(state: RunState, event: WorkerLost) -> None:
 
 
 def end(state: RunState, event: WorkerEnded) -> None:
-    """The supervisor has seen the end of its process: only now is its memory free."""
+    """Handle the exit of its process, reported by the supervisor: only now is its memory free."""
     worker = state.workers.get(event.worker)
     if worker is None:
         return
@@ -79,9 +78,9 @@ def end(state: RunState, event: WorkerEnded) -> None:
 
 
 def drain(state: RunState, event: WorkerDraining) -> None:
-    """A worker is about to leave: it gets nothing new, and what it holds comes back as LeaseReturned.
+    """Drain a worker: it gets no new leases, and its leases return as LeaseReturned.
 
-    It counts also while the worker is lost: its messages may arrive again before it has left.
+    This also applies while the worker is lost: its messages may arrive again before it has exited.
     """
     worker = state.workers.get(event.worker)
     if worker is None or worker.is_draining or event.incarnation not in (None, worker.incarnation):
@@ -98,13 +97,13 @@ def drain(state: RunState, event: WorkerDraining) -> None:
 
 
 def can_spare(state: RunState, names: Collection[str]) -> bool:
-    """Some worker besides these is there, or will be started again."""
+    """Return whether some other worker is present, or will be restarted."""
     others = (worker for worker in state.workers.values() if worker.name not in names)
     return any(not worker.is_gone and not worker.is_draining and not worker.weights.quarantine for worker in others)
 
 
 def take_speed(state: RunState, event: WorkerSpeed) -> None:
-    """A speed was measured."""
+    """Handle a measured speed."""
     worker = state.workers.get(event.worker)
     if worker is not None and worker.is_present and event.tokens_per_s > 0:
         worker.speed, worker.steps_per_s = event.tokens_per_s, event.steps_per_s
@@ -119,13 +118,13 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
     for lease_id in sorted(worker.outstanding):
         lease = state.leases.get(lease_id)
         if lease is None:
-            continue  # ended together with a group given up just now
+            continue  # ended together with a group that was just dropped
         state.workers.unbook(worker, lease)
         lease.is_void = True
         state.routing.recalls.pop(lease_id, None)
         group = state.groups.table.live[lease.group_id]
         sample = group.samples[lease.sample_index]
-        # The lease stays known as void: should the worker have finished the sample, its answer counts if it is first.
+        # The lease is kept as void: if the worker has finished the sample, its answer counts if it is the first.
         sample.lease_id = None
         sample.moving_to = sample.moved_from = ""
         requeue(state, group, sample, is_loss=True)

@@ -1,16 +1,16 @@
-"""The life of a weight version on one rollout worker, as one transition table.
+"""The states of a weight version on one rollout worker, as one transition table.
 
-Owns: every field of `WorkerVersion`; no other module sets one. Other modules call its methods, each of which raises one
-event; `TABLE` gives the next state and the actions, and a pair that is not listed raises `UnlistedTransition`.
-Refuses: when an event has happened, deadlines in seconds, and messages (version_rollout.py, worker_lifecycle.py,
-colocation.py, evaluation.py and rewriting.py decide these).
+Only this module sets fields of `WorkerVersion`. Other modules call its methods, each of which raises one event; `TABLE`
+gives the next state and the actions, and a pair that is not listed raises `UnlistedTransition`. Events, deadlines in
+seconds and messages are decided in version_rollout.py, worker_lifecycle.py, colocation.py, evaluation.py and
+rewriting.py.
 
 States. In the second four the worker is quarantined: it gets no leases until it has loaded a version.
 
-    IDLE            nothing is expected of it: it has loaded what was announced, or nothing was announced yet
-    LOADING         a version was announced; that it is staged or loaded is expected within the deadline
+    IDLE            nothing is expected: it has loaded the announced version, or none was announced yet
+    LOADING         a version was announced; it must be staged or loaded within the deadline
     STAGED          it has the announced version on its host and waits for its turn, without a deadline
-    SWAPPING        it has the turn; that it has swapped is expected within the deadline
+    SWAPPING        it has the turn, and must swap within the deadline
     QUARANTINED     as IDLE; the version is announced again from time to time, a bounded number of times
     RETRYING        as LOADING
     RETRY_STAGED    as STAGED
@@ -55,18 +55,19 @@ Table. `-`: must not happen.
 Questions and answers.
 
     Can a quarantined worker hold a turn?
-        Yes (RETRY_SWAPPING): one that was late stages the version after all, and to swap it in is how it recovers.
+        Yes (RETRY_SWAPPING): a worker that was late stages the version after all, and recovers by swapping it in.
     How does a quarantine end?
         Only by LOADED or LOADED_OLDER, or when another process takes the name (REPLACED).
     What is expected of a worker that loads an older version after the deadline of the announced one?
-        The announced one, which is announced again with a new deadline: of a worker in IDLE nothing would be.
+        That it loads the announced version, which is announced again with a new deadline. In IDLE nothing would be
+        expected.
     Does a worker that waits for its turn have a deadline?
-        No: that its turn comes is not its business, so OVERDUE is not listed for STAGED and RETRY_STAGED.
+        No: it cannot influence when its turn comes, so OVERDUE is not listed for STAGED and RETRY_STAGED.
     Can a worker get a turn twice for one version?
-        Where it is announced the version again meanwhile. A message that it has staged may arrive again: that gives no
-        second turn, it is ignored while the worker has the turn and once it has the version (version_rollout.py).
+        Yes, if the version is announced to it again. A repeated message that it has staged gives no second turn: it is
+        ignored while the worker has the turn and when it has the version (version_rollout.py).
     Does a worker that cannot be reached keep its state?
-        Yes: it may be alive. Once it sends something again, RECONNECTED has the announcement repeated.
+        Yes: it may be alive. When it sends a message again, RECONNECTED repeats the announcement.
     Can a quarantined worker be pinned to an evaluation?
         No: the quarantine ends the pin at once (UNPINNED), so that the evaluation can go to another worker.
     Does the end of a quarantine forget attempts?
@@ -85,7 +86,7 @@ from controller.coordinator.transitions import transition
 
 
 class VersionState(Enum):
-    """Where a worker stands between the announcement of a version and its use."""
+    """State of a worker between the announcement of a version and its use."""
 
     IDLE = "idle"
     LOADING = "loading"
@@ -98,39 +99,39 @@ class VersionState(Enum):
 
 
 class VersionEvent(Enum):
-    """What can happen to a version on its way to one worker."""
+    """Events of a version on its way to one worker."""
 
     ANNOUNCED = "announced"
-    """A version is sent to it: a newer one, or the same once more."""
+    """A version is announced to it: a newer one, or the same again."""
     STAGED = "staged"
     """It has the announced version complete and verified on its host."""
     TURN_GRANTED = "turn granted"
     LOADED = "loaded"
     """It samples with the announced version."""
     LOADED_OLDER = "loaded older"
-    """It samples with a version before the announced one, which is still on its way."""
+    """It samples with an older version than the announced one, which is still on its way."""
     FAILED = "failed"
-    """It cannot load the announced version, and that matters."""
+    """It cannot load the announced version, which is still needed."""
     UNLOADABLE = "unloadable"
-    """It cannot load the version of the evaluation that it was pinned to; FAILED follows where that is the newest."""
+    """It cannot load the version of the evaluation that it was pinned to; FAILED follows if that is the newest."""
     OVERDUE = "overdue"
     DRAINING = "draining"
-    """It leaves, so nothing is expected of it."""
+    """It drains, so nothing is expected of it."""
     MEMORY_RELEASED = "memory released"
-    """It has given back its engine's memory, or is to, and the version with it; or its process is gone."""
+    """It has released its engine's memory and with it the version, or was requested to; or its process has exited."""
     REPLACED = "replaced"
     """Another process has taken the name."""
     RECONNECTED = "reconnected"
-    """The same process, after it was out of reach: what was announced to it may be lost."""
+    """The same process can be reached again: announcements to it may be lost."""
     OFFERED_AGAIN = "offered again"
-    """The files of the announced version are new."""
+    """The files of the announced version were replaced."""
     PINNED = "pinned"
-    """It is to load the version of an evaluation and to keep it."""
+    """It must load the version of an evaluation and keep it."""
     UNPINNED = "unpinned"
 
 
 class VersionAction(Enum):
-    """What an event changes besides the state."""
+    """What an event changes in addition to the state."""
 
     SET_ANNOUNCED = "set announced"
     SET_VERSION = "set version"
@@ -138,7 +139,7 @@ class VersionAction(Enum):
     STOP_DEADLINE = "stop deadline"
     SET_QUARANTINE = "set quarantine"
     CLEAR_QUARANTINE = "clear quarantine"
-    """Its reason, the attempts, and what could not be loaded."""
+    """The reason, the attempts, and the version that could not be loaded."""
     CLEAR_ATTEMPTS = "clear attempts"
     REPEAT_ANNOUNCEMENT = "repeat announcement"
     FORGET_VERSIONS = "forget versions"
@@ -171,9 +172,9 @@ _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
         (_A.START_DEADLINE,),
     ),
     _E.LOADED: ((_S.IDLE,) * 4, (_S.IDLE,) * 4, (_A.SET_VERSION, _A.STOP_DEADLINE, _A.CLEAR_QUARANTINE)),
-    # It can load versions, so the quarantine ends, but it owes the announced one still: the deadline goes on.
+    # It can load versions, so the quarantine ends, but the announced version is still expected: the deadline continues.
     _E.LOADED_OLDER: (_STATES, _STATES, (_A.SET_VERSION, _A.CLEAR_QUARANTINE)),
-    # Also from IDLE: a worker that has the version says it has not.
+    # Also from IDLE: a worker that has the version may report that it has not.
     _E.FAILED: ((_S.QUARANTINED,) * 4, (_S.QUARANTINED,) * 4, (_A.STOP_DEADLINE, _A.SET_QUARANTINE)),
     _E.UNLOADABLE: ((_S.IDLE,) * 4, (_S.QUARANTINED,) * 4, (_A.STOP_DEADLINE, _A.SET_UNLOADABLE)),
     _E.OVERDUE: (
@@ -182,7 +183,7 @@ _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
         (_A.STOP_DEADLINE, _A.SET_QUARANTINE),
     ),
     _E.DRAINING: ((_S.IDLE,) * 4, (_S.QUARANTINED,) * 4, (_A.STOP_DEADLINE,)),
-    # A quarantine outlasts the release: the same process may fail again with the next version.
+    # A quarantine continues after the release: the same process may fail again with the next version.
     _E.MEMORY_RELEASED: ((_S.IDLE,) * 4, (_S.QUARANTINED,) * 4, (_A.FORGET_VERSIONS, _A.STOP_DEADLINE)),
     _E.REPLACED: ((_S.IDLE,) * 4, (_S.IDLE,) * 4, (_A.FORGET_VERSIONS, _A.STOP_DEADLINE, _A.CLEAR_QUARANTINE)),
     _E.RECONNECTED: (_STATES, _QUARANTINED, (_A.REPEAT_ANNOUNCEMENT,)),
@@ -193,7 +194,7 @@ _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
 """By event: the next state from each of the first four states and of the second four, and the actions."""
 
 _ALSO = {(_S.QUARANTINED, _E.LOADED_OLDER): (_A.REPEAT_ANNOUNCEMENT,)}
-"""Actions of one pair alone. Here the deadline is over: without another announcement nothing would be expected."""
+"""Actions of single pairs. In these the deadline has passed: without another announcement nothing would be expected."""
 
 TABLE: dict[VersionState, dict[VersionEvent, tuple[VersionState, tuple[VersionAction, ...]]]] = {
     state: {
@@ -207,7 +208,7 @@ TABLE: dict[VersionState, dict[VersionEvent, tuple[VersionState, tuple[VersionAc
 
 @dataclass(slots=True)
 class WorkerVersion:
-    """What is known of the versions of one worker. Read it anywhere; change it through its methods only.
+    """Versions of one worker. Read it anywhere; change it only through its methods.
 
     Example:
         >>> weights = WorkerVersion()
@@ -221,35 +222,36 @@ class WorkerVersion:
     version: int = NO_VERSION
     """Loaded."""
     announced: int = NO_VERSION
-    """Newest announced to this process."""
+    """Newest version announced to this process."""
     announced_lineage: str = ""
-    """Life of the trainer that published it."""
+    """Lineage of the trainer that published it."""
     announced_writing: int = 0
-    """How often its files had been written again by then."""
+    """Number of rewrites of its files at that time."""
     must_announce_again: bool = False
-    """The last announcement may have been lost in a silence, or its files are new: say it again."""
+    """The announcement must be repeated: it may have been lost during a silence, or its files were replaced."""
     quarantine: str = ""
-    """Why it gets no new leases; empty: it does. Not empty in the second four states only."""
+    """Why it gets no new leases; empty: it does. Only non-empty in the second four states."""
     load_attempts: int = 0
     """Announcements of the same version so far."""
     retry_at_s: float = 0.0
-    """When a quarantined worker may be tried again."""
+    """Time after which the version is announced again to a quarantined worker."""
     load_due_s: float = math.inf
-    """When the announced version must be staged, or the staged one swapped in; infinite: nothing is expected."""
+    """Deadline to stage the announced version, or to swap in the staged one; infinite: nothing is expected."""
     unloadable: int = NO_VERSION
     """Newest version it failed to load for an evaluation."""
     pin: EvalJob | None = None
     """The evaluation whose version it keeps; None in the second four states."""
     is_staged: bool = False
-    """It waits for its turn to swap. Follows from the state, as `has_turn` does; both are asked of every worker after
-    every event of a run with `swap: rolling`."""
+    """It waits for its turn to swap. Derived from the state, like `has_turn`; both are read for every worker after
+    every event of a run with `swap: rolling`.
+    """
     has_turn: bool = False
-    """It was asked to swap in what it has staged."""
+    """It has the turn to swap in the staged version."""
 
     # ------------------------------------------------------------ events
 
     def announce(self, version: int, lineage: str, writing: int, *, due_s: float, retry_at_s: float) -> None:
-        """Record that this version, written again `writing` times, is sent to the worker."""
+        """Record that this version, rewritten `writing` times, is announced to the worker."""
         self._happen(_E.ANNOUNCED, version=version, lineage=lineage, writing=writing, at_s=due_s)
         self.retry_at_s = retry_at_s
 
@@ -258,16 +260,16 @@ class WorkerVersion:
         self._happen(_E.STAGED)
 
     def grant_turn(self, due_s: float) -> None:
-        """Record that it is asked to swap."""
+        """Record that it is granted its turn to swap."""
         self._happen(_E.TURN_GRANTED, at_s=due_s)
 
     def load(self, version: int) -> None:
-        """Record that it samples with this version. A report that is late takes nothing back."""
+        """Record that it samples with this version. A late report does not revert a newer version."""
         is_reached = max(self.version, version) >= self.announced
         self._happen(_E.LOADED if is_reached else _E.LOADED_OLDER, version=version)
 
     def fail(self, reason: str, retry_at_s: float) -> None:
-        """Quarantine it, since it cannot load what was announced."""
+        """Quarantine it, because it cannot load the announced version."""
         self._happen(_E.FAILED, reason=reason, at_s=retry_at_s)
 
     def mark_unloadable(self, version: int) -> None:
@@ -275,11 +277,11 @@ class WorkerVersion:
         self._happen(_E.UNLOADABLE, version=version)
 
     def expire(self, reason: str, retry_at_s: float) -> None:
-        """Quarantine it, since the deadline is over."""
+        """Quarantine it, because the deadline has passed."""
         self._happen(_E.OVERDUE, reason=reason, at_s=retry_at_s)
 
     def drain(self) -> None:
-        """Record that it leaves."""
+        """Record that it drains."""
         self._happen(_E.DRAINING)
 
     def forget(self) -> None:
@@ -291,15 +293,15 @@ class WorkerVersion:
         self._happen(_E.REPLACED)
 
     def reconnect(self) -> None:
-        """Record that the same process is back."""
+        """Record that the same process can be reached again."""
         self._happen(_E.RECONNECTED)
 
     def offer_again(self) -> None:
-        """Have the announced version announced once more, as if for the first time."""
+        """Request another announcement of the version, as if for the first time."""
         self._happen(_E.OFFERED_AGAIN)
 
     def pin_to(self, job: EvalJob) -> None:
-        """Record the evaluation whose version it is to keep."""
+        """Record the evaluation whose version it must keep."""
         self._happen(_E.PINNED, job=job)
 
     def unpin(self) -> None:

@@ -1,11 +1,11 @@
-"""Who may read the pages and who may act: tokens, names of this server, origins, headers of every answer.
+"""Access rules of the dashboard: tokens, Host header, origins, and headers of every response.
 
-Owns: the rules. Refuses: routes (server.py), doing what is asked (actions.py).
+Routes are in server.py, actions in actions.py.
 
-Reading is open on a loopback address, unless a token was given; anywhere else it needs the token. Acting always
-needs it, in a header that no form and no link of another site can send. The Host header must name this server by an
-address, by `localhost` or by the machine's own name: a page of another site whose name was pointed here (DNS
-rebinding) cannot.
+Reading is open on a loopback address, unless a token was given; on any other address it requires the token. Actions
+always require the token, in a header that no form and no link of another site can send. The Host header must name this
+server by an address, by `localhost` or by the machine's own name. A page of another site whose name resolves to this
+machine (DNS rebinding) cannot send such a header.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer."""
+"""Headers of every response."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server. `token` is never empty."""
+    """Access rules of one server. `token` is never empty."""
 
     host: str
     token: str
@@ -51,9 +51,9 @@ class Access:
 
     @staticmethod
     def of(host: str, token: str | None = None) -> Access:
-        """The rules for an address. token: the user's own; None: that of the environment, else a generated one.
+        """The rules for an address. token: the user's own; None: from the environment, else a generated one.
 
-        Raises UserError where the token can be guessed or cannot stand in an address.
+        Raises UserError if the token is too short or contains characters not allowed in a URL.
         """
         given = os.environ.get(TOKEN_VARIABLE) if token is None else token
         if given is not None and not _TOKEN.fullmatch(given):
@@ -69,7 +69,7 @@ class Access:
         return given is not None and hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
     def knows_host(self, header: str | None) -> bool:
-        """The Host header is one by which a browser of ours would call this server."""
+        """Return whether the Host header is a valid name of this server."""
         try:
             name = urlsplit(f"//{header or ''}").hostname or ""
         except ValueError:
@@ -78,7 +78,7 @@ class Access:
 
     @staticmethod
     def is_same_origin(headers: Mapping[str, str]) -> bool:
-        """A page of this server sent the request, or a program that is no browser."""
+        """Return whether the request was sent by a page of this server, or by a program that is not a browser."""
         if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return False
         origin = headers.get("Origin")
@@ -86,7 +86,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 @cache
 def _machine_names() -> frozenset[str]:
-    """The second may take a look-up in the network: once."""
+    """Names of this machine. Cached, because the second may require a network look-up."""
     return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 

@@ -1,10 +1,10 @@
-"""What a page may ask of a run: checkpoint, stop, drain, add. The commands of these names do it.
+"""Actions of the pages on a run: checkpoint, stop, drain, add. Each executes the command of the same name.
 
-Owns: which commands, their arguments, one at a time per run, their output. Refuses: who may ask (access.py), the
-requests themselves (runs/stop.py, runs/crew.py, runs/checkpoint.py).
+Selects commands and arguments, runs one at a time per run and returns the output. Access is checked in access.py; the
+commands are in runs/stop.py, runs/crew.py and runs/checkpoint.py.
 
-A command is a process of its own, as if it had been typed: it says the same, and has the same rights. It goes on where
-the browser goes away; the end of the server ends those that still wait, not what they asked for.
+A command is a separate process with the same output and permissions as on the command line. It continues if the browser
+disconnects. When the server ends, waiting commands are ended, but not what they requested.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _WORKER = re.compile(r"rollout-\d{1,6}")
 
 
 class Busy(UserError):
-    """Another action on the same run has not ended yet."""
+    """Raised if another action on the same run has not ended yet."""
 
 
 @dataclass
 class Actions:
-    """The commands that run now, by run."""
+    """Running commands, by run."""
 
     command: Sequence[str] = COMMAND
     _running: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
 
     async def perform(self, folder: RunFolder, action: str, worker: str = "") -> dict[str, Any]:
-        """Run one command to its end: `is_done` by its exit status, and what it printed. Raises UserError, Busy."""
+        """Run one command to its end; return `is_done` from its exit status, and its output. Raises UserError, Busy."""
         words = words_of(folder, action, worker)
         key = str(folder.root)
         if key in self._running:
@@ -50,7 +50,7 @@ class Actions:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End the commands that still wait."""
+        """End the commands that are still waiting."""
         for task in list(self._running.values()):
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)

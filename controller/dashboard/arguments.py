@@ -1,4 +1,4 @@
-"""Arguments of `areal-like dashboard`. Owns: them. Refuses: doing it (command.py), aiohttp."""
+"""Arguments of `areal-like dashboard`. The command is in command.py. aiohttp is not imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ process list shows.
 
 
 def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
-    """The command; `make` creates one."""
+    """Add the command; `make` creates its parser."""
     command = make(
         commands, "dashboard", "a live web page over the runs of a folder", _EPILOG,
         "Serve a live page over all runs of a folder: curves, throughput, staleness, timeline, samples, events, logs. "

@@ -1,6 +1,6 @@
-"""A run in single numbers: its state, what it does now, its processes.
+"""Single numbers of a run: its state, current activity, and processes.
 
-Owns: which numbers, their wording. Refuses: curves (live_charts.py), judging the run (owner_host.py).
+Curves are in live_charts.py; the state is determined in owner_host.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def header(folder: RunFolder, facts: Facts | None) -> dict[str, Any]:
 
 
 def cards(data: RunData, facts: Facts | None) -> list[Card]:
-    """Numbers of this moment; those that are not known are left out."""
+    """Current numbers; unknown ones are left out."""
     status = facts.status if facts else {}
     found = [
         _progress(data, facts), _left(status, is_running=facts is not None and facts.where.is_running),

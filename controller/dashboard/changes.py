@@ -1,8 +1,7 @@
-"""What to send so that a page that has the old content gets the new one.
+"""Computes the update for a page that shows older content.
 
-Owns: the form of a change. Refuses: what the content is (run_view.py), applying it (static/run.js).
-
-A part that changed is sent whole, a chart by the ends of its curves: points before the last bin do not change.
+The content is made in run_view.py; updates are applied by static/run.js. A part that changed is sent completely; of a
+chart only the ends of its curves, because points before the last bin do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ Content = Mapping[str, Any]
 
 
 def changes(old: Content, new: Content) -> dict[str, Any]:
-    """Parts that differ. `charts` holds the changed charts only, as `chart_change` writes them; None: it is gone."""
+    """Parts that differ. `charts` contains only the changed charts, as returned by `chart_change`; None: the part was
+    removed.
+    """
     found = {key: value for key, value in new.items() if key != "charts" and old.get(key) != value}
     before, now = old.get("charts", {}), new.get("charts", {})
     charts: dict[str, Any] = {key: None for key in before if key not in now}

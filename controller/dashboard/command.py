@@ -1,6 +1,6 @@
 """`areal-like dashboard [RUNS_DIR]`: serves the pages until Ctrl-C.
 
-Owns: checks before the start, what is printed, exit status. Refuses: routes (server.py), rules of access (access.py).
+Checks the arguments and prints the address. Routes are in server.py, access rules in access.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
 
 
 def say(line: str) -> None:
-    """Print at once, also into a pipe: the address is waited for."""
+    """Print and flush, because a program may read the address from a pipe."""
     print(line, flush=True)
 
 
@@ -32,7 +32,7 @@ def dashboard(
     runs_dir: str, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, token: str | None = None,
     announce: Callable[[str], None] = say,
 ) -> int:  # fmt: skip
-    """Serve until SIGINT or SIGTERM. Returns the exit status, 0.
+    """Serve until SIGINT or SIGTERM; return the exit status, 0.
 
     Raises UserError: no such folder, a run instead of a folder of runs, port in use, a bad token.
     """
@@ -45,7 +45,7 @@ def dashboard(
 
 
 def checked(runs_dir: str) -> Path:
-    """The folder of runs. Raises UserError."""
+    """Check the folder of runs. Raises UserError."""
     folder = Path(runs_dir).expanduser()
     try:
         if not folder.is_dir():
@@ -75,7 +75,7 @@ async def _serve(made: Dashboard, port: int, announce: Callable[[str], None]) ->
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
-    """Raises UserError where the address cannot be had."""
+    """Listen on the address. Raises UserError if it is not available."""
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
@@ -89,12 +89,12 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """asyncio puts the address into the text once more; names that nobody knows have negative numbers."""
+    """Reason of an OSError without the address that asyncio adds; errors of name resolution have negative numbers."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
 
 def greeting(made: Dashboard, port: int) -> list[str]:
-    """What the command prints: address, token, a word where the network is open."""
+    """Text printed at the start: address, token, and a note if the address is open to the network."""
     access = made.access
     place = f"[{access.host}]" if ":" in access.host else access.host
     query = f"?token={access.token}" if access.reads_need_token else ""

@@ -1,8 +1,7 @@
-"""Steps and pulses of a run in memory that does not grow with it: what curves are drawn from.
+"""Steps and pulses of a run for its curves, in memory that does not grow with the run.
 
-Owns: merging rows of steps into bins as they come, thinning pulses. Refuses: curves (report/run_charts.py).
-
-A curve of 5,000 points on a screen of 400 is drawn from bins anyway; merged once, an update costs the same at any step.
+Merges steps into bins as they arrive, and thins pulses. Curves are in report/run_charts.py. A curve of 5,000 points on
+a screen of 400 is drawn from bins anyway; with incremental merging an update has the same cost at any step.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 from controller.report.charts import number
 
 MAX_BINS = 400
-"""More points than a chart of half the page has pixels to tell apart."""
+"""More points than a chart of half the page width can show."""
 MAX_LIST = 64
-"""Values kept of a list (the staleness of each group) in a bin: shares of it are right within 1/64."""
+"""Values kept of a list (the staleness of each group) in a bin: its shares are accurate to 1/64."""
 _LOWEST = ("ess", "explained_variance")
-"""Fields of which the worst value is the lowest: the report draws their minimum as well."""
+"""Fields whose worst value is the lowest: the report also draws their minimum."""
 
 Row = dict[str, Any]
 
 
 class Condensed:
-    """Rows of steps in rising order. A bin has the last step and time of its rows, and their means or extremes."""
+    """Rows of steps in ascending order. A bin has the last step and time of its rows, and their means or extremes."""
 
     def __init__(self, max_bins: int = MAX_BINS) -> None:
         self._max_bins = max_bins
@@ -37,7 +36,7 @@ class Condensed:
         return self._bins
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One more step."""
+        """Add one step."""
         if self._bins and self._counts[-1] < self.per_bin:
             self._bins[-1] = merged(self._bins[-1], self._counts[-1], row, 1)
             self._counts[-1] += 1
@@ -61,7 +60,7 @@ class Condensed:
 
 
 def merged(one: Mapping[str, Any], num_one: int, other: Mapping[str, Any], num_other: int) -> Row:
-    """Two rows as one: means by how many steps each stands for; extremes stay extremes."""
+    """Merge two rows: means are weighted by the number of steps of each, extremes are kept."""
     row: Row = {**one, **other}
     for key in ("step", "time_s", "wall_s"):
         if key in other:
@@ -84,7 +83,7 @@ def merged(one: Mapping[str, Any], num_one: int, other: Mapping[str, Any], num_o
 
 
 def _spread(a: list[Any], num_a: int, b: list[Any], num_b: int) -> list[Any]:
-    """Both lists, or quantiles of each in proportion to the steps it stands for."""
+    """Both lists, or quantiles of each in proportion to its number of steps."""
     if len(a) + len(b) <= MAX_LIST:
         return a + b
     places = max(1, min(MAX_LIST - 1, round(MAX_LIST * num_a / (num_a + num_b))))
@@ -92,13 +91,13 @@ def _spread(a: list[Any], num_a: int, b: list[Any], num_b: int) -> list[Any]:
 
 
 def _quantiles(values: list[Any], count: int) -> list[Any]:
-    """`count` values at equal distances in their order; values that are no numbers do not count."""
+    """`count` values at equal distances in sorted order; values that are not numbers are ignored."""
     known = sorted(value for value in values if number(value) is not None)
     return [known[int((place + 0.5) * len(known) / count)] for place in range(count)] if known else []
 
 
 class ThinnedPulses:
-    """Pulses, every n-th of them and the newest: their counters are cumulative, so nothing is lost between two."""
+    """Every n-th pulse and the newest. Their counters are cumulative, so no activity between two pulses is lost."""
 
     def __init__(self, max_pulses: int = MAX_BINS) -> None:
         self._max_pulses = max_pulses
@@ -107,7 +106,7 @@ class ThinnedPulses:
         self._newest: Row | None = None
 
     def add(self, pulse: Row) -> None:
-        """One more."""
+        """Add one pulse."""
         if self._seen % self._stride == 0:
             self._kept.append(pulse)
             if len(self._kept) >= 2 * self._max_pulses:
@@ -117,7 +116,7 @@ class ThinnedPulses:
 
     @property
     def rows(self) -> list[Row]:
-        """In their order."""
+        """The kept pulses, in order."""
         if self._newest is None or self._kept[-1] is self._newest:
             return list(self._kept)
         return [*self._kept, self._newest]

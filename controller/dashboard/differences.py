@@ -1,6 +1,6 @@
-"""What is set differently in some runs of the list.
+"""Settings that differ between selected runs of the list. Only the settings of these runs are read.
 
-Owns: which runs may be compared, reading their settings alone. Refuses: finding the differences (report/compare.py).
+Differences are computed in report/compare.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MAX_RUNS = 12
 
 
 def differences(runs_dir: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Rows of the keys that differ, a cell per run. Raises UserError: fewer than two runs, too many, an unknown one."""
+    """Rows of the keys that differ, a cell per run. Raises UserError for fewer than two runs, too many, or an unknown
+    one.
+    """
     chosen = list(dict.fromkeys(names))
     if not 2 <= len(chosen) <= MAX_RUNS:
         raise UserError(

@@ -1,11 +1,12 @@
-"""What all viewers of one page see, computed once for all of them and only while there are some.
+"""A feed computes the content of one page once for all its viewers, and only while there are viewers.
 
-Owns: viewers, the shared computation, its budget of processor time. Refuses: what is shown (run_list.py, run_view.py),
-HTTP (server.py).
+Manages viewers and limits the processor time of the shared computation. The content is made in run_list.py and
+run_view.py, HTTP is in server.py.
 
-Map. The first viewer starts the task; it refreshes the view in a thread, hands every viewer the same bytes, and pauses
-until that refresh has taken no more than BUDGET of one core. The last viewer that leaves ends it. A viewer that reads
-slower than messages come is cut off: its browser connects again and begins with a whole snapshot.
+Map. The first viewer starts the task. The task refreshes the view in a thread, sends the same bytes to every viewer,
+and pauses until the refresh has used no more than BUDGET of one core. When the last viewer disconnects, the task ends.
+A viewer that reads slower than messages arrive is disconnected: its browser reconnects and starts with a whole
+snapshot.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from areal_like.errors import UserError, first_line
 log = logging.getLogger(__name__)
 
 BUDGET = 0.005
-"""Share of one core that a feed may take: half of what a viewer may cost a run that has a single core."""
+"""Share of one core that a feed may use: half of what viewers may cost a run that has a single core."""
 MIN_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 MAX_WAITING = 16
-"""Messages that wait for one viewer."""
+"""Maximum queued messages of one viewer."""
 KEEP_S = 60.0
-"""A view is kept so long after its last viewer: a reload of the page reads nothing again."""
+"""Time that a view is kept after its last viewer, so that reloading the page reads no file again."""
 
 
 class View(Protocol):
-    """What a page shows. One thread at a time calls it."""
+    """Content of a page. Called by one thread at a time."""
 
     def refresh(self) -> Mapping[str, Any]:
-        """Look at the files and return what has changed; empty where nothing has. Raises UserError, OSError."""
+        """Read the files and return the changes; empty if there are none. Raises UserError, OSError."""
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
-        """All that the last refresh found."""
+        """Return the complete content as of the last refresh."""
         ...
 
 
 @dataclass(eq=False)
 class Viewer:
-    """One connected page. None in the queue ends it."""
+    """One connected page. None in the queue ends its stream."""
 
     messages: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING + 1))
 
@@ -72,14 +73,14 @@ class Feed:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Viewer]:
-        """A viewer, with the whole view as its first message. Raises UserError, OSError: it cannot be read."""
+        """Add a viewer, with the whole view as its first message. Raises UserError or OSError if it cannot be read."""
         viewer = Viewer()
         if self._forgetting is not None:
             self._forgetting.cancel()
         while (whole := self._whole) is None:
-            # Shielded: where the browser goes away meanwhile, the thread must not lose the lock it works under.
+            # Shielded: if the browser disconnects meanwhile, the thread must keep its lock.
             await asyncio.shield(self._prepare())
-        # A refresh that is under way hands its change to this viewer too, so that nothing is missed in between.
+        # A refresh in progress sends its change to this viewer too, so that no change is missed.
         viewer.messages.put_nowait(whole)
         self.viewers.add(viewer)
         if self._task is None:
@@ -117,7 +118,8 @@ class Feed:
 
     def _rest(self) -> None:
         if self._task is not None and not self._lock.locked():
-            self._task.cancel()  # it sleeps; in a refresh it must not be cut, and ends by itself after it
+            # only cancelled while it sleeps; a refresh is not interrupted, and the task ends after it
+            self._task.cancel()
             self._task = None
         self._forgetting = asyncio.get_running_loop().call_later(KEEP_S, self._forget)
 
@@ -137,7 +139,7 @@ class Feed:
         self._task = None
 
     def _refresh(self) -> bytes | None:
-        """The message for all viewers; None where nothing has changed."""
+        """The message for all viewers; None if nothing has changed."""
         assert self._view is not None
         began_s = self.cpu_clock()
         self.num_refreshes += 1
@@ -145,7 +147,7 @@ class Feed:
             change, problem = self._view.refresh(), ""
         except (UserError, OSError) as error:
             change, problem = {}, str(error)
-        except Exception as error:  # fault boundary: the page of one run must not end those of the others
+        except Exception as error:  # fault boundary: a failure on the page of one run must not end the others
             log.exception("a page cannot be updated")
             change, problem = {}, f"this page cannot be updated ({first_line(error)})"
         if problem != self._problem:
@@ -164,10 +166,10 @@ class Feed:
 
 
 def pause_s(cost_s: float) -> float:
-    """How long to rest after a refresh that took so much processor time."""
+    """Length of the pause after a refresh that used the given processor time."""
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, cost_s / BUDGET))
 
 
 def message(event: str, content: Mapping[str, Any]) -> bytes:
-    """One server-sent event. JSON has no line break, so one data line holds it."""
+    """Encode one server-sent event. JSON has no line break, so one data line is sufficient."""
     return b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(content) + b"\n\n"

@@ -1,6 +1,6 @@
-"""A JSON Lines file that grows, read by offset: each byte once.
+"""Reads a growing JSON Lines file by offset, each byte once.
 
-Owns: the offset, the unfinished last line, files that were replaced or cut. Refuses: what a row means.
+Handles an incomplete last line, and files that were replaced or truncated.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 CHUNK_BYTES = 4 << 20
-"""Bounds the memory of one read; a file of an old run may have hundreds of megabytes."""
+"""Bytes of one read; a file of an old run may have hundreds of megabytes."""
 
 
 @dataclass
 class JsonlTail:
-    """Where reading has come to in one file."""
+    """Reading position in one file."""
 
     path: Path
     num_damaged: int = 0
@@ -27,9 +27,9 @@ class JsonlTail:
     _decoder: Any = field(default_factory=msgspec.json.Decoder)
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Rows since the last call, and whether the file began again, so that earlier rows are void.
+        """Return the rows since the last call, and whether the file was restarted, which invalidates earlier rows.
 
-        A missing file has no rows. Raises OSError where the file cannot be read.
+        A missing file has no rows. Raises OSError if the file cannot be read.
         """
         rows: list[dict[str, Any]] = []
         try:
@@ -48,9 +48,11 @@ class JsonlTail:
         return rows, began_again
 
     def _take(self, data: bytes, rows: list[dict[str, Any]]) -> bool:
-        """Whether a whole line was in it: the rest is read again with what follows."""
+        """Parse complete lines; return whether there was one. An incomplete rest is read again with the following
+        bytes.
+        """
         end = data.rfind(b"\n") + 1
-        if not end and len(data) == CHUNK_BYTES:  # a line of megabytes is none of ours
+        if not end and len(data) == CHUNK_BYTES:  # a line of megabytes was not written by this program
             end = len(data)
         for line in data[:end].split(b"\n"):
             if not line.strip():

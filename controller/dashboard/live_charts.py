@@ -1,6 +1,6 @@
-"""The charts of a live page: those of the report that need no samples, and staleness next to its bound.
+"""The charts of a live page: the report's charts that need no samples, and staleness with its bound.
 
-Owns: which, in which order. Refuses: the charts themselves (report/run_charts.py, report/flow_charts.py).
+The charts are defined in report/run_charts.py and report/flow_charts.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from controller.run_folder.run_folder import is_from_files
 
 @dataclass(frozen=True)
 class PulseCharts:
-    """The charts over time, which change with a pulse and not with a step."""
+    """The charts over time, which change with each pulse and not with each step."""
 
     in_flight: Chart
     machine: Sequence[Chart]
 
     @staticmethod
     def of(data: RunData) -> PulseCharts:
-        """Draw them."""
+        """Make the charts."""
         return PulseCharts(
             flow.in_flight(data), (flow.memory(data), flow.processor_time(data), flow.reward_queue(data))
         )
@@ -35,7 +35,7 @@ def sections(data: RunData, every_step: RunData, per_bin: int, pulses: PulseChar
 
     Args:
         data: steps merged into bins.
-        every_step: the same with each step's reward, for the mean over so many steps.
+        every_step: the same with each step's reward, for the running mean.
         per_bin: steps of a bin; captions name it.
         pulses: the charts over time.
     """
@@ -61,7 +61,7 @@ def sections(data: RunData, every_step: RunData, per_bin: int, pulses: PulseChar
 
 
 def staleness(data: RunData) -> Chart:
-    """Staleness of the groups of each step, and the bound that they never exceed."""
+    """Staleness of the groups of each step, and its bound."""
     lines = [("staleness_max", "highest", "c1"), ("staleness_mean", "mean", "c0")]
     bound = number(data.setting("staleness.max_staleness"))
     y = Axis("staleness", "versions", bottom=0.0)
@@ -71,7 +71,7 @@ def staleness(data: RunData) -> Chart:
 
 
 def _said(chart: Chart, per_bin: int) -> Chart:
-    """The caption of a chart over merged steps says so."""
+    """Add a sentence about merged steps to the captions."""
     is_merged = per_bin > 1 and chart.x.label == "step" and chart.key not in ("chart-learning",)
     return replace(chart, caption=f"{chart.caption} Each point stands for {per_bin} steps.") if is_merged else chart
 

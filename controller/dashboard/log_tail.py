@@ -1,6 +1,6 @@
-"""The newest lines of a run's logs, all processes by time.
+"""The newest lines of a run's logs, all processes merged by time, up to a maximum.
 
-Owns: how many lines a page has. Refuses: reading and ordering them (runs/logs.py).
+Reading and ordering is in runs/logs.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Line = list[str]
 
 
 class LogTail:
-    """The logs of one run, each file read forward from its end."""
+    """The logs of one run. Each file is read forward from its last lines."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -26,7 +26,9 @@ class LogTail:
         self._recent: deque[Line] = deque(maxlen=MAX_LINES)
 
     def news(self) -> list[Line]:
-        """Lines since the last call as [process, text], at most MAX_LINES; the first call gives the newest ones."""
+        """Return the lines since the last call as [process, text], at most MAX_LINES; the first call returns the
+        newest.
+        """
         try:
             found = names(self._folder)
         except UserError:
@@ -44,5 +46,5 @@ class LogTail:
         return lines
 
     def recent(self) -> list[Line]:
-        """The newest lines."""
+        """Return the newest lines."""
         return list(self._recent)

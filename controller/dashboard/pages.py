@@ -1,8 +1,7 @@
-"""The files that a browser loads: the shell of a page, scripts and style sheets.
+"""The static files of a page: HTML shell, scripts and style sheets, with their types.
 
-Owns: their names, types and where each comes from. Refuses: what a page shows (its events bring that).
-
-The report's script and style sheet are served as they are: the same charts, colours and legends.
+The content of a page is sent by its events. The report's script and style sheet are reused, so charts, colours and
+legends are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STATIC = {
 
 @cache
 def asset(name: str) -> tuple[bytes, str]:
-    """A file and the tag of its content."""
+    """Read a file; return it with its ETag."""
     if name == "plotly.js":
         text = report.plotly_js()
     elif name == "palette.css":
@@ -49,13 +48,15 @@ def asset(name: str) -> tuple[bytes, str]:
 
 @cache
 def style_ids() -> list[str]:
-    """Elements that plotly's script looks for before it adds a style sheet, which the content policy would refuse."""
+    """Elements that plotly's script checks for before it adds a style sheet, which the content security policy would
+    block.
+    """
     found = re.findall(r'getElementById\("([0-9a-f]{64})"\)', report.plotly_js())
     return ["plotly.js-style-global", *dict.fromkeys(found)]
 
 
 def shell(view: str, name: str = "") -> str:
-    """A page without content. `view` chooses what its script fills it with; `name` is that of a run."""
+    """Render a page without content. `view` selects the content that its script adds; `name` is the name of a run."""
     data = {**report.payload([], Timeline()), "view": view, "name": name}
     ids = style_ids() if view == "run" else []
     return _template(
@@ -68,7 +69,7 @@ def shell(view: str, name: str = "") -> str:
 
 
 def refusal_page(words: str) -> str:
-    """One sentence as a page."""
+    """Render one sentence as a page."""
     return _template("refusal.html.j2", words=words)
 
 

@@ -1,6 +1,6 @@
 """The runs of one folder, a row each.
 
-Owns: which folders are runs, the row, looking only at files that changed. Refuses: judging a run (owner_host.py).
+Only files that changed are read again. The state of a run is determined in owner_host.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Signature = tuple[int, ...]
 
 
 def find_run(runs_dir: Path, name: str) -> RunFolder:
-    """The run of this name in the folder. Raises UserError."""
+    """Find the run of this name in the folder. Raises UserError."""
     root = runs_dir / name
     if name in ("", ".", "..") or "/" in name or "\0" in name or not is_run(root):
         raise UserError(f"there is no run {text(name, 80)!r}", where=str(runs_dir), remedy="choose one from the list")
@@ -32,7 +32,7 @@ def find_run(runs_dir: Path, name: str) -> RunFolder:
 
 
 def is_run(root: Path) -> bool:
-    """A run was here, damaged or not."""
+    """Return whether the folder is that of a run, damaged or not."""
     try:
         return any((root / name).is_file() for name in _TRACES)
     except OSError:
@@ -48,7 +48,7 @@ class RunList:
     _signatures: dict[str, Signature] = field(default_factory=dict)
 
     def refresh(self) -> Mapping[str, Any]:
-        """Rows that changed, and names of runs that are gone. Raises UserError where the folder cannot be read."""
+        """Return rows that changed, and names of removed runs. Raises UserError if the folder cannot be read."""
         found = self._names()
         gone = [name for name in self._rows if name not in found]
         for name in gone:
@@ -58,7 +58,7 @@ class RunList:
             root = self.runs_dir / name
             signature = _signature(root)
             old = self._rows.get(name)
-            # A running run ends without a file that changes when its controller is killed.
+            # When the controller of a run is killed, the run ends without a change of a file.
             if old is not None and self._signatures[name] == signature and old["kind"] != "running":
                 continue
             self._signatures[name] = signature
@@ -82,7 +82,7 @@ class RunList:
 
 
 def row_of(root: Path) -> dict[str, Any]:
-    """One run as the list shows it; numbers that are not known are None."""
+    """One run as shown in the list; unknown numbers are None."""
     try:
         found = look(root)
     except OSError as error:
@@ -107,7 +107,7 @@ def row_of(root: Path) -> dict[str, Any]:
 
 
 def state_words(kind: str, state: Mapping[str, Any]) -> str:
-    """Why a run is as it is, without times that would grow old on the page."""
+    """Explanation of a run's state, without times that would become outdated on the page."""
     if kind == "crashed":
         return "its controller is gone; areal-like resume continues it"
     if kind == "foreign":

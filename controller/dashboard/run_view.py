@@ -1,9 +1,9 @@
-"""One run as its page shows it: read by offset, drawn with the report's charts.
+"""The content of the page of one run: read by offset, drawn with the report's charts.
 
-Owns: reading what is new, which charts are live, the parts of the content. Refuses: drawing (report/), the words of
-events and waits (report/overview.py), what is sent (changes.py).
+Reads new data and assembles the parts of the page. Charts are in report/, the texts of events and waits in
+report/overview.py, updates in changes.py.
 
-A step that comes again (after a resume) disowns the later ones: then the file is read once more from its beginning.
+When a step is repeated (after a resume), it invalidates the later ones; the file is then read again from its beginning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunView:
         self._clear()
 
     def refresh(self) -> Mapping[str, Any]:
-        """Parts that changed. Raises OSError where metrics.jsonl cannot be read."""
+        """Return the parts that changed. Raises OSError if metrics.jsonl cannot be read."""
         has_rows = self._read_rows()
         problems = [f"{self._metrics.num_damaged} lines of metrics.jsonl are damaged and ignored"] * bool(
             self._metrics.num_damaged
@@ -161,7 +161,7 @@ class RunView:
     # -------------------------------------------------------- drawing
 
     def _drawn(self, data: RunData) -> dict[str, Any]:
-        """What depends on rows alone."""
+        """The parts that depend only on rows."""
         if self._over_time is None or self._has_new_pulses:
             self._over_time = PulseCharts.of(data), self._timeline.timeline(max_bins=MAX_TIMELINE_BINS)
             self._has_new_pulses = False
@@ -184,7 +184,7 @@ class RunView:
 
 
 def timeline_words(timeline: Timeline) -> str:
-    """How to read it, and what is not in it."""
+    """Caption of the timeline, with processes that are not drawn."""
     if not timeline.strips:
         return timeline.missing
     words = (
@@ -197,7 +197,9 @@ def timeline_words(timeline: Timeline) -> str:
 
 
 def surviving(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without steps that a later row disowns, steps as whole numbers; others as they are."""
+    """The rows without steps that a later row invalidates. Step numbers are converted to int; other rows are
+    unchanged.
+    """
     lowest: int | None = None
     kept = []
     for row in reversed(rows):
@@ -213,6 +215,6 @@ def surviving(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _step_of(row: Mapping[str, Any]) -> int:
-    """-1 where a damaged row does not name it."""
+    """Step of a row; -1 if it is missing in a damaged row."""
     value = number(row.get("step"))
     return int(value) if value is not None and value >= 0 and value == int(value) else -1

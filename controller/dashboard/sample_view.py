@@ -1,6 +1,6 @@
-"""Samples by prompt as the page shows them.
+"""Samples by prompt as shown on the page: fields of groups and answers, with limits on text.
 
-Owns: the fields of a group and of an answer, how much text. Refuses: reading (runs/sample_groups.py).
+Reading is in runs/sample_groups.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from controller.runs.sample_rows import Sample
 from controller.runs.sample_text import trajectory_title
 
 Span = list[str]
-"""Versions of the policy that sampled it (empty: it was given, or is not known), and the text."""
+"""Policy versions that sampled it (empty: given text, or not known), and the text."""
 
 
 def groups_content(reader: GroupReader, step: int | None) -> dict[str, Any]:
-    """The list to choose from. Raises UserError."""
+    """List of groups. Raises UserError."""
     return {"groups": [_group(row) for row in reader.groups(step)]}
 
 
@@ -38,7 +38,7 @@ def answers_content(reader: GroupReader, group_id: int) -> dict[str, Any]:
 
 
 def cut(given: str) -> str:
-    """Printable text; of a longer one the beginning and the end."""
+    """Make text printable; the middle of a long text is left out."""
     if len(given) <= MAX_CHARS:
         return printable(given)
     half = MAX_CHARS // 2
@@ -65,7 +65,7 @@ def _answer(sample: Sample) -> dict[str, Any]:
 
 
 def _parts(sample: Sample) -> list[dict[str, Any]]:
-    """The answer cut where the version changes; of an episode each trajectory with what was sampled and given."""
+    """The answer split where the version changes; for an episode each trajectory with sampled and given text."""
     if sample.trajectories:
         several = len(sample.trajectories) > 1
         return [

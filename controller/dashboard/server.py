@@ -1,9 +1,9 @@
-"""The dashboard's HTTP server: routes, refusals, streams of events.
+"""The dashboard's HTTP server: routes, error responses, event streams, one feed per page.
 
-Owns: which address shows what, status codes, one feed per page. Refuses: who may (access.py), what is shown
-(run_list.py, run_view.py), starting (command.py).
+Access rules are in access.py, content in run_list.py and run_view.py, the command in command.py.
 
-It writes into no run folder. A browser that goes away ends its stream, and with the last one the work for it.
+The server writes to no run folder. When a browser disconnects, its stream ends; with the last stream of a page its
+computation ends.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from controller.runs.sample_groups import GroupReader
 
 log = logging.getLogger(__name__)
 _QUIET = logging.getLogger(f"{__name__}.http")
-"""For the HTTP server, which writes a traceback for a request that is not HTTP; the client gets status 400."""
+"""Log level of the HTTP server, which logs a traceback for a request that is not HTTP; the client gets status 400."""
 _QUIET.setLevel(logging.CRITICAL + 1)
 
 HEARTBEAT_S = 15.0
-"""A comment after so long a silence: a browser that is gone is noticed, and nothing in between cuts the line."""
+"""Interval of comments in an idle stream, which detect disconnected browsers and keep the connection open."""
 MAX_BODY_BYTES = 4096
 MAX_VIEWERS = 200
 SHUTDOWN_S = 2.0
@@ -45,19 +45,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Dashboard:
-    """One server over a folder of runs."""
+    """The server of one folder of runs."""
 
     runs_dir: Path
     access: Access
     feeds: dict[str, Feed] = field(default_factory=dict)
-    """By name of the run; the list of runs has the empty name."""
+    """Feeds by name of the run; the list of runs has the empty name."""
     actions: Actions = field(default_factory=Actions)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _group_reader: GroupReader | None = None
 
     @cached_property
     def application(self) -> web.Application:
-        """Its routes."""
+        """Make the application with its routes."""
         made = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         made.router.add_get("/", self._list_page)
         made.router.add_get("/run/{name}", self._run_page)
@@ -73,12 +73,12 @@ class Dashboard:
         return made
 
     def runner(self) -> web.AppRunner:
-        """What serves it. A handler is cancelled when its browser goes away."""
+        """Make the runner. A handler is cancelled when its browser disconnects."""
         return web.AppRunner(
             self.application, access_log=None, logger=_QUIET, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True
         )
 
-    # -------------------------------------------------------- who may
+    # -------------------------------------------------------- access
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -94,7 +94,7 @@ class Dashboard:
             answer = _refusal(request, 409 if isinstance(error, Busy) else 404, str(error))
         except OSError as error:
             answer = _refusal(request, 500, f"cannot be read ({error.strerror or error})")
-        except Exception as error:  # fault boundary: one request must not go without an answer
+        except Exception as error:  # fault boundary: every request gets a response
             log.exception("%s %s", request.method, request.path)
             answer = _refusal(request, 500, f"this cannot be shown ({first_line(error)})")
         if not answer.prepared:
@@ -111,7 +111,7 @@ class Dashboard:
             return
         is_page = request.method == "GET" and request.match_info.http_exception is None
         if is_page and self.access.is_token(request.query.get("token")):
-            # Out of the address, so that it stands in no history and no log; the cookie carries it from here on.
+            # Removed from the URL, so that it is in no history and no log; from here on it is sent as a cookie.
             found = web.HTTPSeeOther(request.rel_url.raw_path)
             found.set_cookie(COOKIE, self.access.token, httponly=True, samesite="Strict", path="/")
             raise found
@@ -164,7 +164,7 @@ class Dashboard:
         return self._group_reader
 
     async def _looked_up(self, look: Callable[..., dict[str, Any]], *arguments: Any) -> web.StreamResponse:
-        """One look at a time for all viewers: what a person asked for, never what a timer repeats."""
+        """Run one query at a time for all viewers. Only for requests of a user, never repeated by a timer."""
         async with self._looking:
             return web.json_response(await asyncio.to_thread(look, *arguments))
 
@@ -202,7 +202,7 @@ class Dashboard:
             try:
                 await answer.prepare(request)
                 await _send(answer, viewer)
-            except ConnectionError:  # the browser is gone; nobody reads this answer
+            except ConnectionError:  # the browser has disconnected; this response is not read
                 pass
         return answer
 
@@ -224,7 +224,7 @@ async def _send(answer: web.StreamResponse, viewer: Viewer) -> None:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """The object that was sent. A form of another site cannot send this type."""
+    """Parse the JSON object of the request. A form of another site cannot send this content type."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send JSON")
     try:
@@ -241,7 +241,7 @@ def _html(page: str) -> web.Response:
 
 
 def _refusal(request: web.Request, status: int, words: str) -> web.Response:
-    """One sentence: as a page where a person reads it, else as JSON."""
+    """One sentence: as a page for a browser, else as JSON."""
     if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
         return web.Response(status=status, text=refusal_page(words), content_type="text/html")
     return web.json_response({"error": words}, status=status)

@@ -1,11 +1,11 @@
-"""Chooses the rows of a run by what they gave before: `data.curriculum`.
+"""Chooses rows by the earlier results of each row: `data.curriculum`.
 
-Owns: the memory of outcomes by row, and `Curriculum`, which walks along the draw order and passes positions over.
-Refuses: the draw order (table.py), when a group is drawn (the coordinator), storing anything (the ledger).
+`Curriculum` walks along the draw order and skips positions. The draw order is in table.py, the time of draws in the
+coordinator, storage in the ledger.
 
-A position is passed over with probability 1 - keep, where `keep` is that of the band its row's success rate is in. The
-random number of a position is a hash of data seed and position. So the choice follows from the seed and from the
-outcomes that had come before it, in their order.
+A position is skipped with probability 1 - keep, where `keep` is that of the band of its row's success rate. The random
+number of a position is a hash of data seed and position. The choice is therefore a function of the seed and of the
+previous results, in their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller.coordinator.draws import SkippedDraw, Taken
 
 
 class RowOutcome(NamedTuple):
-    """A finished group: the position it took, the rewards of its scored answers, their mean length in tokens."""
+    """A finished group: its position, the rewards of its scored answers, their mean length in tokens."""
 
     draw: int
     rewards: Sequence[float]
@@ -42,8 +42,9 @@ class Curriculum:
         first: int = 0,
         outcomes: Iterable[RowOutcome] = (),
     ) -> None:
-        """row_of: the row of a position. first: the position after the last one taken; outcomes: of groups that
-        finished before, oldest first, as the ledger has them."""
+        """row_of: the row of a position. first: the position after the last used one. outcomes: of the groups finished
+        before, oldest first, from the ledger.
+        """
         self._settings, self._row_of, self._num_rows, self._seed = settings, row_of, num_rows, seed
         self._max_draws, self._next = max_draws, first
         self._memory: dict[int, deque[tuple[float, float]]] = {}
@@ -57,7 +58,9 @@ class Curriculum:
         return self._max_draws is None or self._next < self._max_draws
 
     def take(self) -> Taken:
-        """See Draws. A position is taken in any case after a whole pass over the rows, and at the end of the data."""
+        """See Draws. After a whole pass over the rows without a choice, and at the end of the data, a position is used
+        in any case.
+        """
         skipped: list[SkippedDraw] = []
         while True:
             draw, self._next = self._next, self._next + 1
@@ -75,7 +78,7 @@ class Curriculum:
         memory.append((rate, mean_tokens))
 
     def _skip(self, draw: int) -> SkippedDraw | None:
-        """Where the position is passed over: with what."""
+        """The skipped position with its success rate and length; None if the position is used."""
         memory = self._memory.get(self._row_of(draw))
         if memory is None:
             return None
@@ -86,5 +89,5 @@ class Curriculum:
 
 
 def _uniform(seed: int, draw: int) -> float:
-    """In [0, 1); Python seeds its generator with a hash of the text that is the same on every machine."""
+    """A number in [0, 1). Python seeds its generator with a hash of the text that is the same on every machine."""
     return random.Random(f"curriculum/{seed}/{draw}").random()

@@ -1,7 +1,6 @@
-"""Answers of a length that was drawn before: what `sampling.forced_lengths` says.
+"""Predefined lengths of answers: `sampling.forced_lengths`.
 
-Owns: making the draws of a config. Refuses: the distributions (areal_like/emulation/lengths.py), ending an answer (the
-engines do, at max_new_tokens).
+The distributions are in areal_like/emulation/lengths.py. Engines end an answer at its length by max_new_tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ KEY = "sampling.forced_lengths"
 
 
 def forced_lengths(config: RunConfig) -> NamedDraws | None:
-    """Tokens of the answer of (group, sample); None: answers end where they end. Raises UserError."""
+    """Tokens of the answer of (group, sample); None: lengths are not forced. Raises UserError."""
     text = config.sampling.forced_lengths
     if text is None:
         return None

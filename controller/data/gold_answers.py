@@ -1,7 +1,4 @@
-"""Gold answers of data rows, written as a model would write them, to see whether a scorer can give a reward at all.
-
-Owns: the forms, which columns are tried. Refuses: scoring.
-"""
+"""Reference answers of data rows in the forms that a model may write, to test whether a scorer can give a reward."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "#{}", "The answer is {}.", "<answer>{}</answer>", "```python\n{}\n```")
-"""Texts that the usual scorers find a final answer in."""
+"""Texts in which common scorers find a final answer."""
 MAX_ROWS, MAX_COLUMNS, MAX_CHARS = 3, 4, 20_000
 CODE_COLUMNS = ("code", "canonical_solution", "solution")
-"""Where rows of programs have their gold answer."""
+"""Columns with the reference answer of rows of programs."""
 
 
 def gold_answers(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, str]]:
-    """(row, column, response) to try, for the first rows. A gold program counts as column `answer`."""
+    """(row, column, response) to test, for the first rows. A reference program counts as column `answer`."""
     for number, row in enumerate(rows[:MAX_ROWS]):
         texts = {name: text for name, value in row.items() if (text := _text(value))}
         names = [name for name in texts if name != "answer"][:MAX_COLUMNS]

@@ -1,7 +1,6 @@
-"""The data rows of a job, by draw.
+"""The data rows of a job, by draw. Each source of the configuration is read once.
 
-Owns: reading what the configuration names, once. Refuses: what columns mean (table.py), when a row is
-drawn (coordinator).
+Columns are interpreted in table.py; draws are made by the coordinator.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from controller.data.table import JoinedTable, Table, load_eval, load_train
 
 @dataclass(frozen=True)
 class Tables:
-    """What was read when the job was checked; None: not yet."""
+    """Tables read when the job was checked; None: not read yet."""
 
     train: Table | None = None
     eval: Table | None = None
@@ -39,7 +38,7 @@ class JobRows:
 
     @staticmethod
     def load(config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None) -> JobRows:
-        """Read what the configuration names, unless `tables` hold it. Raises UserError."""
+        """Read the sources of the configuration, unless they are in `tables`. Raises UserError."""
         known = tables or Tables()
         train_table = known.train or (load_train(config) if needs_train else None)
         eval_table = known.eval or load_eval(config)
@@ -62,12 +61,12 @@ class JobRows:
 
     @property
     def max_draws(self) -> int | None:
-        """Draws before the data is used up; None: endless."""
+        """Draws before the data is used up; None: unlimited."""
         return self.order.max_draws if self.order is not None else 0
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What a resumed run must find again, by key of the configuration."""
+        """Fingerprints of the data, by key of the configuration; a resumed run must find the same."""
         tables = {"data.train": self.train_table, "data.eval": self.eval_table}
         found = {key: table.fingerprint for key, table in tables.items() if table is not None}
         return found | ({} if self.layout.num_samples == 1 else {"eval.num_samples": str(self.layout.num_samples)})
@@ -81,7 +80,7 @@ class JobRows:
     def curriculum(
         self, settings: CurriculumSettings, *, seed: int, first: int, outcomes: Iterable[RowOutcome]
     ) -> Curriculum:
-        """What chooses among the draws from `first` on; outcomes: of the draws before."""
+        """Make the curriculum for the draws from `first` on; outcomes: results of earlier draws."""
         assert self.order is not None
         return Curriculum(
             settings, row_of=self.order.row_index, num_rows=self.order.num_rows, seed=seed,
@@ -104,7 +103,7 @@ def _layout(config: RunConfig, table: Table | None) -> EvalLayout:
 
 
 def refuse_changed(keys: Sequence[str]) -> None:
-    """Raise UserError where rows are not those that the run was started with; `keys` names their settings."""
+    """Raise UserError if rows differ from those that the run was started with; `keys` are their settings."""
     if keys:
         raise UserError(
             "the rows differ from those that the run was started with",

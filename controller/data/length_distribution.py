@@ -1,6 +1,6 @@
-"""Where the lengths of simulated answers come from: a word, a file, or a run of one's own.
+"""Parses the distribution of simulated answer lengths: a name, numbers, a file, or a run.
 
-Owns: reading them. Refuses: drawing (areal_like/emulation/lengths.py).
+Lengths are drawn in areal_like/emulation/lengths.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ THINKING = "thinking"
 
 def parse_lengths(text: str, cap: int, where: str = "--lengths") -> Lengths:
     """`thinking`, `MEAN`, `MEAN:CV`, a run's folder, or a JSON file with a list of lists of lengths (key `groups`
-    allowed); `@MEAN` behind all but the second and third scales the mean. where: the setting that
-    an error names. Raises UserError."""
+    allowed); `@MEAN` after all but the second and third scales the mean. where: the setting, for errors. Raises
+    UserError.
+    """
     name, _, wanted = text.partition("@")
     path = Path(name)
     if name == THINKING:

@@ -1,10 +1,11 @@
 """The order in which rows of several sets are drawn: `data.mix`.
 
-Owns: `MixedOrder`, which set a position belongs to, `order_of`. Refuses: the order within a set (table.py).
+The order within a set is in table.py.
 
-A position belongs to the set whose share of the draws up to it is furthest behind its weight (smooth weighted
-round-robin). With weights w_k that sum to 1, each draw adds w_k to the credit of every set; the largest credit, the
-first of equal ones, is drawn and pays 1. Credits sum to 0, so no set is ever a whole round behind.
+A position belongs to the set whose share of the draws so far is furthest below its weight (smooth weighted
+round-robin). With weights w_k that sum to 1, each draw adds w_k to the credit of every set; the set with the largest
+credit, the first of equal ones, is drawn and its credit decreases by 1. Credits sum to 0, so no set is ever a whole
+round behind.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from controller.data.table import DrawOrder, JoinedTable, Table
 
 
 class Order(Protocol):
-    """The row of each position, a pure function of the configuration."""
+    """Maps positions to rows; a pure function of the configuration."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all sets."""
+        """Number of rows of all sets."""
 
     @property
     def max_draws(self) -> int | None:
-        """Positions there are; None: endless."""
+        """Number of positions; None: unlimited."""
 
     def row_index(self, draw: int) -> int:
         """The row of a position. Raises IndexError past `max_draws`."""
 
 
 class MixedOrder:
-    """See Order. The rows are those of all sets, one set after the other."""
+    """See Order. Rows are numbered over all sets, one set after the other."""
 
     max_draws = None
 
     def __init__(self, sets: Sequence[DrawOrder], weights_at: Callable[[int], Sequence[float]]) -> None:
-        """weights_at: of each set, at a position; above 0."""
+        """weights_at: weights of the sets at a position; above 0."""
         self._sets, self._weights_at = tuple(sets), weights_at
         self._credits = [0.0] * len(sets)
         self._num_drawn = [0] * len(sets)
         self._rows = array("Q")
-        """By position, as far as anybody has asked."""
+        """Rows by position, computed as far as requested."""
 
     @property
     def num_rows(self) -> int:
@@ -71,7 +72,7 @@ class MixedOrder:
 
 
 def order_of(config: RunConfig, table: Table) -> Order:
-    """The order of a run. table: what `load_train` gave."""
+    """The order of a run. table: result of `load_train`."""
     if not isinstance(table, JoinedTable):
         return DrawOrder.of(config, table)
     seed, shuffle = config.data_seed, config.data.shuffle
@@ -80,8 +81,9 @@ def order_of(config: RunConfig, table: Table) -> Order:
 
 
 def weights_at(config: RunConfig, draw: int) -> list[float]:
-    """Weights of data.train (1) and of each set of data.mix at a position; a schedule ends with the groups that the
-    run needs at least, num_steps * groups_per_step."""
+    """Weights of data.train (1) and of each set of data.mix at a position. A schedule ends at num_steps *
+    groups_per_step groups, the minimum that the run needs.
+    """
     progress = min(1.0, draw / max(1, config.num_groups - 1))
     ends = [(one.ratio, one.ratio if one.end_ratio is None else one.end_ratio) for one in config.data.mix]
     return [1.0, *(first + progress * (last - first) for first, last in ends)]

@@ -1,7 +1,6 @@
-"""Prompts out of several columns of a row: a Jinja template over the raw row.
+"""Fills prompts from several columns of a row with a Jinja template over the raw row.
 
-Owns: filling it in, row by row. Refuses: what a template is (areal_like/templates.py), everything around the prompt
-(`rollout.prompt_template`).
+Templates are in areal_like/templates.py; `rollout.prompt_template` adds the text around the prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from areal_like.templates import FILLING_ERRORS
 
 
 def fill(template: Template, raw: Any, where: str) -> str:
-    """The prompt of one row (a mapping). Raises UserError for a row that lacks a column or does not fit."""
+    """Make the prompt of one row (a mapping). Raises UserError for a row that lacks a column or does not fit the
+    template.
+    """
     try:
         return template.render(raw)
     except FILLING_ERRORS as error:

@@ -1,7 +1,7 @@
-"""Raw rows out of files, Hugging Face datasets and generators, each with the place it came from.
+"""Reads raw rows from files, Hugging Face datasets and generators, each with its location for messages.
 
-Owns: finding files, parsing them, calling generators; every fault becomes one sentence with file and line. Refuses:
-what the columns mean (table.py). Rows stay on disk where they can: a JSON Lines file is read again by byte offset.
+Errors are reported as one sentence with file and line. Columns are interpreted in table.py. Rows stay on disk if
+possible: a JSON Lines file is read again by byte offset.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from controller.config.problems import nearest
 from controller.config.run_config import DataSource
 
 GENERATED_ROWS = 20_000
-"""Rows taken from a generator that was given no limit: a finite table, so that draws can be numbered."""
+"""Rows of a generator without a limit. The table is finite, so that draws can be numbered."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 RawRow = Mapping[str, Any]
 
 
 class RawRows(Sequence[RawRow]):
-    """Rows by index, fetched when asked for. `where(i)` names the place of row i for messages."""
+    """Rows by index, read on access. `where(i)` is the location of row i for messages."""
 
     def __init__(self, length: int, fetch: Callable[[int], RawRow], where: Callable[[int], str]) -> None:
         self._length, self._fetch, self.where = length, fetch, where
@@ -54,12 +54,12 @@ class RawRows(Sequence[RawRow]):
 
     @staticmethod
     def of(rows: Sequence[RawRow], where: Callable[[int], str]) -> RawRows:
-        """Rows that are in memory anyway."""
+        """Make RawRows of rows in memory."""
         return RawRows(len(rows), lambda index: rows[index], where)
 
 
 def read_source(source: DataSource, *, key: str, split: str, seed: int) -> RawRows:
-    """The rows a source names. key: its dotted path, for messages; split: where the source names none.
+    """Read the rows of a source. key: its dotted path, for messages; split: used if the source names none.
 
     Raises UserError for everything that is missing, unreadable or empty.
     """
@@ -117,7 +117,7 @@ def _find_files(pattern: str, key: str) -> list[Path]:
 
 
 def _files_near(path: Path) -> str:
-    """The nearest names in the folder the file should be in, or in the nearest folder that exists."""
+    """Similar names in the file's folder, or in the nearest existing folder."""
     folder = path.parent
     if not folder.is_dir():
         above = next((p for p in folder.parents if p.is_dir()), Path())
@@ -226,7 +226,7 @@ def _read_json(path: Path, limit: int | None) -> RawRows:
 
 
 def _line_of_number(path: Path, content: bytes) -> str:
-    """The first line with a number that is not finite, where the document has one row a line or one value a line."""
+    """The first line with a number that is not finite, if the document has one row or one value per line."""
     for number, line in enumerate(content.decode("utf-8-sig").splitlines(), start=1):
         part = line.strip().rstrip(",").removeprefix("[").removesuffix("]")
         try:

@@ -1,7 +1,7 @@
-r"""The tables a run draws from: rows with `prompt` (or `messages`) and `answer`, and the order they are drawn in.
+r"""Tables of rows with `prompt` (or `messages`) and `answer`, and the order in which rows are drawn (`DrawOrder`).
 
-Owns: what columns mean, the final answer inside published solutions (GSM8K's `####`, MATH's `\boxed`), `DrawOrder`.
-Refuses: reading files (sources.py), tokens, deciding when to draw (the coordinator).
+Interprets columns and extracts the final answer of published solutions (GSM8K's `####`, MATH's `\boxed`). Files are
+read in sources.py; draws are made by the coordinator.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from controller.data.sources import RawRow, RawRows, read_source
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "ground_truth")
 RESPONSE_COLUMNS = ("spans", "response", "completion", "solution", "answer", "output")
-"""Names that are understood without a mapping, in this order."""
+"""Column names that need no mapping, in order of preference."""
 _MAX_INTEGER = 2**63
 
 
 class Table:
-    """Rows ready to be drawn, by index. `skipped`: rows left out, with the place and the reason of each."""
+    """Rows ready to be drawn, by index. `skipped`: rows left out, with location and reason of each."""
 
     def __init__(self, raw: RawRows, reader: RowReader) -> None:
         self._raw, self._reader = raw, reader
@@ -52,7 +52,7 @@ class Table:
                 self._kept.append(index)
                 digest.update(json.dumps(row, sort_keys=True, default=str).encode())
         self.fingerprint = digest.hexdigest()
-        """Equal for equal rows in equal order; a resumed run must find the rows it started with."""
+        """Hash of the rows and their order; a resumed run must find the same rows."""
         if not self._kept:
             raise UserError(f"every row is unusable, the first because: {self.skipped[0]}", where=reader.key)
 
@@ -69,12 +69,12 @@ class Table:
         return (self[index] for index in range(len(self)))
 
     def where(self, index: int) -> str:
-        """The place a row came from, such as train.jsonl:12."""
+        """Location of a row, such as train.jsonl:12."""
         return self._raw.where(self._kept[index])
 
 
 class JoinedTable(Table):
-    """The rows of several sets, one set after the other."""
+    """Rows of several sets, one set after the other."""
 
     def __init__(self, parts: Sequence[Table]) -> None:
         self.parts = tuple(parts)
@@ -102,7 +102,7 @@ class JoinedTable(Table):
 
 
 def load_train(config: RunConfig) -> Table:
-    """The rows that prompts are drawn from, of all sets. Raises UserError."""
+    """Load the rows of all sets that prompts are drawn from. Raises UserError."""
     sources = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     tables = [_load(source, key, "train", config.data_seed) for key, source in sources]
@@ -110,7 +110,7 @@ def load_train(config: RunConfig) -> Table:
 
 
 def load_eval(config: RunConfig) -> Table | None:
-    """The held-out rows, if the config has any, of all sets. Raises UserError."""
+    """Load the held-out rows of all sets, if configured. Raises UserError."""
     tables = []
     for name, source in config.data.eval_sources.items():
         split = "test" if source.dataset is not None else "eval"
@@ -120,7 +120,7 @@ def load_eval(config: RunConfig) -> Table | None:
 
 
 def load_demonstrations(config: RunConfig) -> Table | None:
-    """Rows with `prompt` (or `messages`) and `response` for the warm start, if there is one. Raises UserError."""
+    """Load rows with `prompt` (or `messages`) and `response` for the warm start, if configured. Raises UserError."""
     if config.warm_start is None:
         return None
     source = config.warm_start.data
@@ -141,7 +141,7 @@ def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
 
 @dataclass(frozen=True)
 class DrawOrder:
-    """Which row each draw takes: a pure function of the data seed, so that a resumed run draws as if never stopped."""
+    """Maps draws to rows: a pure function of the data seed, so that a resumed run continues the same order."""
 
     num_rows: int
     seed: int
@@ -163,7 +163,7 @@ class DrawOrder:
         return None if self.epochs is None else self.epochs * self.num_rows
 
     def epoch(self, draw: int) -> int:
-        """Which pass over the rows a draw belongs to, from 0."""
+        """Epoch of a draw, from 0."""
         return draw // self.num_rows
 
     def row_index(self, draw: int) -> int:
@@ -186,22 +186,22 @@ def _order_of_epoch(num_rows: int, seed: int, epoch: int) -> array[int]:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Turns raw rows into rows of a run, by columns that were settled on the first row."""
+    """Converts raw rows to rows of a run, using the columns determined on the first row."""
 
     key: str
     prompt: str
     """Column of the prompt."""
     target: str | None
-    """Column of the answer (of the response, for demonstrations); None: there is none."""
+    """Column of the answer (or of the response, for demonstrations); None: there is none."""
     is_demonstration: bool
     template: Template | None = None
-    """Makes the prompt, instead of a column."""
+    """Template that makes the prompt, instead of a column."""
     chat: Mapping[str, Any] = field(default_factory=dict)
-    """Of `data_settings.DataSource.chat`; empty: rows say nothing of the chat template."""
+    """From `data_settings.DataSource.chat`; empty: rows do not configure the chat template."""
 
     @staticmethod
     def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
-        """Settle the columns. Raises UserError that names the columns there are."""
+        """Determine the columns. Raises UserError that lists the existing columns."""
         first, where = raw[0], raw.where(0)
         is_demonstration = key == "warm_start.data"
         target_key = "response" if is_demonstration else "answer"
@@ -220,7 +220,7 @@ class RowReader:
         return RowReader(key, prompt, target, is_demonstration, made)
 
     def read(self, raw: RawRow, where: str) -> dict[str, Any] | str:
-        """One row, or the reason why it is left out. Raises UserError for a row that is wrong."""
+        """Convert one row, or return the reason why it is left out. Raises UserError for an invalid row."""
         if CHAT_COLUMN in raw:
             raise UserError(f"the name `{CHAT_COLUMN}` is reserved", where=where, remedy="rename the column")
         row: dict[str, Any] = {CHAT_COLUMN: dict(self.chat)} if self.chat else {}
@@ -269,7 +269,7 @@ class RowReader:
             row["answer"] = answer
             if answer != target and isinstance(target, str):
                 kept.setdefault("solution", target)
-        # What `columns` selects takes the place of a column that has that name in the file.
+        # A column selected by `columns` replaces a column of that name in the file.
         return _plain({**row, **{name: value for name, value in kept.items() if name not in row}}, where)
 
 
@@ -277,7 +277,7 @@ _MISSING = object()
 
 
 def _nested(raw: RawRow, column: str) -> Any:
-    """The value of a column, or of a path of dots into nested ones."""
+    """The value of a column, or of a nested column by its dotted path."""
     if column in raw:
         return raw[column]
     value: Any = raw
@@ -325,7 +325,7 @@ def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
 
 
 def final_answer(value: Any) -> Any:
-    r"""What is to be verified: the text after `####`, the last `\boxed{...}`, or the value itself; None where empty."""
+    r"""The answer to verify: the text after `####`, the last `\boxed{...}`, or the value itself; None if empty."""
     if isinstance(value, bool | int | float):
         return str(value)
     if not isinstance(value, str):
@@ -340,7 +340,7 @@ def final_answer(value: Any) -> Any:
 
 
 def _plain(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The columns that can travel as plain data; bytes and other objects (pictures) are left behind."""
+    """The columns that can be sent as plain data; bytes and other objects (images) are left out."""
     plain = {}
     for name, value in row.items():
         made = _plain_value(value, name, where)

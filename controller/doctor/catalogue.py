@@ -1,6 +1,5 @@
-"""All checks, in the order they are shown. A new check is a function in a file of topics/ and a line in its CHECKS.
-
-Owns: the order. Refuses: everything else.
+"""All checks, in the order they are shown. A new check is a function in a file of topics/ and an entry in its
+CHECKS.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from controller.doctor.topics import (
 
 
 def all_checks() -> tuple[Check, ...]:
-    """In order. Imports the configuration, which lists the engines."""
+    """All checks in order. Imports the configuration, which lists the engines."""
     return (
         *python.CHECKS, *torch_build.CHECKS, *processor.CHECKS, *memory.CHECKS, *limits.CHECKS, *network.CHECKS,
         *disk.CHECKS, *clock.CHECKS, *sandbox.CHECKS, *engines.checks(), *packages.CHECKS,

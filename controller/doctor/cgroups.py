@@ -1,8 +1,7 @@
-"""What the control group of this process allows it: the limits a container or a batch system sets.
+"""Limits of this process's control group, set by a container or a batch system.
 
-Owns: finding the files of version 1 and 2, and reading numbers from them. Refuses: verdicts.
-A limit may sit on any ancestor, so all of them are read. In a container the named folder may not be mounted; then what
-is mounted at the top is the container's own.
+Reads the files of version 1 and 2. A limit may be set on any ancestor, so all of them are read. In a container the
+group's folder may not be mounted; then the container's own is at the top of the mount.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from controller.doctor.machine import Machine
 
 ROOT = "/sys/fs/cgroup"
 NO_LIMIT = 1 << 60
-"""Version 1 writes a huge number where there is no limit."""
+"""Version 1 writes a huge number if there is no limit."""
 
 
 def _folders(machine: Machine, controller: str) -> Iterator[str]:
-    """Folders whose settings bind us, version 2 and then version 1."""
+    """Folders whose settings apply to this process, version 2 and then version 1."""
     for line in machine.text("/proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -39,7 +38,7 @@ def _number(text: str) -> int | None:
 
 
 def cores(machine: Machine) -> float | None:
-    """Cores that the tightest quota lets us use; None for no quota."""
+    """Cores allowed by the tightest quota; None without a quota."""
     quotas = []
     for folder in _folders(machine, "cpu"):
         words = machine.text(f"{folder}/cpu.max").split()
@@ -52,7 +51,9 @@ def cores(machine: Machine) -> float | None:
 
 
 def memory(machine: Machine) -> tuple[int, int] | None:
-    """(limit, free below it) in bytes where the least is free; None for no limit. Cached files count as free."""
+    """(limit, free) in bytes of the group with the least free memory; None without a limit. Cached files count as
+    free.
+    """
     found = []
     for folder in _folders(machine, "memory"):
         for limit_name, used_name, cache_name in (
@@ -72,7 +73,7 @@ def memory(machine: Machine) -> tuple[int, int] | None:
 
 
 def processes(machine: Machine) -> tuple[int, int] | None:
-    """(limit, used) of processes and threads where the least is left; None for no limit."""
+    """(limit, used) of processes and threads of the group with the fewest left; None without a limit."""
     found = []
     for folder in _folders(machine, "pids"):
         limit = _number(machine.text(f"{folder}/pids.max"))

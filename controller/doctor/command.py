@@ -1,7 +1,6 @@
-"""`areal-like doctor [--bench] [--json]`: what this machine has, what it lacks, and how to get it.
+"""`areal-like doctor [--bench] [--json]`: reports what this machine has, what is missing, and how to install it.
 
-Owns: the order of things, the waiting line on a terminal. Refuses: checks (topics/), measurements (bench/), layout
-(page.py). Changes nothing on the machine.
+Changes nothing on the machine. Checks are in topics/, measurements in bench/, layout in page.py.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ Say = Callable[[Sequence[str]], None]
 
 
 def doctor(*, bench: bool, as_json: bool, checks: Sequence[Check] | None = None, machine: Machine | None = None) -> int:
-    """Look at everything, or at `checks`, and print it.
+    """Run all checks, or `checks`, and print the results.
 
-    Exit status: 0 all that the quickstart needs is there, 1 otherwise.
+    Exit status: 0 all requirements of the quickstart are met, 1 otherwise.
     """
     machine = machine or Machine()
     try:
@@ -47,7 +46,7 @@ def _bench(machine: Machine, say: Say) -> list[Line]:
 
 @contextlib.contextmanager
 def _waiting_line() -> Iterator[Say]:
-    """Names what is being looked at, on a terminal's stderr; says nothing elsewhere."""
+    """Show the running checks on stderr if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda names: None
         return

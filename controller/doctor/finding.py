@@ -1,11 +1,9 @@
-"""What a check is and what it finds. Pure data.
+"""Checks and their findings. Pure data.
 
-Owns: the verdicts and what each means. Refuses: looking at anything (topics/), running checks (runner.py).
-
-    ok       it is there and works
-    warning  the quickstart runs, something else would not, or it would be slow
-    problem  the quickstart does not run here; the doctor's exit status is 1
-    absent   optional, and not here
+ok       it is present and works
+warning  the quickstart runs, but something else would not, or it would be slow
+problem  the quickstart does not run on this machine; the doctor's exit status is 1
+absent   optional, and not installed
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Verdict = Literal["ok", "warning", "problem", "absent"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `advice` says in one sentence how to get or fix it; `data` is for --json."""
+    """Result of one check. `advice` says in one sentence how to install or fix it; `data` is for --json."""
 
     verdict: Verdict
     found: str
@@ -31,44 +29,44 @@ class Finding:
 
 
 def ok(found: str, **data: Any) -> Finding:
-    """It is there and works."""
+    """Make a finding: it is present and works."""
     return Finding("ok", found, "", data)
 
 
 def warning(found: str, advice: str, **data: Any) -> Finding:
-    """Something other than the quickstart suffers."""
+    """Make a finding: something other than the quickstart is affected."""
     return Finding("warning", found, advice, data)
 
 
 def problem(found: str, advice: str, **data: Any) -> Finding:
-    """The quickstart does not run here."""
+    """Make a finding: the quickstart does not run on this machine."""
     return Finding("problem", found, advice, data)
 
 
 def absent(found: str, advice: str = "", **data: Any) -> Finding:
-    """Optional, and not here."""
+    """Make a finding: optional, and not installed."""
     return Finding("absent", found, advice, data)
 
 
 NOT_HERE = absent("not on this system")
-"""What a check says that only one operating system can answer."""
+"""Result of a check that is only supported on another operating system."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the machine. `look` returns None when there is nothing to say."""
+    """One check. `look` returns None if there is nothing to report."""
 
     topic: str
     name: str
     look: Callable[[Machine], Finding | None]
     deadline_s: float = 30.0
     is_needed: bool = False
-    """The quickstart needs it: a check that fails or hangs is then a problem, otherwise a warning."""
+    """Whether the quickstart requires it: a check that fails or hangs is then a problem, otherwise a warning."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A check with what it found and how long that took."""
+    """A check with its finding and its duration."""
 
     topic: str
     name: str
@@ -77,7 +75,7 @@ class Line:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Bytes as text, in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

@@ -1,10 +1,10 @@
-"""The one window through which checks look at this machine, so that tests can put another machine behind it.
+"""Interface of the checks to this machine, which tests can replace.
 
-Owns: reading system files, running other programs under a deadline, package versions, limits, the answers of probes
-(programs of ours that try something in a process of their own). Refuses: judging what it sees.
+Reads system files, runs other programs with a deadline, and returns package versions, limits and the results of probes
+(programs of this package that test something in a separate process).
 
-A program that does not end is killed with everything it started, and left alone if even that does not end it: a
-process in the middle of a call to a broken GPU driver cannot be killed, and nothing here may wait for it.
+A program that exceeds its deadline is killed with its children. If even that does not end it, it is ignored: a process
+in a system call of a broken GPU driver cannot be killed, and the doctor must not wait for it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from areal_like.guard import END, guarded
 
 PROBES = Path(__file__).parent / "probes"
 MARK = "areal_like-doctor "
-"""Begins the line of a probe's output that holds its answer; libraries print what they like around it."""
+"""Start of the line of a probe's output that contains its result; libraries may print other lines."""
 KILL_WAIT_S = 1.0
 MAX_OUTPUT_CHARS = 20_000
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a program ended. `status` is None when it had to be killed at its deadline, or could not be started."""
+    """Result of a program. `status` is None if it was killed at its deadline, or could not be started."""
 
     status: int | None
     out: str = ""
     err: str = ""
     fault: str = ""
-    """In words; empty for status 0."""
+    """Description of a failure; empty for status 0."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe found out, or why it could not."""
+    """Result of a probe, or the reason of its failure."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
@@ -62,7 +62,9 @@ class Mount:
 
 
 class Machine:
-    """This machine. Methods may be called from several threads; none of them raises for what it does not find."""
+    """This machine. Methods may be called from several threads; none raises an exception for missing files or
+    packages.
+    """
 
     def __init__(self, runs_dir: Path = Path("runs")) -> None:
         self.system = sys.platform
@@ -72,17 +74,17 @@ class Machine:
         self._locks: dict[Any, threading.Lock] = {}
         self._answers: dict[Any, Answer] = {}
         self._children: dict[subprocess.Popen[str], bool] = {}
-        """Programs that run -> whether they are guarded."""
+        """Running programs -> whether they are guarded."""
 
     @property
     def is_linux(self) -> bool:
-        """The only system with all of it."""
+        """Whether this is Linux, the only system that supports all checks."""
         return self.system.startswith("linux")
 
     # ---------------------------------------------------------------- files and settings
 
     def text(self, path: str) -> str:
-        """A small file's text, without the newline at its end; empty if it cannot be read."""
+        """Text of a small file, without the final newline; empty if it cannot be read."""
         try:
             return Path(path).read_text(errors="replace").strip()
         except OSError:
@@ -96,11 +98,11 @@ class Machine:
             return []
 
     def which(self, program: str) -> str:
-        """Where a program is found, or empty."""
+        """Path of a program, or empty."""
         return shutil.which(program) or ""
 
     def version(self, package: str) -> str:
-        """Version of a package installed alongside us, or empty. Imports nothing."""
+        """Version of a package in this environment, or empty. Imports nothing."""
         try:
             return version(package)
         except PackageNotFoundError:
@@ -112,7 +114,7 @@ class Machine:
         return next(iter((spec and spec.submodule_search_locations) or []), "")
 
     def free_bytes(self, folder: Path) -> int:
-        """Room left for us on the file system of a folder. Raises OSError."""
+        """Free space for this user on the file system of a folder. Raises OSError."""
         return shutil.disk_usage(folder).free
 
     def total_bytes(self, folder: Path) -> int:
@@ -120,14 +122,14 @@ class Machine:
         return shutil.disk_usage(folder).total
 
     def limit(self, name: str) -> tuple[float, float]:
-        """Soft and hard resource limit (`RLIMIT_...`); infinity for none."""
+        """Soft and hard resource limit (`RLIMIT_...`); infinity if unlimited."""
         import resource
 
         soft, hard = resource.getrlimit(getattr(resource, name))
         return tuple(float("inf") if value == resource.RLIM_INFINITY else float(value) for value in (soft, hard))  # type: ignore[return-value]
 
     def num_own_threads(self) -> int:
-        """Threads of all processes of this user; 0 for the superuser, whom no limit binds."""
+        """Number of threads of all processes of this user; 0 for the superuser, to whom no limit applies."""
         import psutil
 
         uid, total = os.getuid(), 0
@@ -160,12 +162,12 @@ class Machine:
         return psutil.swap_memory()
 
     def num_cores(self) -> tuple[int, int | None]:
-        """Logical cores of the machine, and those this process may use (None where that cannot be determined)."""
+        """Logical cores of the machine, and the number this process may use (None if unknown)."""
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         return os.cpu_count() or 1, affinity
 
     def load(self) -> float:
-        """Average number of processes that ran or wanted to in the last minute."""
+        """Load average of the last minute."""
         return os.getloadavg()[0]
 
     # ---------------------------------------------------------------- other programs
@@ -174,9 +176,9 @@ class Machine:
         self, argv: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None, stdin: str = "",
         is_guarded: bool = True,
     ) -> Ran:  # fmt: skip
-        """Run a program in a session of its own and wait for it, at most `deadline_s`.
+        """Run a program in a new session and wait for it, at most `deadline_s`.
 
-        `is_guarded`: it ends with this process, whatever ends that; not where the time it takes to start is measured.
+        `is_guarded`: it is killed when this process exits for any reason; not used when its start time is measured.
         """
         if shutil.which(argv[0]) is None:
             return Ran(None, fault="cannot be started (No such file or directory)")
@@ -203,7 +205,7 @@ class Machine:
         return Ran(child.returncode, out[-MAX_OUTPUT_CHARS:], err[-MAX_OUTPUT_CHARS:], _fault(child.returncode, err))
 
     def probe(self, name: str, *arguments: str, deadline_s: float = 30.0, python: str = "") -> Answer:
-        """Run probes/<name>.py in a process of its own, once; a second call gets the same answer."""
+        """Run probes/<name>.py in a separate process, once; later calls return the same result."""
         key = (name, arguments, python)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
@@ -214,7 +216,7 @@ class Machine:
             return self._answers[key]
 
     def end(self) -> None:
-        """Kill whatever a check left running."""
+        """Kill all programs that checks left running."""
         with self._lock:
             children = list(self._children.items())
         for child, is_guarded in children:
@@ -222,7 +224,7 @@ class Machine:
 
 
 def _kill(child: subprocess.Popen[str], is_guarded: bool) -> None:
-    """A guard ends its family by itself, also what runs in sessions of its own; nothing waits for it here."""
+    """Kill a program. A guard kills all its descendants, also in other sessions; this function does not wait for it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if is_guarded:
             child.send_signal(END)
@@ -231,7 +233,7 @@ def _kill(child: subprocess.Popen[str], is_guarded: bool) -> None:
 
 
 def _fault(status: int, err: str) -> str:
-    """A bad end in words: the last thing it said, or the signal that ended it."""
+    """Description of a failure: its last line of output, or the signal that ended it."""
     if status == 0:
         return ""
     if status < 0:

@@ -1,7 +1,4 @@
-"""How the doctor's findings are shown: a table for people, JSON for programs.
-
-Owns: words and layout. Refuses: looking, judging.
-"""
+"""Output of the doctor: a table for users, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ if TYPE_CHECKING:
 FORMAT = 1
 STYLES: Mapping[Verdict, str] = {"ok": "green", "warning": "yellow", "problem": "bold red", "absent": "dim"}
 WIDEST = 160
-"""Beyond this, lines are harder to follow than to wrap."""
+"""Maximum width of a line."""
 
 
 def exit_status(lines: Sequence[Line]) -> int:
-    """0 when all that the quickstart needs is there."""
+    """Exit status: 0 if all requirements of the quickstart are met."""
     return int(any(line.finding.verdict == "problem" for line in lines))
 
 
 def closing_words(lines: Sequence[Line]) -> list[str]:
-    """The verdict on the whole, and what it rests on."""
+    """Summary of all findings, with counts."""
     numbers = Counter(line.finding.verdict for line in lines)
     named = [line.name for line in lines if line.finding.verdict == "problem"]
     whole = (
@@ -47,7 +44,7 @@ def closing_words(lines: Sequence[Line]) -> list[str]:
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """Everything, for programs."""
+    """All findings as JSON."""
     from areal_like import __version__
 
     findings = [
@@ -65,7 +62,7 @@ def as_json(lines: Sequence[Line]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no infinity: null instead."""
+    """Replace infinity by null, because JSON does not support it."""
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -74,7 +71,7 @@ def _finite(value: Any) -> Any:
 
 
 def show(lines: Sequence[Line], console: Console | None = None) -> None:
-    """Print the table; in plain lines where rich is missing (which is then one of the findings)."""
+    """Print the table, or plain lines if rich is missing (which is then one of the findings)."""
     try:
         from rich.console import Console
         from rich.table import Table

@@ -1,7 +1,4 @@
-"""What to do about a program that ended badly, by what it said last.
-
-Owns: known last words. Refuses: everything else: each check has advice of its own for what is not known here.
-"""
+"""Remedies for failed programs, selected by their error message."""
 
 from __future__ import annotations
 
@@ -22,5 +19,5 @@ KNOWN: Sequence[tuple[str, str]] = (
 
 
 def remedy(fault: str, otherwise: str) -> str:
-    """The advice for a fault, or `otherwise`."""
+    """The remedy for an error message, or `otherwise`."""
     return next((advice for pattern, advice in KNOWN if re.search(pattern, fault)), otherwise)

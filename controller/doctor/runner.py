@@ -1,9 +1,7 @@
-"""Runs checks side by side, each under its own deadline; none can take the doctor down.
+"""Runs checks concurrently, each with its own deadline, so that no check can block or crash the doctor.
 
-Owns: threads, deadlines, what is said of a check that raises or hangs. Refuses: what is checked, how it is shown.
-
-One thread per check, all started at once; the caller waits for their answers and for nothing else. A check past its
-deadline is reported as such and forgotten: its thread is a daemon, and the programs it started are killed at the end.
+One thread per check, all started at the same time; the caller waits only for their results. A check past its deadline
+is reported and abandoned: its thread is a daemon, and its programs are killed at the end.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from controller.doctor.finding import Check, Finding, Line
 from controller.doctor.machine import Machine
 
 Say = Callable[[Sequence[str]], None]
-"""Called with the checks that are still under way, whenever that changes."""
+"""Called with the running checks, whenever they change."""
 
 
 def run_checks(checks: Sequence[Check], machine: Machine, say: Say = lambda names: None) -> list[Line]:
-    """One line per check that had something to say, in the order of `checks`."""
+    """Run the checks; return a line for each check with a finding, in the order of `checks`."""
     answers: queue.SimpleQueue[tuple[int, Finding | None, float]] = queue.SimpleQueue()
     started_s = time.monotonic()
     for index, check in enumerate(checks):
@@ -53,7 +51,7 @@ def _work(
     started_s = time.monotonic()
     try:
         finding = check.look(machine)
-    except BaseException as error:  # the fault boundary of a check
+    except BaseException as error:  # fault boundary of a check
         finding = _raised(check, error)
     answers.put((index, finding, time.monotonic() - started_s))
 

@@ -10,7 +10,7 @@ TORCH_RANGE = ((2, 11), (2, 15))
 
 
 def python_fault(found: tuple[int, ...]) -> str:
-    """Why this Python will not do; empty if it will."""
+    """Error if this Python version is not supported; else empty."""
     low, high = PYTHON_RANGE
     if low <= found[:2] <= high:
         return ""
@@ -19,7 +19,7 @@ def python_fault(found: tuple[int, ...]) -> str:
 
 
 def torch_fault(found: str | None) -> str:
-    """Why this torch will not do; empty if it will. Reads the installed version only, imports nothing."""
+    """Error if the installed torch version is not supported; else empty. Imports nothing."""
     low, high = TORCH_RANGE
     needed = f"areal_like runs on torch {_dotted(low)} to {_dotted(high)}"
     if found is None:

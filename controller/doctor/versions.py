@@ -1,7 +1,6 @@
-"""Which packages this installation asks for, and whether a version is one of them.
+"""Required packages of this installation, and comparison of versions with their bounds.
 
-Owns: reading the declared requirements, comparing versions. Refuses: knowing numbers of its own: pyproject.toml says
-them once, and an installed distribution carries them along.
+The bounds are only defined in pyproject.toml; an installed distribution includes them in its metadata.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 @dataclass(frozen=True)
 class Requirement:
-    """One package as declared. `bounds`: pairs such as (">=", "2.11"); `extra`: empty for what is always needed."""
+    """One package as declared. `bounds`: pairs such as (">=", "2.11"); `extra`: empty for required packages."""
 
     package: str
     bounds: tuple[tuple[str, str], ...] = ()
@@ -28,11 +27,11 @@ class Requirement:
 
     @property
     def text(self) -> str:
-        """As one writes it for pip."""
+        """The requirement in pip's notation."""
         return self.package + ",".join(operator + version for operator, version in self.bounds)
 
     def admits(self, found: str) -> bool:
-        """`found` lies within the bounds. Post-, pre- and local parts of a version do not count."""
+        """Return whether `found` is within the bounds. Post-, pre- and local parts of a version are ignored."""
         have = number(found)
         return all(_COMPARE[operator](_padded(have), _padded(number(version))) for operator, version in self.bounds)
 
@@ -54,7 +53,7 @@ def _padded(parts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def parse(text: str, extra: str = "") -> Requirement | None:
-    """One line of a requirement list; None for what is no plain requirement."""
+    """Parse one line of a requirement list; None if it is not a simple requirement."""
     match = _FORM.match(text)
     if match is None:
         return None
@@ -66,7 +65,7 @@ def parse(text: str, extra: str = "") -> Requirement | None:
 
 
 def declared() -> list[Requirement]:
-    """All requirements of this installation, extras included; empty where they cannot be read."""
+    """All requirements of this installation, including extras; empty if they cannot be read."""
     try:
         lines: Iterable[tuple[str, str]] = [(line, "") for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
@@ -75,7 +74,7 @@ def declared() -> list[Requirement]:
 
 
 def _of_checkout(path: Path) -> list[tuple[str, str]]:
-    """Requirement lines of a checkout that was not installed, each with its extra."""
+    """Requirement lines of a checkout that is not installed, each with its extra."""
     try:
         project = tomllib.loads(path.read_text())["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
@@ -87,13 +86,15 @@ def _of_checkout(path: Path) -> list[tuple[str, str]]:
 
 
 def required_of(package: str) -> Requirement:
-    """The requirement of one package, a named extra's before a developer's; one without bounds if there is none."""
+    """The requirement of one package; a user extra has priority over the developer extra. Without bounds if not
+    declared.
+    """
     found = [entry for entry in declared() if _same(entry.package, package)]
     return min(found, key=lambda entry: entry.extra in ("dev", "bench"), default=Requirement(package))
 
 
 def how_to_install(package: str) -> str:
-    """The command that gets a package: by the extra that names it, otherwise by its own name."""
+    """The command that installs a package: by its extra, otherwise by its name."""
     entry = required_of(package)
     named = entry.extra and entry.extra not in ("dev", "bench")
     return f"pip install '{DISTRIBUTION}[{entry.extra}]'" if named else f"pip install '{entry.text}'"

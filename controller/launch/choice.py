@@ -1,7 +1,4 @@
-"""Which launcher a run gets, and what it says of where it would start processes.
-
-Owns: from a launcher's descriptor to the launcher. Refuses: opening it, knowing any launcher.
-"""
+"""Makes the launcher of a run from its descriptor, and surveys the machines on which it would start processes."""
 
 from __future__ import annotations
 
@@ -18,23 +15,23 @@ from controller.run_folder.run_folder import RunFolder
 
 @dataclass
 class Survey:
-    """What `areal-like validate` says of the machines a run would use."""
+    """Result of `areal-like validate` about the machines a run would use."""
 
     problems: list[Problem] = field(default_factory=list)
     absent: list[Problem] = field(default_factory=list)
-    """There is nothing to look at from here."""
+    """Whether there was nothing to survey."""
     seats: list[str] = field(default_factory=list)
-    """Who would sit where, a line per node."""
+    """Placement of the processes, a line per node."""
 
 
 def launcher_for(config: RunConfig, folder: RunFolder) -> Launcher:
-    """The launcher of `launch.kind`, not opened yet. Raises UserError where it cannot be imported."""
+    """Make the launcher of `launch.kind`, not opened yet. Raises UserError if it cannot be imported."""
     launcher: Launcher = import_object(launcher_of(config).factory, KIND_KEY)(config, folder)
     return launcher
 
 
 def survey(config: RunConfig) -> Survey:
-    """Look at the machines, where the launcher can before a run. Raises UserError where it cannot be imported."""
+    """Survey the machines, if the launcher supports it. Raises UserError if it cannot be imported."""
     name = launcher_of(config).survey
     found: Survey = import_object(name, KIND_KEY)(config) if name else Survey()
     return found

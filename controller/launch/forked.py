@@ -1,12 +1,12 @@
-"""Processes forked from one that has imported already what they need.
+"""Starts processes by forking a server that has already imported the modules they need.
 
-Owns: starting the fork server of a launcher, asking it for processes, hearing how they ended. Refuses: the fork itself
-(areal_like/forkserver.py), and which processes come this way (local.py).
+Starts the fork server of a launcher, requests processes and receives their exits. The fork itself is in
+areal_like/forkserver.py; which processes are forked is decided in local.py.
 
-Nothing depends on the server's health. Every request has a deadline, and is given up at once where the kernel says that
-the server is stopped; the end of a child is also read from the kernel (pidfd, /proc). An unresponsive server is left as
-it is, since its children end with it: later processes are started in the ordinary way until it answers again, and what
-it forks for an abandoned request is killed.
+A run does not depend on the server. Every request has a deadline, and is abandoned immediately if the kernel reports
+the server as stopped; the exit of a child is also read from the kernel (pidfd, /proc). An unresponsive server is not
+killed, because its children would be killed with it: later processes are started normally until it answers again, and
+processes that it forks for an abandoned request are killed.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from controller.launch.pids import LocalPid, exit_status, is_stopped, start_pyth
 log = logging.getLogger(__name__)
 
 READY_S = 120.0
-"""Imports that take longer than this are done by each process itself."""
+"""Time limit of the imports; after it, each process imports its own modules."""
 ANSWER_S = 10.0
 LOOK_S = 0.5
-"""How often a wait for the server looks whether it is stopped."""
+"""Interval of checks whether the server is stopped, during a wait."""
 REPORT_S = 1.0
-"""The server reports the end of a child that the kernel has reported this long ago, or it is unresponsive."""
+"""Time within which the server must report an exit that the kernel has reported; else it is unresponsive."""
 CLOSE_S = 5.0
-"""A killed server is gone by then, unless the kernel holds it."""
+"""Time limit for a killed server to exit."""
 SHARED = "AREAL_LIKE_FORKSERVER"
-"""Environment variable: where a fork server listens that serves many runs (for a series of short ones)."""
+"""Environment variable: address of a fork server that is shared by many runs (for a series of short ones)."""
 KILLED = -int(signal.SIGKILL)
 
 
 class ForkedProcess(LocalPid):
-    """A process whose parent is the fork server; it ends at the latest with that."""
+    """A process whose parent is the fork server; it is killed when the server exits."""
 
     def __init__(self, pid: int, on_unreported: Callable[[int], None]) -> None:
-        """`on_unreported(pid)`: it has ended, and the server has not said so within REPORT_S."""
+        """`on_unreported(pid)`: called if it has exited, and the server has not reported it within REPORT_S."""
         super().__init__(pid)
         self._returncode: int | None = None
         self._ended = asyncio.Event()
         self._on_unreported = on_unreported
         self._pidfd = -1
-        with contextlib.suppress(OSError):  # gone already, or no such call: the server will say so
+        with contextlib.suppress(OSError):  # already exited, or no such system call: the server will report it
             self._pidfd = os.pidfd_open(pid)
             asyncio.get_running_loop().add_reader(self._pidfd, self._seen_ended)
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code; None while it runs."""
         return self._returncode
 
     def end(self, returncode: int) -> None:
-        """It has ended."""
+        """Record its exit."""
         if self._returncode is None:
             self._returncode = returncode
             self._ended.set()
             self._forget_pidfd()
 
     def _seen_ended(self) -> None:
-        """The kernel says that it has ended; a server that is well says so too, in a moment, and how."""
+        """Handle that the kernel reports its exit; a responsive server will report it too, with the exit code."""
         status = exit_status(self.pid)
         self._forget_pidfd()
         asyncio.get_running_loop().call_later(REPORT_S, self._unreported, KILLED if status is None else status)
@@ -88,19 +88,19 @@ class ForkedProcess(LocalPid):
             self._pidfd = -1
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has exited."""
         await self._ended.wait()
 
 
 class ForkServerGone(OSError):
-    """It has ended, or does not answer: the process is started in the ordinary way."""
+    """Raised if the server has exited or does not answer: the process is then started normally."""
 
 
 class Forker:
-    """The starter's side of one fork server. `open` once, from the main thread's event loop."""
+    """Client of one fork server. `open` once, from the main thread's event loop."""
 
     def __init__(self, log_path: Path, preload: Sequence[str], say: Callable[[str], None]) -> None:
-        """`say`: tells the user why processes start without it."""
+        """`say`: informs the user if processes are started without it."""
         self._log_path, self._say = log_path, say
         self._preload = list(preload)
         self._process: asyncio.subprocess.Process | None = None
@@ -109,17 +109,17 @@ class Forker:
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._answer: asyncio.Future[ForkedProcess | OSError] | None = None
-        """To the present request; None: nobody waits for one."""
+        """Answer to the present request; None: there is no request."""
         self._one_at_a_time = asyncio.Lock()
         self._living: dict[int, ForkedProcess] = {}
         self._server_pid: int | None = None
         self._unresponsive = ""
-        """Why nothing is asked of it; empty: it answers."""
+        """Why it is not used; empty: it answers."""
         self._num_abandoned = 0
-        """Requests that are answered, if at all, when nobody waits for them any more."""
+        """Number of abandoned requests that may still be answered."""
 
     async def open(self, environment: Mapping[str, str]) -> None:
-        """Start it; it imports while we go on. Or share the one that serves at SHARED. Raises OSError."""
+        """Start the server, which imports in the background, or use the shared one at SHARED. Raises OSError."""
         if shared := os.environ.get(SHARED):
             async with asyncio.timeout(ANSWER_S):
                 reader, self._writer = await asyncio.open_unix_connection(shared)
@@ -144,13 +144,13 @@ class Forker:
 
     @property
     def is_gone(self) -> bool:
-        """Nothing can be had from it any more."""
+        """Return whether the server has exited or is closed."""
         return self._gone.is_set()
 
     async def fork(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path
     ) -> ForkedProcess:
-        """Start `python -m <module> <arguments>`. Raises ForkServerGone; OSError when no process can be had."""
+        """Start `python -m <module> <arguments>`. Raises ForkServerGone, or OSError if no process can be started."""
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -178,14 +178,14 @@ class Forker:
         return found
 
     def _abandon(self, answer: asyncio.Future[ForkedProcess | OSError]) -> None:
-        """Nobody waits for this request any more; its answer may have come in the same moment."""
+        """Abandon a request; its answer may have arrived at the same moment."""
         if not answer.done():
             self._num_abandoned += 1
         elif isinstance(found := answer.result(), ForkedProcess):
             found.kill()
 
     async def close(self) -> None:
-        """End it, and with it whatever of its children still lives."""
+        """End the server and its remaining children."""
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
@@ -198,7 +198,9 @@ class Forker:
             await asyncio.wait([self._listening], timeout=CLOSE_S)
 
     async def _unless_gone(self, wait: Any, deadline_s: float, late: str) -> Any:
-        """What `wait` brings. Raises ForkServerGone: it has ended, it is stopped, or `late` at the deadline."""
+        """Result of `wait`. Raises ForkServerGone if the server has exited or is stopped, or with `late` at the
+        deadline.
+        """
         gone, answer = asyncio.ensure_future(self._gone.wait()), asyncio.ensure_future(wait)
         due_s = time.monotonic() + deadline_s
         try:
@@ -235,7 +237,7 @@ class Forker:
             if "pid" in words:
                 self._forked(words["pid"]).kill()
         elif "ended" in words:
-            if process := self._living.pop(words["ended"], None):  # none: it was given up with the server
+            if process := self._living.pop(words["ended"], None):  # none: it was abandoned with the server
                 process.end(words["status"])
         elif "ready" in words:
             self._server_pid = words["server"]
@@ -244,7 +246,7 @@ class Forker:
             self._answer.set_result(self._forked(words["pid"]) if "pid" in words else OSError(words["error"]))
 
     def _forked(self, pid: int) -> ForkedProcess:
-        """A new child of the server, which will report its end."""
+        """Register a new child of the server, whose exit the server will report."""
         process = self._living[pid] = ForkedProcess(pid, self._unreported)
         return process
 
@@ -259,7 +261,7 @@ class Forker:
             self._say(f"{self._unresponsive}; processes are started without it")
 
     def _give_up(self, why: str) -> None:
-        """Its children end with it: the kernel sees to that."""
+        """Stop using the server; its children are killed with it by the kernel."""
         if self._gone.is_set():
             return
         self._gone.set()

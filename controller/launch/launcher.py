@@ -1,8 +1,7 @@
-"""Processes of a run by name, wherever they are: who runs, who has ended, whose end was expected.
+"""Processes of a run by name, independent of their location: running processes, exits, and expected exits.
 
-Owns: names, logs' places, the order in which all are stopped. Refuses: how a process is spawned (local.py on this
-machine, cluster/launcher.py on a Ray cluster: they differ in that alone), what a process is for, restart policy
-(supervisor.py).
+Manages names, logs, and the order of a shutdown. Processes are started in local.py (this machine) and
+cluster/launcher.py (Ray cluster); restarts are decided in supervisor.py.
 """
 
 from __future__ import annotations
@@ -21,48 +20,48 @@ from controller.launch import processor
 from controller.launch.pids import LocalPid
 
 CONTROLLER = "controller"
-"""Our own name alongside those of the processes."""
+"""The controller's own name among the processes."""
 TAIL_BYTES = 64_000
-"""How much of a log's end is looked at for its tail."""
+"""Bytes read from the end of a log for its tail."""
 KILL_WAIT_S = 5.0
-"""A killed process is gone by then, unless the kernel holds it."""
+"""Time limit for a killed process to exit."""
 WAIT_SLICE_S = 0.1
-"""How long a second signal may go unnoticed while processes are awaited."""
+"""Interval of checks for a second signal while waiting for processes."""
 
 Say = Callable[[str], None]
 
 
 class Spawned(Protocol):
-    """One process that was started, on this machine or another."""
+    """One started process, on this machine or another."""
 
     @property
     def pid(self) -> int:
-        """Its id on its own machine; 0 while that is not known yet."""
+        """Process id on its own machine; 0 if not known yet."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while it runs."""
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it has spent, and what it started; None when that cannot be known."""
+        """Processor time of it and its descendants; None if unknown."""
 
     @property
     def rss_mb(self) -> float | None:
-        """Resident memory in MiB, without its children; None when that cannot be known."""
+        """Resident memory in MiB, without its children; None if unknown."""
 
     @property
     def awaited(self) -> str:
-        """What it waits for before it can be started at all, in words; empty: nothing any more."""
+        """What it waits for before it can be started, as text; empty: nothing."""
 
     def terminate(self) -> None:
         """SIGTERM."""
 
     def kill(self) -> None:
-        """SIGKILL to it and to whatever it started."""
+        """Send SIGKILL to it and its descendants."""
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has exited."""
 
 
 @dataclass
@@ -72,12 +71,12 @@ class Child:
     name: str
     process: Spawned
     is_stopping: bool = False
-    """We asked it to end; its exit is no surprise."""
+    """It was requested to exit, so its exit is expected."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A process that ended since the last look."""
+    """A process that exited since the last call."""
 
     name: str
     pid: int
@@ -86,7 +85,7 @@ class Exit:
 
 
 def tail_of(log_path: Path, num_lines: int = 15, *, start: int = 0) -> str:
-    """The last lines of a log file from byte `start` on, as text; empty when there is none."""
+    """The last lines of a log file after byte `start`, as text; empty if there are none."""
     try:
         with log_path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -103,36 +102,36 @@ class Launcher(ABC):
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self.user_path = Path.cwd()
-        """Where the user's own modules are looked for, as it was called when we started: a job's may be made again."""
+        """Folder of the user's modules, by its path at the start; a job's folder may be re-created."""
         self._children: dict[str, Child] = {}
 
-    # ------------------------------------------------------------ what differs
+    # ------------------------------------------------------------ implemented by subclasses
 
     @property
     @abstractmethod
     def host(self) -> str:
-        """Address the controller binds and the processes reach it by. Known once open."""
+        """Address that the controller binds, and by which processes reach it. Known once open."""
 
     @abstractmethod
     async def open(self, say: Say) -> bool:
-        """Get what processes need to be started; True once it is there.
+        """Acquire what is needed to start processes; True once it is available.
 
-        Raises UserError, OperationError when it is not available.
+        Raises UserError or OperationError if it is not available.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Give it back."""
+        """Release it."""
 
     @abstractmethod
     async def address_for(self, name: str) -> str:
-        """tcp://host:port that the process `name` can listen on and others reach; it stays the same for the run."""
+        """tcp://host:port on which the process `name` can listen and which others can reach; constant for the run."""
 
     @abstractmethod
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
-        """Start `python <argv>`; its output goes to its log. Raises OSError."""
+        """Start `python <argv>`; its output is written to its log. Raises OSError."""
 
-    # ------------------------------------------------------------ what is shared
+    # ------------------------------------------------------------ shared by all launchers
 
     @property
     def names(self) -> list[str]:
@@ -140,27 +139,27 @@ class Launcher(ABC):
         return list(self._children)
 
     def pid_of(self, name: str) -> int | None:
-        """Process id, or None when no such process runs or it is not known yet."""
+        """Process id, or None if no such process runs or it is not known yet."""
         child = self._children.get(name)
         return (child.process.pid or None) if child else None
 
     def awaits(self, name: str) -> str:
-        """What the process waits for before it can be started at all; empty: nothing, or there is no such process."""
+        """What the process waits for before it can be started; empty: nothing, or there is no such process."""
         child = self._children.get(name)
         return child.process.awaited if child and child.process.returncode is None else ""
 
     def cpu_s_of(self, name: str) -> float | None:
-        """Processor time the process has spent, and what it started; None when that cannot be known."""
+        """Processor time of the process and its descendants; None if unknown."""
         child = self._children.get(name)
         return child.process.cpu_s if child else None
 
     def rss_mb_of(self, name: str) -> float | None:
-        """Resident memory of the process in MiB; None when that cannot be known."""
+        """Resident memory of the process in MiB; None if unknown."""
         child = self._children.get(name)
         return child.process.rss_mb if child else None
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor time of every process whose it can be known, what it started included, and of this one."""
+        """Processor time of every process for which it is known, including descendants, and of this process."""
         here = {os.getpid(): CONTROLLER} | {
             child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
         }
@@ -171,13 +170,13 @@ class Launcher(ABC):
         }
 
     def log_of(self, name: str) -> Path:
-        """Where the process writes stdout and stderr."""
+        """Log file of the process's stdout and stderr."""
         return self._log_dir / f"{name}.log"
 
     async def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Start `python <argv>`; its output is appended to logs/<name>.log. Returns the process id, 0 if not known yet.
 
-        Raises OperationError when it is refused (no room for a log, no more processes).
+        Raises OperationError if it cannot be started (no space for a log, no more processes).
         """
         assert name not in self._children, f"{name} is already running"
         try:
@@ -188,12 +187,12 @@ class Launcher(ABC):
         return process.pid
 
     def is_running(self, name: str) -> bool:
-        """The process lives."""
+        """Return whether the process is running."""
         child = self._children.get(name)
         return child is not None and child.process.returncode is None
 
     def reap(self) -> list[Exit]:
-        """Processes that have ended since the last call; they are forgotten here, and what they started is killed."""
+        """Return the processes that have exited since the last call and remove them; their descendants are killed."""
         ended = []
         for name, child in list(self._children.items()):
             if child.process.returncode is not None:
@@ -203,21 +202,22 @@ class Launcher(ABC):
         return ended
 
     def terminate(self, name: str) -> None:
-        """SIGTERM: end gracefully."""
+        """Send SIGTERM: exit gracefully."""
         if (child := self._children.get(name)) and child.process.returncode is None:
             child.is_stopping = True
             child.process.terminate()
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the process and all it started."""
+        """Send SIGKILL to the process and its descendants."""
         if (child := self._children.get(name)) and child.process.returncode is None:
             child.is_stopping = True
             child.process.kill()
 
     async def stop_all(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> list[str]:
-        """SIGTERM to all, then SIGKILL to those that live past `grace_s`. Returns the names that had to be killed.
+        """Send SIGTERM to all, then SIGKILL to those still running after `grace_s`; return the names of killed
+        processes.
 
-        is_hurried: asked again and again; once it says so the grace is over.
+        is_hurried: polled; when it returns True, the grace period is over.
         """
         for name in self.names:
             self.terminate(name)

@@ -1,9 +1,8 @@
-"""Spawns the processes of a run on this machine.
+"""Starts the processes of a run on this machine, directly or by forking.
 
-Owns: how a process is spawned here, whether workers are forked, its environment, its end. Refuses: everything that
-holds wherever processes are (launcher.py).
-Children get a session of their own, so that Ctrl-C in the terminal reaches the controller alone, and they die with it:
-each asks the kernel for that at start (areal_like.process.die_with_parent).
+The common part of all launchers is in launcher.py. Children get their own session, so that Ctrl-C in the terminal only
+reaches the controller, and they are killed when it exits: each requests that from the kernel at its start
+(areal_like.process.die_with_parent).
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ log = logging.getLogger(__name__)
 
 
 def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
-    """Environment of a child: our installation first on its path, the user's folder last, and one thread budget."""
+    """Environment of a child: this installation first on its path, the user's folder last, and its number of
+    threads.
+    """
     import areal_like
 
     installation = Path(areal_like.__file__).resolve().parent.parent
@@ -40,8 +41,8 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     environment["TOKENIZERS_PARALLELISM"] = "false"
     for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
         environment[key] = str(num_threads)
-    # Threads that wait for a sibling must not spin for long: with one busy neighbour on two cores a step took 25 times
-    # as long with the default, and no longer than usual with this.
+    # Threads that wait for another thread must not spin for long: with one other busy process on two cores a step took
+    # 25 times as long with the default, and no longer than usual with this setting.
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     return environment
 
@@ -55,11 +56,11 @@ class LocalProcess(LocalPid):
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has exited."""
         await self._process.wait()
 
 
@@ -72,7 +73,7 @@ class LocalLauncher(Launcher):
     def __init__(
         self, log_dir: Path, host: str = "127.0.0.1", *, preload: Sequence[str] = (), forked: Collection[str] = ()
     ) -> None:
-        """Once open, processes that run a module of `forked` come from one that has imported `preload` already."""
+        """`forked`: modules whose processes are forked from a server that has imported `preload`, once it is open."""
         super().__init__(log_dir)
         self._host = host
         self._preload = preload
@@ -81,11 +82,11 @@ class LocalLauncher(Launcher):
 
     @property
     def host(self) -> str:
-        """As it was given."""
+        """The configured host."""
         return self._host
 
     async def open(self, say: Say) -> bool:
-        """Start the fork server, if there is to be one; nothing else is needed."""
+        """Start the fork server, if configured; nothing else is needed."""
         if self._forked:
             forker = Forker(self.log_of("forkserver"), self._preload, say)
             try:
@@ -101,7 +102,7 @@ class LocalLauncher(Launcher):
             await self._forker.close()
 
     async def address_for(self, name: str) -> str:
-        """A quiet port of this machine's loopback: all processes are here."""
+        """A free port on loopback: all processes are on this machine."""
         return f"tcp://127.0.0.1:{unused_port()}"
 
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
@@ -114,13 +115,13 @@ class LocalLauncher(Launcher):
 
 
 def make(config: RunConfig, folder: RunFolder) -> LocalLauncher:
-    """The launcher of a run on this machine."""
+    """Make the launcher of a run on this machine."""
     forked = FORKED if is_forking(config) else ()
     return LocalLauncher(folder.logs, config.launch.host, preload=PRELOAD, forked=forked)
 
 
 def is_forking(config: RunConfig) -> bool:
-    """Workers and trainer are forked from one process that has imported torch and transformers."""
+    """Return whether workers and trainer are forked from one process that has imported torch and transformers."""
     if config.launch.start_method != "auto":
         return config.launch.start_method == "forkserver"
     return sys.platform == "linux" and {*config.rollout_devices, *config.trainer_devices} == {"cpu"}

@@ -1,7 +1,5 @@
-"""A process of this machine by its id.
-
-Owns: the start of an interpreter, signals to a process and its session, its processor time and memory. Refuses: which
-processes are started and how they ended.
+"""A process of this machine by its id: starting an interpreter, signals to a process and its session, processor time
+and memory.
 """
 
 from __future__ import annotations
@@ -21,11 +19,12 @@ from controller.launch.processor import cpu_seconds, rss_mb
 async def start_python(
     argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, stdin: int = asyncio.subprocess.DEVNULL
 ) -> asyncio.subprocess.Process:
-    """`python -P <argv>` in a session of its own, its output appended to `log_path`. Raises OSError."""
+    """Start `python -P <argv>` in a new session, with its output appended to `log_path`. Raises OSError."""
     with log_path.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # never the current folder first: a user's trainer.py must not become our trainer
+            # the current folder is never first on the path: a user's trainer.py must not replace this program's trainer
+            "-P",
             *argv,
             stdin=stdin,
             stdout=output,
@@ -36,13 +35,13 @@ async def start_python(
 
 
 def is_stopped(pid: int | None) -> bool:
-    """The process is suspended (SIGSTOP, a debugger): it does nothing until somebody continues it."""
+    """Return whether the process is suspended (SIGSTOP, a debugger)."""
     fields = _stat(pid)
     return bool(fields) and fields[0] in ("T", "t")
 
 
 def exit_status(pid: int) -> int | None:
-    """How a process ended whose parent has not asked yet, negative for a signal; None where nothing tells."""
+    """Exit code of a process that its parent has not waited for, negative for a signal; None if unknown."""
     fields = _stat(pid)
     if not fields or fields[0] not in ("Z", "X"):
         return None
@@ -53,16 +52,16 @@ def exit_status(pid: int) -> int | None:
 
 
 def _stat(pid: int | None) -> list[str]:
-    """/proc/<pid>/stat from the state on; empty where there is none."""
+    """/proc/<pid>/stat from the state on; empty if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the name before it may hold anything
+    return text.rpartition(")")[2].split()  # the name before it may contain any characters
 
 
 class LocalPid(ABC):
-    """A process on this machine that leads a session of its own."""
+    """A process on this machine that is the leader of its session."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -75,11 +74,11 @@ class LocalPid(ABC):
     @property
     @abstractmethod
     def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code; None while it runs."""
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it has spent, and what it started."""
+        """Processor time of it and its descendants."""
         return cpu_seconds([self.pid]).get(self.pid)
 
     @property
@@ -89,18 +88,18 @@ class LocalPid(ABC):
 
     @property
     def awaited(self) -> str:
-        """Nothing: it was started at once."""
+        """Empty: it was started immediately."""
         return ""
 
     def terminate(self) -> None:
-        """SIGTERM to it alone."""
+        """Send SIGTERM only to it."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to it, if it lives, and to whatever it started in its own session."""
-        if self.returncode is None:  # just forked, it leads no session yet
+        """Send SIGKILL to it, if it is alive, and to all processes in its session."""
+        if self.returncode is None:  # just forked, it is not the leader of a session yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):

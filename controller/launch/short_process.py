@@ -1,7 +1,4 @@
-"""One of our modules as a process that does one thing and ends: of `probe` and `serve`.
-
-Owns: its environment, its time limit, what its end means. Refuses: which module, and what is made of its files.
-"""
+"""Runs a module of this program as a short-lived process with a time limit, for `probe` and `serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,9 @@ LAST_CHARS = 2000
 
 
 def run_module(arguments: Sequence[str], limit_s: float) -> None:
-    """`python -m ARGUMENTS` to its end. Raises UserError with what it refused, OperationError with its last words."""
+    """Run `python -m ARGUMENTS` to its end. Raises UserError with its user error, or OperationError with its last line
+    of output.
+    """
     environment = child_environment(num_cores(), user_path=Path.cwd())
     try:
         ended = run_guarded([sys.executable, "-P", "-m", *arguments], timeout_s=limit_s, env=environment)

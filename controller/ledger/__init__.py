@@ -1,1 +1,1 @@
-"""What survives a crash: the SQLite ledger, its segment files, its mirror, and the audit."""
+"""The durable record of a run: the SQLite ledger, its segment files, its mirror, and the audit."""

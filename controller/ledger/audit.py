@@ -1,8 +1,8 @@
 """Recounts the invariants from `bounded-admission` to `stamped-versions` from the ledger of a finished, crashed or
-running run, with nothing taken on trust.
+running run, independently of the code that enforces them.
 
-Owns: `audit(run_dir) -> AuditReport`. Refuses: repairing, writing, the coordinator's code: admission and staleness
-are recomputed from recorded facts and, where payloads are still there, from the versions stamped on the tokens.
+Read-only. The coordinator's code is not used: admission and staleness are recomputed from recorded facts and, if
+payloads are still stored, from the versions stamped on the tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FINDINGS = 100
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recounted. `findings` is empty for a clean ledger; each names the invariant it breaks."""
+    """Result of an audit. `findings` is empty for a clean ledger; each names the violated invariant."""
 
     findings: tuple[str, ...]
     num_drawn: int
@@ -41,21 +41,21 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     num_lives: int
     num_samples: int
     num_payloads: int
-    """Samples whose tokens were still there and were recounted one by one."""
+    """Samples whose tokens were still stored and were recounted individually."""
     staleness: dict[int, int]
     """Consumed groups by staleness."""
     num_trained: int
     """Samples trained on, each in one step."""
     num_repeats: int
-    """Passes over them beyond the first, within that step (`trainer.passes_per_batch`)."""
+    """Additional passes over them within that step (`trainer.passes_per_batch`)."""
 
     @property
     def is_clean(self) -> bool:
-        """No finding."""
+        """Whether there is no finding."""
         return not self.findings
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text."""
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
         head = (
             f"ledger: {self.num_drawn} groups drawn = {self.num_consumed} consumed in {self.num_steps} steps + "
@@ -100,7 +100,7 @@ class _Sample(NamedTuple):
 
 
 def audit(run_dir: Path) -> AuditReport:
-    """Recount the invariants of a run from its ledger, independently of the code that decided them.
+    """Recount the invariants of a run from its ledger, independently of the code that enforces them.
 
     Args:
         run_dir: the run's folder.
@@ -121,7 +121,7 @@ def audit(run_dir: Path) -> AuditReport:
         raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)
     try:
-        db.execute("BEGIN")  # one consistent view, also of a run that goes on
+        db.execute("BEGIN")  # one consistent view, also of a run in progress
         return _Audit(db, run_dir).report()
     except (sqlite3.Error, ValueError) as error:
         raise LedgerError(f"{path} cannot be read ({error}); {REMEDY}") from error
@@ -137,11 +137,11 @@ class _Audit:
         self._num_payloads = 0
         self._samples_of_step: dict[int, int] = {}
         self._passes_of_step: dict[int, int] = {}
-        """Over the samples of each step, in the lineage that last recorded it."""
+        """Passes over the samples of each step, in the lineage that last recorded it."""
         self._models = declared_models(run_dir)
         self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=1, fsync=False)
         columns = "seq, checkpoint_version, groups_per_step, group_size, max_staleness, on_stale, "
-        # A ledger of an older version is read as it is (migrations.py).
+        # A ledger of an older version is read without migration (migrations.py).
         has_passes = any(row[1] == "passes_per_batch" for row in db.execute("PRAGMA table_info(lineages)"))
         columns += "passes_per_batch" if has_passes else "1"
         has_least = any(row[1] == "least_groups" for row in db.execute("PRAGMA table_info(lineages)"))

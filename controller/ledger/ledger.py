@@ -1,14 +1,14 @@
-"""The run's memory on disk: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files alongside it.
+"""The persistent record of a run: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files next to it.
 
-Owns: opening, one transaction per burst of effects, payloads by sample, retention.
-Refuses: deciding anything (the coordinator's), reading another run's file while it is written (run_lock.py).
+One transaction per burst of effects. Decisions are made by the coordinator; the lock of the run folder is in
+run_lock.py.
 
-After kill -9 at any moment the ledger holds exactly the committed transactions: payload bytes are handed to the
-operating system before the rows that name them are committed, and bytes without a row are never read. `fsync=True`
-extends this to power loss. Not for network file systems (SQLite's WAL).
+After kill -9 at any moment the ledger contains exactly the committed transactions: payload bytes are written to the
+operating system before the rows that refer to them are committed, and bytes without a row are never read. `fsync=True`
+extends this to power loss. Network file systems are not supported (SQLite's WAL).
 
 The write-ahead log is copied into the database after every step's batch, every checkpoint and every new lineage, by a
-thread (log_copier.py): what is lost with `ledger.sqlite-wal` is at most what was sampled since the last step, and a
+thread (log_copier.py). The loss of `ledger.sqlite-wal` therefore loses at most the samples since the last step, and a
 step only while the disk has not yet written it.
 """
 
@@ -58,15 +58,15 @@ SEGMENT_FOLDER = "segments"
 _VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
 REMEDY = "restore the run folder from a copy, or start a new run"
 MILESTONES = (RecordBatch, RecordCheckpoint, RecordLineage)
-"""Facts after which the log is copied into the database file."""
+"""Facts (milestones) after which the log is copied into the database file."""
 LONG_LOG = 256
-"""Transactions without a milestone after which the log is copied too, so that it stays small."""
+"""Transactions without a milestone after which the log is also copied, so that it stays small."""
 CLOSE_WAIT_S = 1.0
-"""Longest wait for readers of the ledger before the write-ahead log is left to the last of them."""
+"""Maximum wait for readers when the ledger is closed; after it the last reader removes the write-ahead log."""
 
 
 class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a purge removed."""
+    """Result of a purge."""
 
     num_samples: int
     num_files: int
@@ -74,7 +74,7 @@ class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """One writer, guarded by a lock. Blocking calls: from the shell's loop or from one dedicated thread, never two."""
+    """The ledger of one writer, protected by a lock. Methods block; call them from one thread only."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Ledger:
     ) -> None:
         """Open or create <run_dir>/ledger.sqlite and <run_dir>/segments/.
 
-        segment_bytes: a segment file is closed past this size. cache_bytes: payloads kept in memory until
-        their group is given for training or has another end.
-        keep_bytes: segment files no longer needed that stay nevertheless, newest ones, in bytes (None: all stay).
-        fsync: survive power loss too, not only kill -9.
+        segment_bytes: a segment file is closed above this size. cache_bytes: payloads kept in memory until their group
+        is used for training or ends otherwise. keep_bytes: bytes of the newest segment files that are kept although
+        they are not needed any more (None: all). fsync: also survive power loss, not only kill -9.
+
         Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged).
         """
         self._path = run_dir / LEDGER_FILE
@@ -127,7 +127,7 @@ class Ledger:
             entries: effects of the coordinator with their payloads, in order.
 
         Raises:
-            LedgerError: the disk is full or the file damaged; nothing of `entries` is kept then.
+            LedgerError: the disk is full or the file damaged; then none of `entries` is stored.
         """
         if not entries:
             return
@@ -157,7 +157,7 @@ class Ledger:
                     self._cache.forget(group_id)
 
     def purge(self, covered_step: int) -> PurgeReport:
-        """Delete the oldest segment files that nothing needs any more, beyond `keep_bytes`.
+        """Delete the oldest segment files that are not needed any more, beyond `keep_bytes`.
 
         Payloads of live groups and of steps after `covered_step` are needed.
 
@@ -204,21 +204,21 @@ class Ledger:
 
     @property
     def seq(self) -> int:
-        """Facts recorded so far."""
+        """Number of facts recorded so far."""
         return int(self._seq)
 
     @property
     def run_id(self) -> str:
-        """Of the run that made it."""
+        """Id of the run that created the ledger."""
         (run_id,) = self._db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
         return str(run_id)
 
     def lineages(self) -> dict[str, int]:
-        """The version that each lineage began from, oldest lineage first."""
+        """The starting version of each lineage, oldest lineage first."""
         return dict(self._db.execute("SELECT lineage, checkpoint_version FROM lineages ORDER BY seq"))
 
     def load(self) -> LedgerState:
-        """Read what the coordinator restores from.
+        """Read the state from which the coordinator is restored.
 
         Returns:
             Groups, batches and counters as of the last commit.
@@ -235,7 +235,7 @@ class Ledger:
         """Read the recorded batches of later steps.
 
         Args:
-            step: the last step that is not wanted.
+            step: batches of later steps are returned.
 
         Returns:
             The batches, in order of their steps.
@@ -249,15 +249,16 @@ class Ledger:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def length_facts(self) -> tuple[LengthFact, ...]:
-        """Lengths of the samples of all ended groups, by what became of them. Raises LedgerError (damaged)."""
+        """Lengths of the samples of all ended groups, by fate. Raises LedgerError (damaged)."""
         try:
             return read_length_facts(self._db)
         except sqlite3.Error as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def row_outcomes(self, *, group_size: int) -> list[tuple[int, list[float], float]]:
-        """Of each group whose answers are all judged, in the order in which they were: its position in the draw order,
-        the rewards that count, the mean tokens of those answers. Raises LedgerError (damaged)."""
+        """For each group whose answers all have a verdict, in order of completion: its position in the draw order, the
+        effective rewards, and the mean tokens of these answers. Raises LedgerError (damaged).
+        """
         try:
             return read_row_outcomes(self._db, group_size=group_size, min_scored=min(2, group_size))
         except (sqlite3.Error, ValueError) as error:
@@ -276,10 +277,10 @@ class Ledger:
 
         Args:
             group_id: the group's number.
-            sample_index: the sample's place in its group, from 0.
+            sample_index: the sample's index in its group, from 0.
 
         Returns:
-            The tokens, empty where there are none.
+            The tokens; empty if there are none.
 
         Raises:
             LedgerError: the ledger is damaged.
@@ -297,7 +298,7 @@ class Ledger:
         return whole
 
     def turn_checkpoint(self, group_id: int, sample_index: int) -> TurnCheckpoint | None:
-        """Where the stored tokens of an unfinished episode of several turns end; None for other samples.
+        """State at the end of the stored tokens of an unfinished episode of several turns; None for other samples.
 
         Raises LedgerError (damaged).
         """
@@ -316,7 +317,7 @@ class Ledger:
 
         Args:
             group_id: the group's number.
-            sample_index: the sample's place in its group, from 0.
+            sample_index: the sample's index in its group, from 0.
 
         Returns:
             The trajectories as the worker reported them, the main one first.
@@ -340,7 +341,7 @@ class Ledger:
             raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
     def batch_samples(self, groups: Sequence[BatchGroup]) -> tuple[BatchSample, ...]:
-        """Read payloads and rewards of a batch. A second time they come from disk.
+        """Read payloads and rewards of a batch. Repeated reads are from disk.
 
         Args:
             groups: the batch's groups.
@@ -372,7 +373,7 @@ class Ledger:
         return tuple(samples)
 
     def wait_for_copy(self, timeout_s: float) -> bool:
-        """Wait until the database file holds all that was committed before the last milestone.
+        """Wait until the database file contains everything committed before the last milestone.
 
         Args:
             timeout_s: the longest wait, in seconds.
@@ -402,7 +403,7 @@ class Ledger:
     # ------------------------------------------------------------ inside
 
     def _check_segments(self) -> None:
-        """Every row's bytes must exist (their checksums are checked when they are read)."""
+        """Check that the bytes of every row exist (checksums are verified when they are read)."""
         sizes = self._segments.sizes()
         for table in ("partials", "samples"):
             ends = self._db.execute(
@@ -414,13 +415,13 @@ class Ledger:
 
 
 def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
-    """Raises UserError (unwritable, newer schema) or LedgerError (damaged)."""
+    """Open the database. Raises UserError (unwritable, newer schema) or LedgerError (damaged)."""
     db = None
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=64)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
-        db.execute("PRAGMA wal_autocheckpoint = 0")  # it would wait for the disk within a commit
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # an automatic checkpoint would wait for the disk within a commit
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)

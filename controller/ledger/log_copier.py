@@ -1,9 +1,10 @@
-"""Copies the ledger's write-ahead log into the database, in a thread of its own: SQLite waits for the disk there.
+"""Copies the ledger's write-ahead log into the database in a separate thread, because SQLite waits for the disk during
+the copy.
 
-Owns: the thread and its connection. Refuses: deciding when (ledger.py).
+The time of copies is decided in ledger.py.
 
-The controller commits on its event loop, which also sends the heartbeats. A commit only writes to the page cache, but a
-copy of the log calls fsync, which takes seconds on a disk that is busy with other data.
+The controller commits on its event loop, which also sends the heartbeats. A commit only writes to the page cache, but
+copying the log calls fsync, which takes seconds on a disk that is busy with other data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class LogCopier:
-    """One thread with one connection. SQLite lets another connection read and write while the log is copied."""
+    """One thread with one connection. SQLite allows another connection to read and write while the log is copied."""
 
     def __init__(self, path: Path) -> None:
         """Start the thread.
@@ -35,23 +36,23 @@ class LogCopier:
         self._thread.start()
 
     def request(self) -> None:
-        """Have the log copied soon. Returns at once; requests during a copy lead to one further copy."""
+        """Request a copy of the log. Returns immediately; requests during a copy lead to one further copy."""
         self._idle.clear()
         self._wake.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until no copy is requested or under way.
+        """Wait until no copy is requested or in progress.
 
         Args:
             timeout_s: the longest wait, in seconds.
 
         Returns:
-            Whether that is so.
+            Whether this is the case.
         """
         return self._idle.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread, after the copy that is under way."""
+        """End the thread, after the copy in progress."""
         self._is_closing = True
         self._wake.set()
         self._thread.join()
@@ -66,17 +67,17 @@ class LogCopier:
             copy_log(self._database, self._path, "PASSIVE")
             if not self._wake.is_set():
                 self._idle.set()
-                if self._wake.is_set():  # a request between the two lines
+                if self._wake.is_set():  # requested between the two lines
                     self._idle.clear()
 
 
 def copy_log(database: sqlite3.Connection, path: Path, how: str) -> None:
-    """Copy the write-ahead log into the database. Where that fails the log keeps everything, and a warning is logged.
+    """Copy the write-ahead log into the database. If that fails, the log keeps all data and a warning is logged.
 
     Args:
         database: a connection to it.
         path: the database file, for the warning.
-        how: SQLite's mode: PASSIVE waits for nobody, TRUNCATE waits for readers and empties the log.
+        how: SQLite's mode: PASSIVE does not wait, TRUNCATE waits for readers and empties the log.
     """
     try:
         database.execute(f"PRAGMA wal_checkpoint({how})").fetchone()

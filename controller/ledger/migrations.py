@@ -1,9 +1,9 @@
-"""Schema versions of the ledger: creating it, bringing an older one up to date, refusing a newer one.
+"""Schema versions of the ledger: creates it, migrates an older one, and rejects a newer one.
 
-Owns: the schema version and the migration from each older one. Refuses: the current tables (schema.py).
+The current tables are in schema.py.
 
-Only the controller migrates, on opening the ledger for writing. Commands that read (`report`, `samples`) never write
-into a run folder, so they accept every schema from `OLDEST_READABLE` on as it is.
+Only the controller migrates, when it opens the ledger for writing. Commands that read (`report`, `samples`) never write
+into a run folder, so they accept every schema from `OLDEST_READABLE` on without migration.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from areal_like.errors import UserError
 from controller.ledger.schema import SCHEMA
 
 SCHEMA_VERSION = 6
-"""Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or records that an older version would
-misread."""
+"""Incremented, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or the records change so that an older version
+would misread them.
+"""
 OLDEST_READABLE = 1
-"""Readers use only tables and columns that exist since this schema; raise it where a query needs a newer one."""
+"""Readers only use tables and columns that exist since this schema; increase it if a query needs a newer one."""
 
 MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     # Schema 1 was written with and without these three tables: they were added without a new number.
@@ -31,12 +32,12 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
   PRIMARY KEY (group_id, sample_index)) WITHOUT ROWID""",
         "CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL)",
     ),
-    # Since schema 3 a sample's record may hold several trajectories, of which an older version would train the first
-    # alone. The tables are the same, and records of older runs are samples of one trajectory.
+    # Since schema 3 a sample's record may contain several trajectories, of which an older version would only train the
+    # first. The tables are the same, and records of older runs are samples of one trajectory.
     2: (),
-    # Until then a step made one pass over its batch.
+    # Before, a step made one pass over its batch.
     3: ("ALTER TABLE lineages ADD COLUMN passes_per_batch INTEGER NOT NULL DEFAULT 1",),
-    # Until then the position of a group in the draw order was its number.
+    # Before, the position of a group in the draw order was its number.
     4: (
         "ALTER TABLE groups ADD COLUMN draw INTEGER",
         """CREATE TABLE IF NOT EXISTS skipped_draws (
@@ -45,11 +46,11 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     # Until then every step took groups_per_step groups.
     5: ("ALTER TABLE lineages ADD COLUMN least_groups INTEGER",),
 }
-"""Statements that turn schema N into N + 1. History: never edited once released, unlike `SCHEMA`."""
+"""Statements that convert schema N to N + 1. Never edited once released, unlike `SCHEMA`."""
 
 
 def schema_version(db: sqlite3.Connection) -> int:
-    """Schema of the ledger, 0 where none is recorded yet. Raises ValueError where it is not a positive number."""
+    """Schema of the ledger, 0 if none is recorded yet. Raises ValueError if it is not a positive number."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone() is None:
         return 0
     row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
@@ -62,12 +63,12 @@ def schema_version(db: sqlite3.Connection) -> int:
 
 
 def is_readable(schema: int) -> bool:
-    """True where this version of areal_like can read a ledger of that schema without migrating it."""
+    """Return whether this version of areal_like can read a ledger of that schema without migration."""
     return OLDEST_READABLE <= schema <= SCHEMA_VERSION
 
 
 def newer_schema(path: Path, schema: int) -> UserError:
-    """The error for a ledger that a newer version of areal_like wrote."""
+    """The error for a ledger written by a newer version of areal_like."""
     return UserError(
         f"the ledger has schema {schema}, written by a newer version; this one supports up to {SCHEMA_VERSION}",
         where=str(path),
@@ -78,12 +79,12 @@ def newer_schema(path: Path, schema: int) -> UserError:
 def bring_up_to_date(db: sqlite3.Connection, run_id: str) -> int:
     """Create the tables of a new ledger, or migrate an older one in one transaction.
 
-    Returns the schema that was found (0: new). A ledger of a newer schema is left untouched: the caller refuses it.
-    Raises sqlite3.Error or ValueError where the ledger is damaged.
+    Returns the schema that was found (0: new). A ledger of a newer schema is not changed; the caller rejects it. Raises
+    sqlite3.Error or ValueError if the ledger is damaged.
     """
     found = schema_version(db)
     if found == 0:
-        # Repeatable: a crash in between leaves tables without a schema number, and the next start comes here again.
+        # Repeatable: a crash in between leaves tables without a schema number, and the next start repeats this.
         db.executescript(SCHEMA)
         facts = [("run_id", run_id), ("seq", "0"), ("schema", str(SCHEMA_VERSION))]
         db.execute("BEGIN IMMEDIATE")

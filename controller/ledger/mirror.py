@@ -1,15 +1,15 @@
-"""Where a run's ledger is written: in its run folder, or on the controller's own disk with a mirror in the run folder.
+"""Location of a run's ledger: in its run folder, or on the controller's own disk with a mirror in the run folder.
 
-Owns: the local folder, copies into the run folder, which of the two a resume begins with. Refuses: what is in it.
+Manages the local folder, copies it into the run folder, and decides which of the two a resumed run uses.
 
-On a cluster the run folder lies on a network file system, where SQLite's write-ahead log does not work. So the ledger
-is written on a local disk and copied: a consistent snapshot of the facts first, then the bytes of tokens that they
-name, so that no row of a mirror points at missing bytes. A mirror is as old as its last copy: what came after it is
-lost with the controller's machine, and the run goes on from the newest checkpoint that the mirror covers. A checkpoint
-is followed by a copy at once.
+On a cluster the run folder is on a network file system, where SQLite's write-ahead log does not work. The ledger is
+therefore written on a local disk and copied: first a consistent snapshot of the facts, then the bytes of tokens that
+they refer to, so that no row of a mirror refers to missing bytes. Facts recorded after the last copy are lost if the
+controller's machine is lost, and the run continues from the newest checkpoint that the mirror covers. A copy is made
+immediately after each checkpoint.
 
-`ledger.home` in the run folder names the local folder that last wrote the run: another one, left by an earlier session
-on another machine, is thrown away and made again from the mirror.
+`ledger.home` in the run folder names the local folder that last wrote the run. Another folder, left by an earlier
+session on another machine, is deleted and restored from the mirror.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ log = logging.getLogger(__name__)
 
 HOME_FILE = "ledger.home"
 LOOK_S = 1.0
-"""How late a saved checkpoint is followed by a copy."""
+"""Maximum delay between a saved checkpoint and the copy."""
 MAX_TRIES = 3
-"""A purge of tokens between the two halves of a copy makes it begin again; purges are rare."""
+"""Maximum attempts of a copy: a purge of tokens between its two halves restarts it; purges are rare."""
 
 
 class LedgerHome:
     """The local folder of one run's ledger and its mirror. Methods block on files: call them from a thread."""
 
     def __init__(self, run_dir: Path, local_dir: Path | None, run_id: str) -> None:
-        """`local_dir`: folder on this machine for ledgers of runs; None: that for temporary files."""
+        """`local_dir`: folder on this machine for ledgers of runs; None: in the folder for temporary files."""
         base = local_dir or Path(tempfile.gettempdir()) / f"areal-like-ledgers-{os.getuid()}"
         self.run_dir, self.folder, self._is_shared_place = run_dir, base / run_id, local_dir is None
         self.is_restored = False
-        """The ledger was made from the mirror: what came after the last copy is not in it."""
+        """The ledger was restored from the mirror: facts after the last copy are missing."""
         self._copying = threading.Lock()
         self._run_lock: int | None = None
 
     def open(self) -> Path:
-        """The folder to write the ledger in: as it was left here, or as the mirror has it.
+        """Return the folder to write the ledger in: the existing one on this machine, or restored from the mirror.
 
-        Raises UserError: another controller has the run, the folder cannot be written.
+        Raises UserError if another controller has the run, or the folder cannot be written.
         """
         self._run_lock = lock_folder(self.run_dir)
         try:
@@ -82,7 +82,7 @@ class LedgerHome:
         return self.folder
 
     def copy(self) -> None:
-        """Bring the mirror up to date. Raises LedgerError, OSError (disk full)."""
+        """Update the mirror. Raises LedgerError, OSError (disk full)."""
         if not (self.folder / LEDGER_FILE).exists():
             return
         with self._copying:
@@ -95,7 +95,7 @@ class LedgerHome:
         raise LedgerError(f"{self.folder}: tokens were purged repeatedly while the ledger was copied")
 
     async def keep_up(self, saved_version: Callable[[], int], every_s: float, say: Callable[[str], None]) -> None:
-        """Copy every `every_s` seconds, and as soon as a checkpoint is saved. Until cancelled."""
+        """Copy every `every_s` seconds, and as soon as a checkpoint is saved, until cancelled."""
         copied_s, covered = time.monotonic(), saved_version()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -108,7 +108,9 @@ class LedgerHome:
                 say(f"the ledger's copy in the run folder is out of date: {error}")
 
     def close(self) -> None:
-        """The last copy; then nothing stays on this machine. Where the copy fails, all does, and it is said."""
+        """Make the last copy, then delete the local folder. If the copy fails, the folder is kept and an error is
+        logged.
+        """
         try:
             self.copy()
             (self.run_dir / HOME_FILE).unlink(missing_ok=True)
@@ -119,7 +121,7 @@ class LedgerHome:
             self.unlock()
 
     def unlock(self) -> None:
-        """Let another controller have the run."""
+        """Release the lock of the run."""
         if self._run_lock is not None:
             os.close(self._run_lock)
             self._run_lock = None
@@ -127,7 +129,7 @@ class LedgerHome:
     # ------------------------------------------------------------ inside
 
     def _check_base(self) -> None:
-        """Raise UserError where another user made the folder of ledgers, among temporary files that all users share."""
+        """Raise UserError if another user created the folder of ledgers in the shared folder for temporary files."""
         base = self.folder.parent
         base.mkdir(mode=0o700, exist_ok=True)
         status = base.lstat()
@@ -137,7 +139,7 @@ class LedgerHome:
                 where=str(base),
                 remedy="launch.ray.local_dir: a folder on this machine that only you may write to",
             )
-        base.chmod(0o700)  # an earlier version may have made it
+        base.chmod(0o700)  # an earlier version may have created it
 
     def _is_home(self) -> bool:
         try:
@@ -147,9 +149,9 @@ class LedgerHome:
             return False
 
     def _refuse_to_forget(self) -> None:
-        """Raise UserError where the folder here holds more than the mirror and nothing says that it is void."""
+        """Raise UserError if the local folder contains more facts than the mirror and is not known to be outdated."""
         if (self.run_dir / HOME_FILE).exists():
-            return  # another machine, or a later session here, went on from the mirror
+            return  # another machine, or a later session on this one, continued from the mirror
         here, mirrored = _num_facts(self.folder / LEDGER_FILE), _num_facts(self.run_dir / LEDGER_FILE)
         if here > mirrored:
             raise UserError(
@@ -175,7 +177,7 @@ class LedgerHome:
             shutil.copytree(self.run_dir / SEGMENT_FOLDER, self.folder / SEGMENT_FOLDER)
 
     def _copy_facts(self) -> set[int]:
-        """A snapshot alongside the mirror's present one; the numbers of the segment files it names."""
+        """Write a snapshot next to the mirror's present one; return the numbers of the segment files it refers to."""
         fresh = self.run_dir / f"{LEDGER_FILE}.new"
         fresh.unlink(missing_ok=True)
         try:
@@ -184,14 +186,15 @@ class LedgerHome:
                 contextlib.closing(sqlite3.connect(fresh)) as target,
             ):
                 source.backup(target)
-                target.execute("PRAGMA journal_mode = DELETE")  # the network file system knows no write-ahead log
+                # a write-ahead log does not work on a network file system
+                target.execute("PRAGMA journal_mode = DELETE")
                 rows = "SELECT file FROM samples WHERE file IS NOT NULL UNION SELECT file FROM partials"
                 return {row[0] for row in target.execute(rows)}
         except sqlite3.Error as error:
             raise LedgerError(f"{self.folder / LEDGER_FILE} cannot be copied to {self.run_dir} ({error})") from error
 
     def _copy_segments(self, needed: set[int]) -> bool:
-        """Append what has grown; False where a file that the snapshot names is gone."""
+        """Append new bytes of segment files; False if a file that the snapshot refers to was deleted."""
         target = self.run_dir / SEGMENT_FOLDER
         target.mkdir(exist_ok=True)
         for name in (f"{number:06d}.seg" for number in sorted(needed)):
@@ -208,7 +211,7 @@ class LedgerHome:
 
 
 def _num_facts(ledger: Path) -> int:
-    """Facts in a ledger that nobody writes; 0 where there is none or it cannot be read."""
+    """Number of facts in a ledger without a writer; 0 if there is none or it cannot be read."""
     if not ledger.is_file():
         return 0
     try:
@@ -219,7 +222,7 @@ def _num_facts(ledger: Path) -> int:
 
 
 def _append_rest(source: Path, target: Path) -> None:
-    """Segment files only ever grow: copy what `target` lacks."""
+    """Copy the bytes that `target` lacks; segment files only grow."""
     with source.open("rb") as reader, target.open("ab") as writer:
         have = writer.tell()
         if os.fstat(reader.fileno()).st_size > have:

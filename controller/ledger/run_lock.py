@@ -1,7 +1,6 @@
 """The lock of a run's folder: one controller writes a run at a time.
 
-Owns: taking it, naming its holder. Refuses: what is written under it (ledger.py). The kernel releases it with the
-process that holds it, whatever ends that.
+The kernel releases the lock when the process that holds it exits for any reason.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def lock_folder(run_dir: Path) -> int:
         run_dir: the run's folder.
 
     Returns:
-        A file descriptor; the lock is held until it is closed or the process dies.
+        A file descriptor; the lock is held until it is closed or the process exits.
 
     Raises:
         UserError: another process holds the lock.
@@ -50,7 +49,7 @@ def lock_folder(run_dir: Path) -> int:
 
 
 def lock_holder(run_dir: Path) -> int | None:
-    """Id of the process that holds the run's lock now; None where nobody does."""
+    """Id of the process that holds the run's lock; None if the lock is free."""
     try:
         lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -1,14 +1,14 @@
-"""Lengths of the answers that were drawn, and of those that are trained on: do drops select by length?
+"""Lengths of drawn and of trained answers, to detect whether drops select by length.
 
-Owns: counts of lengths by what became of the samples, the shift of the trained ones and its significance. Refuses:
-deciding what becomes of a sample (group_outcome.py), judging a run (report/length_shift.py).
+Counts lengths by the fate of samples, and computes the shift of the trained ones and its significance. The finding is
+in report/length_shift.py.
 
-A group that takes long is more likely to be dropped as stale or timed out, and long answers take long. What remains is
-shorter than what the policy generates. `record` follows the ledger's effects and counts each sample when its group
-ends; groups still in flight count nowhere. A sample that was cut off by the end of its group would have become longer
-than it is, so lengths of drawn samples are estimated from finished and cut ones together (Kaplan and Meier, 1958). The
-estimate stops where too few samples are left: longer answers count as that long, and the true shift may be larger than
-the one reported.
+A group that takes long is more likely to be dropped as stale or timed out, and long answers take long. The remaining
+answers are shorter than those that the policy generates. `record` follows the ledger's effects and counts each sample
+when its group ends; groups in flight are not counted. A sample that was cut off by the end of its group would have
+become longer, so lengths of drawn samples are estimated from finished and cut ones together (Kaplan and Meier, 1958).
+The estimate stops where too few samples are left: longer answers count with that length, so the true shift may be
+larger than the reported one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from controller.coordinator.effects import DropGroup, Effect, FilterGroup, Recor
 from controller.coordinator.snapshot import GroupRecord
 
 TRAINED, FILTERED, NOT_SCORED = "trained", "filtered", "not_scored"
-"""What becomes of a sample; the others are reasons of dropped groups."""
+"""Fates of a sample; the others are reasons of dropped groups."""
 NUM_BLOCKS = 20
-"""Groups are dealt to so many blocks, each of which is left out in turn (jackknife): within a group lengths are alike,
-so samples are not independent, but blocks are."""
+"""Number of blocks of groups, each of which is left out in turn (jackknife): lengths within a group are similar, so
+samples are not independent, but blocks are.
+"""
 
 
 MIN_AT_RISK = 10
-"""Where samples were cut, the estimate stops at the length that so few reached: one answer would decide on the tail."""
+"""If samples were cut, the estimate stops at the length reached by this number of samples, so that single answers do
+not determine the tail.
+"""
 
 
 class LengthFact(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` samples of ended groups of one block that were as long, or that long when they were cut."""
+    """`count` samples of ended groups of one block with this length, or with this length when they were cut."""
 
     cause: str
     block: int
@@ -46,13 +49,15 @@ class LengthFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthTable:
-    """Samples by length: `counts` is int32 [2, NUM_BLOCKS, L], of finished and of cut ones, by block and tokens."""
+    """Number of samples by length: `counts` is int32 [2, NUM_BLOCKS, L], for finished and cut samples, by block and
+    tokens.
+    """
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, NUM_BLOCKS, 64), np.int32)
 
     def add(self, block: int, num_tokens: int, is_finished: bool, count: int = 1) -> None:
-        """`count` samples of one block and length."""
+        """Add `count` samples of one block and length."""
         if num_tokens >= self.counts.shape[2]:
             self.counts = _widened(self.counts, num_tokens + num_tokens // 4 + 1)
         self.counts[0 if is_finished else 1, block, num_tokens] += count
@@ -63,14 +68,14 @@ def _widened(counts: np.ndarray, length: int) -> np.ndarray:
 
 
 def _sum(tables: Iterable[LengthTable]) -> np.ndarray:
-    """[2, NUM_BLOCKS, L] of all tables."""
+    """Sum of all tables, [2, NUM_BLOCKS, L]."""
     found = [table.counts for table in tables]
     longest = max((counts.shape[2] for counts in found), default=1)
     return sum((_widened(counts, longest) for counts in found), np.zeros((2, NUM_BLOCKS, longest), np.int64))
 
 
 def survival(counts_2L: np.ndarray) -> np.ndarray:
-    """Estimated share of answers longer than 0, 1, 2, ... tokens (Kaplan-Meier), 0 from the longest seen on.
+    """Estimated share of answers longer than 0, 1, 2, ... tokens (Kaplan-Meier), 0 from the longest observed length on.
 
     counts_2L: finished and cut samples by length, at least one.
     """
@@ -84,12 +89,12 @@ def survival(counts_2L: np.ndarray) -> np.ndarray:
 
 
 def mean_length(counts_2L: np.ndarray) -> float:
-    """Estimated tokens an answer."""
+    """Estimated mean tokens of an answer."""
     return float(survival(counts_2L).sum())
 
 
 def length_figures(counts_2L: np.ndarray) -> dict[str, float]:
-    """For summary.json. Percentiles are the smallest lengths that suffice."""
+    """Length statistics for summary.json. Percentiles are the smallest sufficient lengths."""
     shares = survival(counts_2L)
     found: dict[str, float] = {"samples": int(counts_2L.sum()), "mean": round(float(shares.sum()), 2)}
     for percent in (50, 99):
@@ -99,16 +104,16 @@ def length_figures(counts_2L: np.ndarray) -> dict[str, float]:
 
 
 class SampleLengths:
-    """Follows one run."""
+    """Length statistics of one run."""
 
     def __init__(self) -> None:
         self._ended: defaultdict[str, LengthTable] = defaultdict(LengthTable)
-        """By cause."""
+        """Lengths by cause."""
         self._live: dict[int, dict[int, tuple[int, bool]]] = {}
-        """Tokens of each sample of a live group so far, and whether it is finished."""
+        """Current tokens of each sample of a live group, and whether it is finished."""
 
     def restore(self, ended: Iterable[LengthFact], live: Iterable[GroupRecord]) -> None:
-        """What an earlier session of the run left in the ledger."""
+        """Restore the counts from an earlier session's ledger."""
         for fact in ended:
             self._ended[fact.cause].add(fact.block, fact.num_tokens, fact.is_finished, fact.count)
         for group in live:
@@ -117,7 +122,7 @@ class SampleLengths:
             }
 
     def record(self, effect: Effect) -> None:
-        """One effect of the coordinator, in order."""
+        """Process one effect of the coordinator, in order."""
         match effect:
             case StorePartial():
                 self._sample(effect.group_id, effect.sample_index, effect.start + effect.num_tokens, False)
@@ -148,7 +153,7 @@ class SampleLengths:
     # ------------------------------------------------------------ figures
 
     def row(self) -> dict[str, float]:
-        """For the row of a step: of all samples of the run so far. Empty while nothing was trained on."""
+        """Values for the row of a step, over all samples of the run so far. Empty before the first trained sample."""
         found = self.summary()
         if not found:
             return {}
@@ -160,11 +165,11 @@ class SampleLengths:
         return {**values, "length_shift": found["shift"], "length_shift_z": found["shift_z"]}
 
     def summary(self) -> dict[str, Any]:
-        """`drawn`, `trained`, what was lost by cause, and the shift; empty where nothing was trained on.
+        """`drawn`, `trained`, lost samples by cause, and the shift; empty if nothing was trained.
 
-        shift: by which share the mean length of trained samples exceeds (below 0: falls short of) that of trained and
-        lost samples together. Filtered ones are left out of it: a filter selects by reward, on purpose. shift_z: the
-        shift in standard errors.
+        shift: relative difference between the mean length of trained samples and that of trained and lost samples
+        together. Filtered samples are excluded, because a filter selects by reward, on purpose. shift_z: the shift in
+        standard errors.
         """
         known = {cause: table for cause, table in sorted(self._ended.items()) if table.counts.any()}
         if TRAINED not in known:
@@ -180,7 +185,7 @@ class SampleLengths:
         }
 
     def _shift(self) -> tuple[float, float]:
-        """The shift and its standard error; 0 where nothing was lost, or too little to tell."""
+        """The shift and its standard error; 0 if nothing, or too little, was lost."""
         tables = {cause: table for cause, table in self._ended.items() if cause != FILTERED}
         both = _sum(tables.values())
         kept = _widened(self._ended[TRAINED].counts, both.shape[2])
@@ -198,7 +203,7 @@ def _shift_of(kept_2L: np.ndarray, both_2L: np.ndarray) -> float:
 
 
 def cause_of(fate: str, reason: str, is_kept: bool) -> str:
-    """What became of a finished sample of an ended group, from the ledger's columns."""
+    """Fate of a finished sample of an ended group, from the ledger's columns."""
     if fate == "consumed":
         return TRAINED if is_kept else NOT_SCORED
     return FILTERED if fate == "filtered" else reason

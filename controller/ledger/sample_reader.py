@@ -1,10 +1,10 @@
-"""What the ledger tells of single samples, in arrays: read only, also while the run writes it.
+"""Reads statistics of samples from the ledger as arrays, also while the run writes it.
 
-Owns: `SampleStats`, the read-only connection, an even choice of groups where there are too many. Refuses: writing, the
-invariants (audit.py), tokens and answers (segments), anything older or newer than our schema.
+Uses a read-only connection, and an even selection of groups if there are too many. Invariants are checked in audit.py.
+Ledgers with an unsupported schema are rejected.
 
-A reader of a WAL database never holds the run up and is never held up by it. Where a folder cannot be written to,
-SQLite may not make its shared index; then a ledger closed cleanly (no log alongside it) is read as an immutable file.
+A reader of a WAL database never blocks the run and is never blocked by it. If a folder cannot be written to, SQLite
+cannot create its shared index; then a cleanly closed ledger (without a log) is read as an immutable file.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_ver
 
 LOCK_WAIT_S = 2.0
 READ_S = 30.0
-"""A ledger that takes longer to read is left out: a report is not worth more."""
+"""Time limit of reading; a ledger that takes longer is not used in a report."""
 HANDLER_STEPS = 10_000
-"""SQLite's virtual machine looks at the clock after so many of its instructions."""
+"""Number of SQLite virtual machine instructions between checks of the time limit."""
 IDS_PER_QUERY = 500
 
 
 class Unreadable(Exception):
-    """Why a ledger cannot be read, in plain words."""
+    """Raised with the reason why a ledger cannot be read."""
 
 
 class Removed(NamedTuple):
-    """Draws or groups that a filter left out, of one difficulty (to a tenth), with the mean length of answers."""
+    """Draws or groups that a filter left out, of one difficulty (rounded to a tenth), with the mean length of
+    answers.
+    """
 
     level: float
     num_draws: int
@@ -46,51 +48,55 @@ class Removed(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleStats:
-    """Consumed samples that were kept; arrays are aligned, ordered by step, and a choice where `share` is below 1."""
+    """Consumed and kept samples. Arrays are aligned and ordered by step; if `share` is below 1 they contain a
+    selection.
+    """
 
     step: np.ndarray
     """Step that used the sample, int64."""
     length: np.ndarray
     """Tokens the policy sampled, int64."""
     value: np.ndarray
-    """Reward, float64; NaN where there is none."""
+    """Reward, float64; NaN if there is none."""
     staleness: np.ndarray
     """Staleness of the sample's group in that step, int64."""
     group: np.ndarray
     """Group id, int64."""
     is_cut: np.ndarray
-    """True where the answer ended at the token limit, bool."""
+    """Whether the answer ended at the token limit, bool."""
     components: dict[str, np.ndarray]
-    """Named parts of the reward, float64, NaN where a sample has none."""
+    """Named components of the reward, float64, NaN if a sample does not have it."""
     verdicts: dict[str, int]
-    """Training samples by verdict kind, all of them: also those filtered, dropped or not yet used."""
+    """All training samples by verdict kind, including filtered, dropped and unused ones."""
     failures: dict[tuple[str, str, str], int]
-    """Samples without a score by (scorer that failed, verdict kind, what the policy did), empty texts where unknown."""
+    """Samples without a score by (failed scorer, verdict kind, handling); empty texts if unknown."""
     components_by_step: dict[str, list[tuple[int, float]]]
-    """(step, mean) of each component, over the chosen samples."""
+    """(step, mean) of each component, over the selected samples."""
     fates: dict[str, int]
     """Groups by fate: live, consumed, filtered, dropped."""
     dropped_by_reason: dict[str, int]
     """Groups dropped, by reason."""
     timings_s: dict[str, float]
-    """Mean seconds of the chosen samples by what they spent them on: queue_s, generate_s, score_s, ..."""
+    """Mean seconds of the selected samples by phase: queue_s, generate_s, score_s, ..."""
     share: float
-    """Share of consumed groups that the arrays hold."""
+    """Share of consumed groups in the arrays."""
     removed: dict[str, list[Removed]] = field(default_factory=dict)
-    """What filters left out: `passed over`, draws of data.curriculum by the success rate of their row; `filtered`,
-    groups of filter_zero_signal by their reward."""
+    """Rows and groups left out by filters: `passed over`: draws skipped by data.curriculum, by the success rate of
+    their row; `filtered`: groups of filter_zero_signal, by their reward.
+    """
 
     @property
     def zero_signal_late(self) -> tuple[float, float]:
-        """In the last fifth of the steps: share of groups with equal rewards, and of those the ones at the best value
-        that was ever seen. Where all values ever seen are the same one, it is the best if it is above 0."""
+        """In the last fifth of the steps: share of groups with equal rewards, and of those the share at the best value
+        of the run. If all values of the run are equal, the value is the best if it is above 0.
+        """
         if not len(self.step):
             return float("nan"), float("nan")
         return self._zero_signal(self.step > self.step[-1] - max(1.0, (self.step[-1] - self.step[0] + 1) / 5))
 
     @property
     def _best_value(self) -> float:
-        """NaN where no value is known, or the only one is no success."""
+        """Best value of the run; NaN if no value is known, or the only one is not a success."""
         known = self.value[np.isfinite(self.value)]
         if not len(known) or (known.max() == known.min() and known.max() <= 0):
             return float("nan")
@@ -109,14 +115,14 @@ class SampleStats:
 
 
 def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
-    """Read statistics of the samples that were trained on, also while the run goes on.
+    """Read statistics of the samples that were trained on, also during the run.
 
     Args:
         path: the ledger's file.
         max_samples: beyond this number whole groups are left out, evenly over the steps.
 
     Returns:
-        The statistics; None where nothing is in the ledger yet.
+        The statistics; None if the ledger is still empty.
 
     Raises:
         Unreadable: the file is not a ledger that this version reads.
@@ -135,14 +141,14 @@ def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection with one consistent view, that gives up after READ_S."""
+    """Open a connection with one consistent view and a time limit of READ_S."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
     try:
         db = _connect(uri)
     except sqlite3.OperationalError as error:
         log = path.with_name(path.name + "-wal")
         if "locked" in str(error) or (log.exists() and log.stat().st_size):
-            raise  # somebody may be writing: an immutable file it is not
+            raise  # another process may be writing, so the file is not immutable
         db = _connect(uri + "&immutable=1")
     with closing(db):
         db.set_progress_handler(_deadline(time.monotonic() + READ_S), HANDLER_STEPS)
@@ -205,7 +211,7 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
 
 
 def _removed(db: sqlite3.Connection) -> dict[str, list[Removed]]:
-    """What filters left out; a ledger of an older schema has no positions that were passed over."""
+    """Draws and groups left out by filters; a ledger of an older schema has no skipped positions."""
     found = {}
     queries = {
         "passed over": "SELECT ROUND(rate, 1), COUNT(*), AVG(num_tokens) FROM skipped_draws GROUP BY 1 ORDER BY 1",
@@ -222,7 +228,7 @@ def _removed(db: sqlite3.Connection) -> dict[str, list[Removed]]:
 
 
 def _choice(consumed: Sequence[tuple[int, int]], db: sqlite3.Connection, max_samples: int) -> Sequence[tuple[int, int]]:
-    """Whole groups, evenly spaced in the order of steps, so that a group's rewards can be compared."""
+    """Select whole groups, evenly spaced in the order of steps, so that rewards within a group can be compared."""
     (group_size,) = db.execute("SELECT MAX(group_size) FROM lineages").fetchone()
     max_groups = max(1, max_samples // int(group_size or 1))
     if len(consumed) <= max_groups:
@@ -231,7 +237,9 @@ def _choice(consumed: Sequence[tuple[int, int]], db: sqlite3.Connection, max_sam
 
 
 def _rows(db: sqlite3.Connection, chosen: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
-    """(step, tokens, value, staleness, group, is cut, components, timings) of kept samples, as `chosen` orders them."""
+    """(step, tokens, value, staleness, group, is cut, components, timings) of kept samples, in the order of
+    `chosen`.
+    """
     for start in range(0, len(chosen), IDS_PER_QUERY):
         part = chosen[start : start + IDS_PER_QUERY]
         found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
@@ -252,7 +260,7 @@ def _rows(db: sqlite3.Connection, chosen: Sequence[tuple[int, int]]) -> Iterator
 
 
 def _facts(blob: Any) -> tuple[bool, dict[str, float], dict[str, float]]:
-    """Whether the answer was cut, components, timings; nothing where the blob is damaged."""
+    """Whether the answer was cut, components, timings; empty if the blob is damaged."""
     try:
         facts = msgspec.json.decode(blob)
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError):
@@ -268,7 +276,7 @@ def _numbers(found: Any) -> dict[str, float]:
 
 
 def _columns(found: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
-    """One array per name, NaN where a sample does not have it."""
+    """One array per name, NaN if a sample does not have it."""
     names = sorted({name for row in found for name in row})
     return {name: np.array([row.get(name, np.nan) for row in found], dtype=np.float64) for name in names}
 

@@ -1,9 +1,9 @@
-"""Tables of the ledger, and reading them back: what the coordinator restores from.
+"""Tables of the ledger, and reading the state from which the coordinator is restored.
 
-Owns: the SQL schema, `LedgerState` from rows. Refuses: writing (ledger.py), payloads (segment_store.py).
+Writing is in ledger.py, payloads in segment_store.py.
 
 `seq` numbers every recorded fact in order, so that invariants can be recounted later (audit.py). `cut_samples` are
-those that were unfinished when their group was dropped: their tokens are gone, their lengths are not
+samples that were unfinished when their group was dropped: their tokens are not stored, only their lengths
 (sample_lengths.py).
 """
 
@@ -70,17 +70,19 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_groups(groups: tuple[BatchGroup, ...]) -> bytes:
-    """The groups of a batch as one blob."""
+    """Encode the groups of a batch as one blob."""
     return _ENCODER.encode(groups)
 
 
 def decode_groups(blob: bytes) -> tuple[BatchGroup, ...]:
-    """Inverse of `encode_groups`. Raises ValueError where the blob is damaged."""
+    """Inverse of `encode_groups`. Raises ValueError if the blob is damaged."""
     return _BATCH_DECODER.decode(blob)
 
 
 def read_state(db: sqlite3.Connection) -> LedgerState:
-    """All that the coordinator needs to go on. Raises sqlite3.Error or ValueError where the ledger is damaged."""
+    """Read all data that the coordinator needs to continue. Raises sqlite3.Error or ValueError if the ledger is
+    damaged.
+    """
     (num_lineages,) = db.execute("SELECT COUNT(*) FROM lineages").fetchone()
     (num_restarts,) = db.execute("SELECT COUNT(*) FROM trainer_restarts").fetchone()
     (num_drawn,) = db.execute("SELECT COUNT(*) FROM groups").fetchone()
@@ -102,7 +104,7 @@ def read_state(db: sqlite3.Connection) -> LedgerState:
 
 
 def read_batches(db: sqlite3.Connection) -> tuple[BatchRecord, ...]:
-    """The newest recording of every step, in order of steps."""
+    """Read the newest record of every step, in order of steps."""
     newest: dict[int, BatchRecord] = {}
     for step, lineage, blob in db.execute("SELECT step, lineage, groups FROM batches ORDER BY seq"):
         newest[step] = BatchRecord(step=step, lineage=lineage, groups=decode_groups(blob))
@@ -110,7 +112,7 @@ def read_batches(db: sqlite3.Connection) -> tuple[BatchRecord, ...]:
 
 
 def read_length_facts(db: sqlite3.Connection) -> tuple[LengthFact, ...]:
-    """How long the samples of ended groups were, by what became of them; unfinished ones with the tokens they had."""
+    """Lengths of the samples of ended groups, by fate; unfinished samples with their tokens so far."""
     counts: Counter[tuple[str, int, int, bool]] = Counter()
     for table, is_kept, is_finished in (("samples", "is_kept", True), ("cut_samples", "0", False)):
         rows = db.execute(
@@ -128,8 +130,9 @@ def read_length_facts(db: sqlite3.Connection) -> tuple[LengthFact, ...]:
 def read_row_outcomes(
     db: sqlite3.Connection, *, group_size: int, min_scored: int
 ) -> list[tuple[int, list[float], float]]:
-    """Position in the draw order, rewards that count, and mean tokens of each group whose samples are all finished, in
-    the order in which they became so."""
+    """Position in the draw order, effective rewards, and mean tokens of each group whose samples are all finished, in
+    order of completion.
+    """
     rows = db.execute(
         "SELECT group_id, COALESCE(draw, group_id), samples.seq, is_kept, value, num_tokens "
         "FROM samples JOIN groups USING (group_id) ORDER BY group_id, sample_index"
@@ -145,7 +148,7 @@ def read_row_outcomes(
 
 
 def _checkpoints(db: sqlite3.Connection) -> tuple[CheckpointRecord, ...]:
-    """Checkpoints of the surviving lineage, as they were reported: a fall-back to k disowns the later ones."""
+    """Checkpoints of the surviving lineage in order: a restart from version k invalidates the later ones."""
     facts = db.execute(
         "SELECT seq, version, lineage, path FROM checkpoints "
         "UNION ALL SELECT seq, checkpoint_version, lineage, NULL FROM lineages ORDER BY 1"

@@ -1,10 +1,10 @@
-"""Append-only files of token payloads alongside the ledger: one record per sample or part of one, each with its
-checksum.
+"""Append-only files of token payloads: one record with a checksum per sample or part of a sample.
 
-Owns: the record format, files of bounded size, reading back. Refuses: knowing which records matter (ledger.py does).
+Defines the record format, limits the size of files, and reads records. Which records are needed is decided in
+ledger.py.
 
-A record is written before the row that names it is committed, so after kill -9 a row never points at missing bytes, and
-bytes without a row are simply never read. A new process life always begins a new file.
+A record is written before the row that refers to it is committed. After kill -9 a row therefore never refers to missing
+bytes, and bytes without a row are never read. A new session always starts a new file.
 Record: magic "ALS1", crc32 (u32), length (u32), payload (msgpack of dtype-fixed raw arrays), all little-endian.
 """
 
@@ -32,7 +32,7 @@ MAX_IOVEC = 512
 
 
 class Location(NamedTuple):
-    """Where a record lies: file number, byte offset of its header, size with header."""
+    """Location of a record: file number, byte offset of its header, size with header."""
 
     file: int
     offset: int
@@ -40,8 +40,9 @@ class Location(NamedTuple):
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A payload as bytes; `mask` is empty for partial segments (every token was sampled), `experts` where none are
-    known. Records of older runs end before the fields they lack."""
+    """A payload as bytes; `mask` is empty for partial segments (every token was sampled), `experts` if none are known.
+    Records of older runs end before the fields they lack.
+    """
 
     tokens: bytes
     logprobs: bytes
@@ -53,18 +54,18 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     experts_type: str = ""
     experts_shape: tuple[int, int, int] = (0, 0, 0)
     given: tuple[bytes, bytes] = (b"", b"")
-    """Of a partial segment with a checkpoint: places and ids of given tokens."""
+    """For a partial segment with a checkpoint: positions and ids of given tokens."""
     num_turns: int = -1
     """-1: there is no checkpoint."""
     state: bytes = b""
     turns: tuple[bytes, bytes] = (b"", b"")
-    """Of a trajectory whose turns have rewards: their ends and rewards."""
+    """For a trajectory whose turns have rewards: ends and rewards of the turns."""
     answers: tuple[bytes, bytes] = (b"", b"")
-    """Of a trajectory whose answers are known: their ends and numbers."""
+    """For a trajectory whose answers are known: ends and numbers of the answers."""
     others: tuple[bytes, ...] = ()
-    """Of a sample of several trajectories: the others, each packed."""
+    """For a sample of several trajectories: the other trajectories, each packed."""
     sources: tuple[TokenSource, ...] = ()
-    """Of a trajectory or a checkpoint, where a workflow calls several models."""
+    """For a trajectory or a checkpoint, if a workflow calls several models."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -72,7 +73,7 @@ _DECODER = msgspec.msgpack.Decoder(_Packed)
 
 
 def pack_segment(segment: Segment, checkpoint: TurnCheckpoint | None = None) -> bytes:
-    """Bytes of a partial answer."""
+    """Encode a partial answer."""
     packed = _Packed(segment.tokens_R.tobytes(), segment.logprobs_R.tobytes(), segment.versions_R.tobytes())
     if checkpoint is not None:
         given = (checkpoint.given_places_G.tobytes(), checkpoint.given_tokens_G.tobytes())
@@ -83,7 +84,7 @@ def pack_segment(segment: Segment, checkpoint: TurnCheckpoint | None = None) -> 
 
 
 def unpack_checkpoint(payload: bytes) -> TurnCheckpoint | None:
-    """What a partial answer has besides its tokens. Raises ValueError where the bytes are no checkpoint."""
+    """Decode the checkpoint of a partial answer. Raises ValueError if the bytes are not a checkpoint."""
     packed = _DECODER.decode(payload)
     if packed.num_turns < 0:
         return None
@@ -95,7 +96,7 @@ def unpack_checkpoint(payload: bytes) -> TurnCheckpoint | None:
 
 
 def unpack_segment(payload: bytes) -> Segment:
-    """Raises ValueError (msgspec's and the contract's own) where the bytes are not a segment."""
+    """Decode a segment. Raises ValueError (from msgspec or the contract) if the bytes are not a segment."""
     packed = _DECODER.decode(payload)
     return Segment(
         np.frombuffer(packed.tokens, np.int32),
@@ -105,7 +106,7 @@ def unpack_segment(payload: bytes) -> Segment:
 
 
 def pack_sample(trajectories: Sequence[Trajectory], response_text: str) -> bytes:
-    """Bytes of a finished sample: its trajectories, the main one first, and what reports show of it."""
+    """Encode a finished sample: its trajectories, the main one first, and texts for reports."""
     main, *others = trajectories
     packed = _packed(main, response_text)
     if others:
@@ -149,7 +150,9 @@ def _unpacked_experts(packed: _Packed) -> np.ndarray | None:
 
 
 def unpack_sample(payload: bytes) -> tuple[tuple[Trajectory, ...], str]:
-    """Trajectories, the main one first, and response text. Raises ValueError where the bytes are not a sample."""
+    """Decode a sample: trajectories, the main one first, and response text. Raises ValueError if the bytes are not a
+    sample.
+    """
     packed = _DECODER.decode(payload)
     others = (_unpacked(_DECODER.decode(other)) for other in packed.others)
     return (_unpacked(packed), *others), packed.response_text
@@ -215,7 +218,7 @@ class SegmentStore:
         return location
 
     def flush(self) -> None:
-        """Hand everything queued to the operating system. Raises OSError; the queue is gone then."""
+        """Write everything queued to the operating system. Raises OSError; the queue is then lost."""
         if self._fd is None or not self._buffers:
             return
         buffers, self._buffers, self._buffered = self._buffers, [], 0
@@ -223,7 +226,7 @@ class SegmentStore:
             chunk = buffers[start : start + MAX_IOVEC]
             size = sum(map(len, chunk))
             written = os.writev(self._fd, chunk)
-            if written != size:  # a short write: say the rest again in one piece
+            if written != size:  # a short write: write the rest in one piece
                 rest = b"".join(chunk)[written:]
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
@@ -232,7 +235,7 @@ class SegmentStore:
             os.fsync(self._fd)
 
     def discard(self) -> None:
-        """After a failed transaction: forget what is queued and begin a new file for what comes."""
+        """After a failed transaction: discard the queue and start a new file."""
         self._buffers, self._buffered = [], 0
         self._close_writer()
 
@@ -250,7 +253,7 @@ class SegmentStore:
     # ------------------------------------------------------------ reading
 
     def read(self, location: Location) -> bytes:
-        """The payload at `location`. Raises LedgerError where it is missing or damaged."""
+        """Read the payload at `location`. Raises LedgerError if it is missing or damaged."""
         where = f"{self.path(location.file)} at byte {location.offset}"
         try:
             if location.file not in self._readers:
@@ -269,7 +272,7 @@ class SegmentStore:
         return payload
 
     def delete(self, number: int) -> int:
-        """Delete a file that no row needs; returns its bytes."""
+        """Delete a file that no row refers to; return its size."""
         assert number != self.writing
         if (reader := self._readers.pop(number, None)) is not None:
             os.close(reader)
@@ -279,7 +282,7 @@ class SegmentStore:
         return freed
 
     def close(self) -> None:
-        """Close all files; what is queued is lost."""
+        """Close all files; queued records are lost."""
         self._close_writer()
         for reader in self._readers.values():
             os.close(reader)

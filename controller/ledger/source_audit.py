@@ -1,6 +1,6 @@
-"""Whether a run trained the models that it declared as trained, and no others, by what its samples say of their tokens.
+"""Checks whether a run trained only the models declared as trained, from the sources of the tokens in its samples.
 
-Owns: that recount. Refuses: deciding it (rollout/models/trained.py refuses such a sample before it is sent).
+rollout/models/trained.py rejects such samples before they are sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeclaredModels(NamedTuple):
 
 
 def declared_models(run_dir: Path) -> DeclaredModels:
-    """What a run's config.yaml declares; nothing where it declares no models, or cannot be read."""
+    """Models declared in a run's config.yaml; None if it declares no models, or cannot be read."""
     try:
         rollout = yaml.safe_load((run_dir / "config.yaml").read_text("utf-8"))["rollout"]
         models = [CalledModelSettings.model_validate(one) for one in rollout.get("models") or ()]
@@ -37,7 +37,7 @@ def declared_models(run_dir: Path) -> DeclaredModels:
 
 
 def source_findings(trajectories: Sequence[Trajectory], declared: DeclaredModels) -> Iterator[str]:
-    """What is wrong with one sample, in words that follow its name."""
+    """Problems of one sample, as text that follows its name."""
     for trajectory in trajectories:
         if wrong := trained_models(trajectory.sources, trajectory.loss_mask_T) & declared.others:
             yield f"trains tokens of {', '.join(sorted(wrong))}, which is not declared as trained"

@@ -1,6 +1,6 @@
-"""Trajectories of finished samples in memory, so that a batch is not read back from the disk it was just written to.
+"""Cache of trajectories of finished samples, so that a batch is not read back from the disk it was just written to.
 
-Owns: the bound on bytes; whole groups leave, the earliest first. Refuses: reading what is not here (ledger.py).
+The size is limited in bytes; whole groups are evicted, oldest first.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from areal_like.trajectory import Trajectory
 
 
 class TrajectoryCache:
-    """Holds at most `max_bytes` of payload."""
+    """A cache of at most `max_bytes` of payload."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._groups: dict[int, dict[int, tuple[Trajectory, ...]]] = {}
 
     def get(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...] | None:
-        """The sample's trajectories; None where they are not held."""
+        """The sample's trajectories; None if they are not cached."""
         return self._groups.get(group_id, {}).get(sample_index)
 
     def add(self, group_id: int, sample_index: int, trajectories: tuple[Trajectory, ...]) -> None:
-        """Hold them; the earliest groups leave until all fits."""
+        """Add them; the oldest groups are evicted until all fits."""
         self._groups.setdefault(group_id, {})[sample_index] = trajectories
         self._num_bytes += sum(map(_size, trajectories))
         while self._num_bytes > self._max_bytes and self._groups:
             self.forget(next(iter(self._groups)))
 
     def forget(self, group_id: int) -> None:
-        """Drop a group's trajectories."""
+        """Remove a group's trajectories."""
         samples = self._groups.pop(group_id, {}).values()
         self._num_bytes -= sum(_size(one) for trajectories in samples for one in trajectories)
 

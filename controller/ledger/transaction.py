@@ -1,6 +1,6 @@
-"""The rows of one ledger transaction.
+"""The rows of one ledger transaction: converts entries (an effect with its payload) to rows.
 
-Owns: `LedgerEntry` (an effect with its payload), turning entries into rows. Refuses: transactions (ledger.py).
+Transactions are in ledger.py.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from controller.ledger.segment_store import SegmentStore, pack_sample, pack_segm
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger effect with the payload it refers to.
 
-    StorePartial needs `segment` (as reported: the ledger applies `skip`) and may have `checkpoint`; StoreFinished of
-    purpose "train" needs `trajectories`, the main one first, and `verdict`, and takes response_text, timings and worker
-    for later browsing.
+    StorePartial requires `segment` (as reported: the ledger applies `skip`) and may have `checkpoint`. StoreFinished of
+    purpose "train" requires `trajectories`, the main one first, and `verdict`; response_text, timings and worker are
+    stored for display.
     """
 
     effect: Effect
@@ -163,4 +163,4 @@ _STATEMENTS = {
     "eval": "INSERT INTO evals VALUES (?, ?, ?, ?, ?)",
     "incident": "INSERT INTO incidents VALUES (?, ?, ?)",
 }
-"""In the order they run: a group exists before it ends, a partial before it is superseded."""
+"""In order of execution: a group is inserted before it ends, a partial before it is replaced."""

@@ -1,7 +1,8 @@
-"""The declared models (`rollout.models`), as far as files say: whether they are here, and have the policy's tokenizer.
+"""Checks of the declared models (`rollout.models`) from their files: whether they exist, and have the policy's
+tokenizer.
 
-Owns: the look, the comparison of two tokenizers by their files. Refuses: combinations of settings
-(controller/config/validation/models.py), loading (rollout workers compare once more what has no tokenizer.json).
+Combinations of settings are checked in controller/config/validation/models.py. Rollout workers compare models without a
+tokenizer.json once more when they load them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KEY = "rollout.models"
 
 
 def problems_of(config: RunConfig, policy: dict[str, Any] | None) -> Iterator[Problem]:
-    """What is wrong with the folders. policy: config.json of the policy, where it is here."""
+    """Problems of the model folders. policy: config.json of the policy, if it is on this machine."""
     for index, model in enumerate(config.rollout.models):
         if model.has_weights:
             yield from _folder_problems(config, f"{KEY}.{index}", model, policy)
@@ -46,7 +47,9 @@ def _folder_problems(
 
 
 def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Problem]:
-    """Models with another tokenizer, or too few tokens for it. policy: folder of the policy's tokenizer."""
+    """Problems of models with a different tokenizer, or a vocabulary too small for it. policy: folder of the policy's
+    tokenizer.
+    """
     ours = vocabulary_of(policy)
     for index, model in enumerate(config.rollout.models):
         if model.path is None or ours is None:
@@ -64,13 +67,13 @@ def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Probl
 
 
 def check_tokenizers(config: RunConfig, model_dir: Path) -> None:
-    """The same once the starting model is prepared, for tokenizers that are made in code. Raises UserError."""
+    """Repeat the check when the starting model is prepared, for tokenizers that are built in code. Raises UserError."""
     for problem in tokenizer_problems(config, model_dir):
         raise UserError(problem.what, where=problem.keys[0], remedy=problem.remedy)
 
 
 def vocabulary_of(folder: Path | None) -> dict[str, int] | None:
-    """Tokens by their text, added ones included, as tokenizer.json has them; None where it cannot be read."""
+    """Token numbers by their text, including added tokens, from tokenizer.json; None if it cannot be read."""
     if folder is None:
         return None
     try:
@@ -94,10 +97,10 @@ def _vocab_size(folder: Path) -> int | None:
 
 
 def _policy_tokenizer(config: RunConfig) -> Path | None:
-    """Where it lies, where that is here before the preparation."""
+    """Folder of the policy's tokenizer, if it exists before the preparation."""
     name = config.model.tokenizer
     place = config.model.path if name == "from_model" else None if name in BUILT_IN_TOKENIZERS else name
     try:
         return model_folder.find_model(place) if place is not None else None
-    except UserError:  # which the checks of the model report
+    except UserError:  # reported by the checks of the model
         return None

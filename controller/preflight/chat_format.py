@@ -1,9 +1,8 @@
-"""Whether the run's tokenizer has the chat template that a workflow needs, and it shows how the model writes tool
-calls: found out before a start.
+"""Checks before a start whether the run's tokenizer has the chat template that a workflow needs, and whether the
+template shows how the model writes tool calls.
 
-Owns: finding the template among the files of the tokenizer, and that check. Refuses: tokenizers that are not on this
-machine (rollout workers look at theirs), the formats themselves (rollout/chat/formats.py). Of the built-in tokenizers
-those for chats have one that shows a format; the others have none.
+The formats are in rollout/chat/formats.py. Tokenizers that are not on this machine are checked by the rollout workers.
+Of the built-in tokenizers the ones for chats have a template that shows a format; the others have no template.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ KEY = "rollout.workflow_options.format"
 
 
 def problems_of(config: RunConfig) -> Iterator[Problem]:
-    """No template where rows, or the workflows `tools` and `agent`, need one; of `tools` a format that is none, or a
-    template that shows none."""
+    """Problems of rows and of the workflows `tools` and `agent`: no template; for `tools` also an unknown format, or a
+    template that shows none.
+    """
     yield from _row_problems(config)
     workflow = config.rollout.workflow
     if workflow not in ("tools", "agent"):
@@ -35,13 +35,13 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
     if (folder is None and not is_built_in) or tokenizer in BUILT_IN_CHAT_TOKENIZERS:
         return
     template = chat_template(folder) if folder is not None else ""
-    if workflow == "agent":  # which serves a model without tools in an unknown notation
+    if workflow == "agent":  # the workflow agent works without tools if the format is unknown
         if not template:
             what = f"{tokenizer if is_built_in else folder} has no chat template, which the workflow agent needs"
             yield Problem(("model.tokenizer",), what, "choose another tokenizer")
         return
     try:
-        if name is not None and not template:  # a named format does not declare the tools
+        if name is not None and not template:  # a configured format does not declare the tools
             raise UserError("the tokenizer has no chat template", remedy="choose another model.tokenizer")
         find_format(template, name=name, where=KEY)
     except UserError as error:
@@ -66,7 +66,7 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def chat_template(folder: Path) -> str:
-    """All chat templates of a tokenizer's folder, one after the other; empty: it has none, or its files are damaged."""
+    """All chat templates of a tokenizer's folder, concatenated; empty if it has none or its files are damaged."""
     found = [path.read_text("utf-8", "replace") for path in sorted(folder.glob("chat_template.jinja"))]
     found += [path.read_text("utf-8", "replace") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))]
     for file in ("tokenizer_config.json", "chat_template.json"):
@@ -78,19 +78,19 @@ def chat_template(folder: Path) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """Of one template, or of several, each {name, template}."""
+    """Text of one template, or of a list of {name, template}."""
     if isinstance(value, str):
         return [value]
     return [str(one.get("template", "")) for one in value or () if isinstance(one, dict)]
 
 
 def _folder(config: RunConfig) -> Path | None:
-    """Where the tokenizer lies, where that is here."""
+    """Folder of the tokenizer, if it is on this machine."""
     name = config.model.tokenizer
     if name in BUILT_IN_TOKENIZERS or ":" in name:
         return None
     place = config.model.path if name == "from_model" else name
     try:
         return model_folder.find_model(place) if place is not None else None
-    except UserError:  # which the checks of the model report
+    except UserError:  # reported by the checks of the model
         return None

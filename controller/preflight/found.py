@@ -1,7 +1,4 @@
-"""What a look before a start has found. Pure data.
-
-Owns: `Preflight`, the purposes of a look, a mistake as a problem. Refuses: looking (preflight.py).
-"""
+"""Result of the checks before a start. The checks are in preflight.py."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Purpose = Literal["train", "sft", "eval", "validate", "probe"]
 
 @dataclass
 class Preflight:
-    """What was found. `absent` is what only this machine lacks."""
+    """Result of the checks. `absent` contains problems that only apply to this machine."""
 
     problems: list[Problem] = field(default_factory=list)
     absent: list[Problem] = field(default_factory=list)
@@ -28,18 +25,18 @@ class Preflight:
     model: dict[str, Any] | None = None
     """config.json of model.path, where it could be read."""
     seats: list[str] = field(default_factory=list)
-    """Who would sit where on the cluster, a line per node."""
+    """Placement of the processes on the cluster, a line per node."""
     device_bytes: float | None = None
-    """Memory of the GPU that the config names, else of this machine's largest; None: not known."""
+    """Memory of the GPU that the config names, else of this machine's largest GPU; None: not known."""
 
     @property
     def tables(self) -> Tables:
-        """For the job: reading large data sets takes long, and once is enough."""
+        """The tables for the job, so that large data sets are read only once."""
         return Tables(self.train, self.eval)
 
 
 def as_problem(key: str, error: UserError) -> Problem:
-    """The mistake under this key, which its words need not repeat."""
+    """Convert the error to a problem of this key, without repeating the key in its text."""
     what = error.what if error.where.startswith(key) or not error.where else f"{error.where}: {error.what}"
     if error.where.startswith(f"{key}: "):
         what = f"{error.where.removeprefix(f'{key}: ')}: {error.what}"

@@ -1,7 +1,7 @@
-"""What this machine offers: folders, devices, room for workers, ports.
+"""Checks of this machine: folders, devices, memory for workers, ports.
 
-Owns: the look. Refuses: packages (packages.py), memory of a model (memory.py), the machines of a cluster
-(controller/launch/cluster/), importing torch.
+Packages are checked in packages.py, memory of a model in memory.py, the machines of a cluster in
+controller/launch/cluster/. torch is not imported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from controller.config.run_config import RunConfig
 from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 
 MIN_WORKER_BYTES = 100_000_000
-"""Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
+"""Minimum private memory of a rollout worker with any model, for torch and transformers alone."""
 
 
 def folders(config: RunConfig) -> Iterator[Problem]:
-    """Folders that cannot be written."""
+    """Problems of folders that cannot be written."""
     for key, name in (("runs_dir", config.runs_dir), ("out", config.out)):
         if name is None:
             continue
@@ -39,7 +39,7 @@ def folders(config: RunConfig) -> Iterator[Problem]:
 
 
 def _cannot_write(folder: Path) -> str:
-    """Why nothing can be made in a folder that may not exist yet; empty if it can."""
+    """Reason why a folder, which may not exist yet, cannot be written; empty if it can."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -53,7 +53,7 @@ def _cannot_write(folder: Path) -> str:
 
 
 def devices(config: RunConfig) -> Iterator[Problem]:
-    """Devices that the config wants and this machine lacks."""
+    """Problems of devices that the config requires and this machine lacks."""
     keys = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
     wanted = [key for key, device in keys.items() if device.startswith("cuda")]
     if not wanted:
@@ -81,7 +81,7 @@ def devices(config: RunConfig) -> Iterator[Problem]:
 
 
 def unused_gpus(config: RunConfig) -> Iterator[str]:
-    """A GPU here that the run leaves alone, which is easily overlooked: `device` is `cpu` unless it is set."""
+    """Note about GPUs that the run does not use. This is easily overlooked, because `device` is `cpu` by default."""
     num_gpus, used = count_gpus(), gpus_of_run(config)
     if config.emulation is not None or used >= num_gpus:
         return
@@ -90,14 +90,16 @@ def unused_gpus(config: RunConfig) -> Iterator[str]:
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that CUDA would show us, without asking torch."""
+    """Number of NVIDIA GPUs visible to CUDA, determined without torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
     return present if visible is None else min(present, len([part for part in visible.split(",") if part.strip()]))
 
 
 def room_for_workers(config: RunConfig) -> Iterator[Problem]:
-    """A slip of the hand (1000 workers) must not bring the machine down."""
+    """Problem of a number of workers that exceeds the memory. A typing error (1000 workers) must not crash the
+    machine.
+    """
     num_workers, total_bytes = config.rollout.num_workers, psutil.virtual_memory().total
     most = total_bytes // MIN_WORKER_BYTES
     if num_workers > most:
@@ -106,7 +108,7 @@ def room_for_workers(config: RunConfig) -> Iterator[Problem]:
 
 
 def ports(config: RunConfig) -> Iterator[Problem]:
-    """Addresses that cannot be bound."""
+    """Problems of addresses that cannot be bound."""
     launcher = launcher_of(config)
     host = launcher.host(config.launch)
     wanted = [(launcher.host_key, "launch.port", host, config.launch.port)] if host else []
@@ -121,7 +123,7 @@ def ports(config: RunConfig) -> Iterator[Problem]:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-        except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
+        except (OSError, OverflowError, ValueError) as error:  # ValueError: not a valid host name
             reason = getattr(error, "strerror", None) or str(error)
             key = port_key if "in use" in reason else host_key
             hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"

@@ -1,7 +1,6 @@
-"""Whether the trainer's devices and this machine's memory hold the run.
+"""Checks whether the run fits into the memory of the trainer's devices and of this machine.
 
-Owns: which devices are compared, what is certain and what is estimated. Refuses: the numbers
-(controller/config/trainer_memory.py, controller/config/memory/).
+The numbers are computed in controller/config/trainer_memory.py and controller/config/memory/.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:
 def _look_at_estimate(
     config: RunConfig, shape: DecoderShape, found: Preflight, named_bytes: float | None, gpu_bytes: float
 ) -> None:
-    """What does not fit by the estimate: on the GPU that the config names, or on those here."""
+    """Add problems from the estimate, for the GPU that the config names or the GPUs of this machine."""
     found.device_bytes = named_bytes or gpu_bytes or None
     if named_bytes:
         found.problems += fit_problems(config, shape, named_bytes)
@@ -62,7 +61,7 @@ def _look_at_estimate(
 
 
 def _gpu_bytes() -> float:
-    """Memory of this machine's largest GPU; 0 where there is none or the driver does not say."""
+    """Memory of this machine's largest GPU; 0 if there is none or the driver does not report it."""
     command = shutil.which("nvidia-smi")
     if not machine.count_gpus() or command is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""What is wrong with `model.init`, as far as it can be seen without importing transformers.
+"""Checks of `model.init` that do not require importing transformers: the model type and positive sizes.
 
-Owns: the model type (looked up in the text of the installed transformers), counts that must be positive. Refuses:
-everything that only the architecture's own config class knows: the preparation of the model tells that.
+The model type is looked up in the source text of the installed transformers. All other errors are reported by the
+preparation of the model, which uses the architecture's config class.
 """
 
 from __future__ import annotations

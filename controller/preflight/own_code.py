@@ -1,6 +1,6 @@
-"""The user's own code that a config names, and what it is tried with.
+"""Selects the user's code in a config that must be checked, and the rows to test it with.
 
-Owns: which functions, classes and options are checked. Refuses: importing them (user_code.py).
+The code is imported in user_code.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_TRIED_ROWS = 2
 
 
 def problems_of(config: RunConfig, train: Table | None) -> Iterator[Problem]:
-    """What is wrong with the code that this run would call. train: rows to try scorers with."""
+    """Problems of the code that this run would call. train: rows to test scorers with."""
     own = {
         SCORER_CHECK: _own_scorers(config),
         ENVIRONMENT_CHECK: _own_environment(config),
@@ -42,13 +42,13 @@ def problems_of(config: RunConfig, train: Table | None) -> Iterator[Problem]:
 
 
 def _gold(table: Table | None) -> list[tuple[dict[str, Any], str]]:
-    """The first rows with their gold answers, in the forms that a model may write."""
+    """The first rows with their reference answers, in the forms that a model may write."""
     rows = [dict(table[index]) for index in range(min(len(table), NUM_TRIED_ROWS))] if table is not None else []
     return [(rows[row], response) for row, column, response in gold_answers(rows) if column == "answer"]
 
 
 def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The user's functions that this run's own services will call, by key."""
+    """The user's functions that this run's own reward services will call, by key."""
     scorers = () if config.reward.addresses else config.reward.scorers
     return {
         f"reward.scorers.{index}.kind": (scorer.kind, scorer.options)
@@ -58,7 +58,7 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _own_environment(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The user's environment, or options of a built-in one, where this run's own services run it."""
+    """The user's environment, or the options of a built-in one, if this run's own reward services run it."""
     environment = None if config.reward.addresses else config.reward.environment
     if environment is None or not (":" in environment.kind or environment.options):
         return {}
@@ -79,7 +79,7 @@ def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The user's loss and advantages, with their whole sections."""
+    """The user's loss and advantages, with their complete sections."""
     loss, advantage = config.trainer.loss, config.trainer.advantage
     has_critic = config.trainer.critic is not None
     found = {}

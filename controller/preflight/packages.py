@@ -1,6 +1,6 @@
-"""Packages and modules that a config needs and that are not installed.
+"""Checks for packages and modules that a config requires and that are not installed.
 
-Owns: the look. Refuses: importing them (user_code.py does, in a process of its own).
+User modules are imported in user_code.py, in a separate process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from controller.telemetry.sink_kinds import is_installed, sinks_of
 
 
 def problems_of(config: RunConfig) -> Iterator[Problem]:
-    """Problems at the keys that need them."""
+    """Problems at the keys that require the packages."""
     if config.trainer.attention == "flash_attn" and find_spec("flash_attn") is None:
         yield Problem(
             ("trainer.attention",),

@@ -1,8 +1,8 @@
-"""What this machine lacks for a config: model, data, folders, port, packages, devices. Looked at before any start.
+"""Checks a config on this machine before a start: model, data, folders, port, packages, devices.
 
-Owns: the order of the looks, reading rows. Refuses: single looks (the other modules here), contradictions inside the
-config (run.py), starting anything, importing torch. What another machine may well have (a GPU, a free port) stops a
-start here, and is only a remark to `validate`.
+Calls the checks of the other modules of this package and reads the rows. Contradictions inside the config are found in
+controller/config/run.py. torch is not imported. What another machine may have (a GPU, a free port) stops a start here,
+and is only a remark in `validate`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from controller.wiring.scoring import sandbox_problems
 
 
 def look(config: RunConfig, purpose: Purpose) -> Preflight:
-    """Check everything `purpose` needs."""
+    """Run all checks that `purpose` requires."""
     found = Preflight()
     look_at_model(config, found)
     if purpose != "sft":
@@ -54,7 +54,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     engine, job = engine_of(config), engine_job(config)
     for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
         (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
-    if purpose != "sft" and not found.problems:  # a missing module is named already
+    if purpose != "sft" and not found.problems:  # a missing module is already reported
         found.problems += own_code.problems_of(config, found.train)
     if is_here:
         found.absent += machine.devices(config)
@@ -68,7 +68,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         look_at_memory(config, found, is_here)
     if is_here:
         found.absent += machine.room_for_workers(config)
-    elif purpose == "validate":  # a run looks when it has its folder, which every node must see
+    elif purpose == "validate":  # a run checks this when it has its folder, which must be visible on every node
         seen = survey(config)
         found.problems, found.absent, found.seats = (
             found.problems + seen.problems,
@@ -79,7 +79,9 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
 
 
 def _one_demonstration(config: RunConfig) -> RunConfig:
-    """The config with one generated demonstration instead of all: enough to see that they can be made."""
+    """The config with one generated demonstration instead of all, which is enough to check that they can be
+    generated.
+    """
     start = config.warm_start
     if start is None or start.data.generator is None:
         return config

@@ -1,7 +1,7 @@
-"""Reward services that a run uses without starting them (`reward.addresses`): do they answer, and score what it asks?
+"""Checks at the start of a run the reward services at `reward.addresses`, which the run uses without starting them:
+whether they answer, and have the required scorers.
 
-Owns: that look, at the start of a run. Refuses: scoring, what happens to a service later (the rollout workers' clients
-go to another one, or wait).
+When a service fails later, the rollout workers' clients use another one, or wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
 ANSWER_S = 5.0
-"""A service answers such a question at once, whatever it scores."""
+"""Deadline of an answer. A service answers such a request immediately, even while it scores."""
 
 
 async def look_at_services(config: RunConfig) -> tuple[list[StatsReply], list[Problem]]:

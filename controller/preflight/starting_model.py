@@ -1,6 +1,6 @@
-"""The starting model and its tokenizer, as far as files say: whether they are here, and fit the config.
+"""Checks of the starting model and its tokenizer from their files: whether they exist, and fit the config.
 
-Owns: the look. Refuses: reading headers and folders (controller/config/model_folder.py), memory (memory.py).
+Headers and folders are read in controller/config/model_folder.py; memory is checked in memory.py.
 """
 
 from __future__ import annotations

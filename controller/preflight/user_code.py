@@ -1,7 +1,7 @@
-"""Whether the user's scorers and workflow can be imported and used as configured, found out before a run starts.
+"""Checks before a run starts whether the user's scorers and workflow can be imported and used as configured.
 
-Owns: the short-lived process that imports them, its deadline, killing what it leaves. Refuses: importing them into
-this process, what right code is (the `checker`: services/reward/check_functions.py, rollout/check_workflow.py).
+The code is imported in a short-lived process with a deadline, never in this one; processes that it leaves are killed.
+The checks of the code are in the `checker` module: services/reward/check_functions.py, rollout/check_workflow.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controller.launch.local import child_environment
 
 LAST_CHARS = 200
 SLOW_S = 5.0
-"""A wait longer than this is explained."""
+"""Wait after which a message explains the delay."""
 
 
 def problems_of(
@@ -34,9 +34,9 @@ def problems_of(
     tries: Sequence[tuple[Mapping[str, Any], str]] = (),
     try_limit_s: float = 0.0,
 ) -> Iterator[Problem]:
-    """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`.
+    """`functions`: key of the configuration -> (module:name, options), imported and called by the module `checker`.
 
-    tries: rows with answers to call them with, where `checker` does so; try_limit_s: for all calls of one function.
+    tries: rows with answers for the calls, if `checker` calls them. try_limit_s: limit for all calls of one function.
     """
     if not functions:
         return
@@ -66,7 +66,9 @@ def problems_of(
 
 
 def _run(arguments: list[str], said: Path, timeout_s: float, names: str) -> int | None:
-    """Exit status; None past the deadline. Nothing that the module started outlives it, or us."""
+    """Run the process; return its exit status, or None after the deadline. No process that the module started outlives
+    it, or this process.
+    """
     with said.open("wb") as output:
         child = subprocess.Popen(
             guarded([sys.executable, "-P", "-m", *arguments]),

@@ -1,6 +1,6 @@
-"""What a probe saw and what it concludes. Pure data.
+"""Data of a probe: samples and measurements (`Seen`), and conclusions (`Finding`). Pure data.
 
-Owns: `Seen`, the numbers that follow from it, `Finding`. Refuses: conclusions (findings.py), processes (probe.py).
+Conclusions are drawn in findings.py, processes run in probe.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from areal_like.wire.messages import Sampling
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of a flat reward: what it is, in a sentence, and how to fix it."""
+    """One cause of a flat reward: a sentence, and how to fix it."""
 
     kind: str
     sentence: str
@@ -26,7 +26,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GoldTry:
-    """The content of a row's column, written as an answer in one of the usual forms, and its verdict."""
+    """The content of a row's column, written as an answer in one of the common forms, and its verdict."""
 
     row: int
     column: str
@@ -36,10 +36,10 @@ class GoldTry:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a probe looked at.
+    """Everything that a probe collected.
 
-    verdicts: one per answer, in order; empty where a workflow of several turns is not run. gold: none where trying it
-    would cost money. trainer_logprobs: [R] of each of the first answers.
+    verdicts: one per answer, in order; empty if the workflow is not run, because it has several turns. gold: empty if
+    scoring it would cost money. trainer_logprobs: [R] for each of the first answers.
     """
 
     rows: list[dict[str, Any]]
@@ -52,9 +52,9 @@ class Seen:
     is_half: bool = False
     """Engine or trainer computes with 16 bits."""
     is_untrained: bool = False
-    """The model was drawn at random and had no supervised steps."""
+    """The model is randomly initialised without supervised steps."""
     warm_start_follows: bool = False
-    """The run would begin with supervised steps that the probe did not make."""
+    """The run would begin with supervised steps that the probe did not run."""
 
     @property
     def answers(self) -> list[ProbeAnswer]:
@@ -68,7 +68,7 @@ class Seen:
 
     @property
     def pass_rate(self) -> float | None:
-        """Share of scored samples that are correct, or have a reward above 0 where no scorer says `correct`."""
+        """Share of scored samples that are correct, or have a reward above 0 if no scorer reports `correct`."""
         scored = [one for one in self.verdicts if one.kind == "scored"]
         if not scored:
             return None
@@ -117,7 +117,7 @@ class Seen:
 
     @property
     def are_groups_identical(self) -> bool:
-        """Every group consists of copies of one answer."""
+        """Whether every group consists of copies of one answer."""
         groups: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for one in self.answers:
             groups[one.row].append(tuple(one.tokens_R))

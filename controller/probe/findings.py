@@ -1,9 +1,9 @@
-"""Why a reward would stay flat: from what a probe saw to causes in plain sentences.
+"""Determines why a reward would stay flat, from the samples and measurements of a probe.
 
-Owns: the causes, their order and their limits. Refuses: looking (probe.py), layout (page.py).
+Sampling is in probe.py, layout in page.py.
 
-A cause hides symptoms: where tokenizer, prompt, end of sequence or reward are wrong, nothing is said about prompts that
-are too hard. A new cause is a function here and a line in CAUSES or SYMPTOMS.
+A cause hides symptoms: if tokenizer, prompt, end of sequence or reward are wrong, prompts that are too hard are not
+reported. A new cause is a function here and an entry in CAUSES or SYMPTOMS.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from controller.probe.finding import Finding, Seen
 
 CUT_LIMIT = 0.5
-"""From this share of answers cut at the length limit on, the limit decides the reward."""
+"""Share of answers cut at the length limit above which the limit determines the reward."""
 MEAN_NATS, MEAN_NATS_HALF = 0.01, 0.1
-"""Mean difference of log-probs that float32, and 16-bit arithmetic, does not explain."""
+"""Mean difference of log-probs that cannot be explained by float32, or by 16-bit, arithmetic."""
 LOW_TEMPERATURE = 0.3
 OTHER_COLUMN_SHARE = 0.25
-"""Of the samples, that end with what another column holds."""
+"""Minimum share of samples that end with the content of another column."""
 _MISSING = re.compile(r"has no `|KeyError|no gold|no column")
 
 
 def find(seen: Seen) -> list[Finding]:
-    """The causes, most basic first; symptoms only where no cause explains them. Empty for a sound set-up."""
+    """The causes, most basic first; symptoms only if no cause explains them. Empty for a working configuration."""
     causes = [found for look in CAUSES if (found := look(seen))]
     if any(cause.kind != "logprobs" for cause in causes):
         return causes
@@ -110,7 +110,7 @@ def _reward(seen: Seen) -> Finding | None:
 
 
 def _other_column(seen: Seen) -> Finding | None:
-    """The scorer works and no sample is right, yet many end with what another column of their row holds."""
+    """The scorer works and no sample is correct, but many end with the content of another column of their row."""
     for column in {name: None for row in seen.rows for name in row if name not in ("answer", "prompt", "messages")}:
         hits = [_ends_with(one.text, seen.rows[one.row], column) for one in seen.answers]
         if sum(hits) >= OTHER_COLUMN_SHARE * len(hits) > 0:
@@ -121,7 +121,7 @@ def _other_column(seen: Seen) -> Finding | None:
 
 
 def _ends_with(text: str, row: Mapping[str, Any], column: str) -> bool:
-    """What the column holds is the end of the text, where a final answer stands."""
+    """Return whether the text ends with the content of the column, where a final answer is expected."""
     wanted = str(row.get(column, "")).strip()
     return bool(wanted) and re.search(rf"(?<!\w){re.escape(wanted)}$", text.rstrip(" .\n}$)")) is not None
 

@@ -1,6 +1,6 @@
-"""What a probe found: text for people, JSON for programs.
+"""Output of a probe: text for users, JSON for programs.
 
-Owns: layout. Refuses: conclusions (findings.py).
+Conclusions are in findings.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_CHARS = 300
 
 
 def as_json(name: str, seen: Seen, findings: Sequence[Finding], notes: Sequence[str]) -> str:
-    """One JSON object. Shares are null where they were not measured."""
+    """One JSON object. Shares are null if they were not measured."""
     difference = seen.logprob_difference
     page = {
         "name": name,

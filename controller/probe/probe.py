@@ -1,12 +1,12 @@
-"""`areal-like probe`: a few samples of the starting model, judged before a run is paid for.
+"""`areal-like probe`: takes a few samples of the starting model and checks them before a run is started.
 
-Owns: the short-lived processes that do the work with the run's own code, their order, files and end. Refuses: the work
-itself (trainer/prepare.py, rollout/probe_answers.py, services/reward/try_answers.py, trainer/probe_logprobs.py),
-conclusions (findings.py), layout (page.py).
+Runs the short-lived processes that do the work with the run's own code: trainer/prepare.py, rollout/probe_answers.py,
+services/reward/try_answers.py, trainer/probe_logprobs.py. Conclusions are in findings.py, layout in page.py.
 
-One process after the other: the model and its version 0, samples, verdicts on samples and gold answers, log-probs of
-the trainer. Each is guarded: what it started ends with it, and it ends with us (areal_like/guard.py). Their files lie
-in a folder among the runs, which is removed with the probe; that of a killed probe is removed when the next one begins.
+The processes run one after the other: the model and its version 0, samples, verdicts on samples and reference answers,
+log-probs of the trainer. Each is guarded: its children are killed when it exits, and it is killed when this process
+exits (areal_like/guard.py). Their files are in a folder among the runs, which is removed with the probe; the folder of
+a killed probe is removed when the next one starts.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from controller.wiring.process_specs import (
 FOLDER_PREFIX = ".probe-"
 MAX_LOGPROB_SAMPLES = 16
 LIMIT_S = 1800.0
-"""Of one of the processes, in addition to the time a worker may take to start."""
+"""Time limit of one process, in addition to the time a worker may take to start."""
 ASKED_SCORERS = frozenset({"http", "llm_judge"})
-"""Gold answers in many forms are not sent to a service that others run, or that costs money."""
+"""Scorers that use a service that may cost money; reference answers in many forms are not sent to them."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One look at a config. warm_start: make the supervised steps first, where no earlier run has made them."""
+    """A probe of one config. warm_start: run the supervised steps first, unless an earlier run has done so."""
 
     config: RunConfig
     num_prompts: int
@@ -59,7 +59,9 @@ class Probe:
     say: Callable[[str], None]
 
     def run(self, table: Table) -> tuple[Seen, list[str]]:
-        """What was seen, and remarks on what was left out. Raises UserError, OperationError, KeyboardInterrupt."""
+        """Run the probe; return the collected data, and remarks on parts left out. Raises UserError, OperationError,
+        KeyboardInterrupt.
+        """
         config = self.config
         if config.emulation is not None:
             raise UserError(
@@ -102,7 +104,7 @@ class Probe:
         return seen, notes
 
     def _prepare(self, folder: Path, warm: Path | None) -> Path:
-        """The model's folder, and the manifest of its version 0, which is returned."""
+        """Prepare the model's folder and version 0; return the manifest."""
         config, rows_path = self.config, None
         if warm is not None:
             model = config.model.model_copy(update={"path": str(warm), "init": None, "tokenizer": "from_model"})
@@ -159,7 +161,9 @@ class Probe:
         return verdicts, [GoldTry(*one, verdict) for one, verdict in zip(tries, judged, strict=True)]
 
     def _logprobs(self, folder: Path, sampled: ProbeAnswers, notes: list[str]) -> list[list[float]]:
-        """None where the whole model does not fit one of the trainer's devices: a run may shard it."""
+        """Compute the trainer's log-probs; None if the whole model does not fit one of its devices (a run may shard
+        it).
+        """
         if not sampled.answers:
             return []
         config = self.config
@@ -179,7 +183,7 @@ class Probe:
         return self.config.launch.startup_timeout_s + LIMIT_S
 
     def _ask(self, module: str, order: msgspec.Struct, folder: Path, kind: type[T]) -> T:
-        """Run `python -m module IN OUT`; what it wrote. Raises UserError, OperationError."""
+        """Run `python -m module IN OUT` and return its output. Raises UserError, OperationError."""
         source, target = folder / f"{module}.in.json", folder / f"{module}.out.json"
         source.write_bytes(msgspec.json.encode(order))
         run_module([module, str(source), str(target)], self._limit_s)

@@ -1,6 +1,6 @@
-"""The child process that runs a job for the Python API: `areal-like COMMAND ...`, which ends with its caller.
+"""The child process that runs a job for the Python API: `areal-like COMMAND ...`. It is killed when its caller exits.
 
-Owns: starting it, its run folder, its output, how it ended as an exception. Refuses: the run (run.py).
+Starts the process, finds its run folder, collects its output and converts its exit status to an exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from areal_like.process import describe_status
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder
 
 CONFIG = "\0config"
-"""Stands for the file with `config_text` among the arguments."""
+"""Placeholder among the arguments for the file with `config_text`."""
 POLL_S = 0.1
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -37,7 +37,7 @@ def start(arguments: Sequence[str], *, config_text: str | None = None) -> Contro
 
 
 class ControllerProcess:
-    """A controller that ends when this process does, however that ends."""
+    """A controller that is killed when this process exits for any reason."""
 
     def __init__(self, arguments: Sequence[str], config_text: str | None) -> None:
         self._folder: RunFolder | None = None
@@ -59,13 +59,13 @@ class ControllerProcess:
 
     @property
     def folder(self) -> RunFolder:
-        """Of the run."""
+        """Folder of the run."""
         assert self._folder is not None, "wait_for_folder comes first"
         return self._folder
 
     @property
     def output(self) -> str:
-        """What the command has printed so far."""
+        """Output of the command so far."""
         try:
             return self._output.read_text(errors="replace")
         except OSError:
@@ -73,11 +73,11 @@ class ControllerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """It has not ended."""
+        """Return whether it has not exited."""
         return self._process.poll() is None
 
     def wait_for_folder(self) -> None:
-        """Until the run's folder exists. Raises what `check` raises if the command ends before."""
+        """Wait until the run's folder exists. Raises like `check` if the command exits before."""
         while self._folder is None:
             has_ended = self.wait(POLL_S)
             with contextlib.suppress(FileNotFoundError):
@@ -87,7 +87,7 @@ class ControllerProcess:
                 raise RunFailed("areal-like", "ended before its run folder existed")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended, at most so long; whether it has."""
+        """Wait until it has exited, at most the given time; return whether it has."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ class ControllerProcess:
         return True
 
     def check(self) -> None:
-        """Raise what the command complained of, once it has ended: UserError or RunFailed; nothing after success."""
+        """If the command has exited with an error, raise it as UserError or RunFailed."""
         status = self._process.poll()
         if status in (None, 0, INTERRUPTED):
             return
@@ -108,6 +108,6 @@ class ControllerProcess:
         raise RunFailed(name, text or f"the controller ended with {describe_status(status)}: {last}")
 
     def kill(self) -> None:
-        """End it and all processes of its run at once."""
+        """Kill it and all processes of its run."""
         self._process.kill()
         self._process.wait()

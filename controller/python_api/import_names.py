@@ -1,7 +1,7 @@
-"""Import paths of functions and classes that the caller gives as objects.
+"""Import paths of functions and classes that the caller passes as objects.
 
-Owns: `module:name` of an object, and the error where a worker process could not import it. Refuses: importing it, which
-the checks before a run do in a process of its own (controller/preflight/user_code.py).
+Returns `module:name` of an object, or raises an error if a worker process could not import it. The import itself is
+tested before a run in a separate process (controller/preflight/user_code.py).
 
 Worker processes import a user's modules from the folder in which the run was started, so that `resume` finds them too.
 """
@@ -21,7 +21,8 @@ FILE_REMEDY = "save it in a file in this folder, for instance my_rewards.py, and
 
 
 def import_name(thing: Callable[..., Any], where: str) -> str:
-    """`module:name` under which worker processes can import `thing`. Raises UserError that says how to make it so.
+    """`module:name` under which worker processes can import `thing`. Raises UserError that says how to make it
+    importable.
 
     Args:
         thing: a function or class.
@@ -40,7 +41,7 @@ def import_name(thing: Callable[..., Any], where: str) -> str:
 
 
 def _script_module(name: str, file: str | None, spec_name: str | None, where: str) -> str:
-    """The name under which the running script or notebook can be imported."""
+    """Module name under which the running script or notebook can be imported."""
     if file is None or not Path(file).is_file():
         what = f"worker processes cannot import `{name}`, which is defined in a notebook or an interactive session"
         raise UserError(what, where=where, remedy=FILE_REMEDY)
@@ -54,7 +55,7 @@ def _script_module(name: str, file: str | None, spec_name: str | None, where: st
 
 
 def _check_folder(name: str, module: str, main_file: str | None, where: str) -> None:
-    """Refuse modules that are found only because they lie next to a script of another folder."""
+    """Raise UserError for modules that are only found because they are next to a script in another folder."""
     if main_file is None:
         return
     folder = Path(main_file).resolve().parent

@@ -1,7 +1,7 @@
 """`train`, `evaluate` and `resume`: each starts the command of the same name in a child process.
 
-Owns: configurations and overrides given as Python values. Refuses: the child process (controller_process.py), the run
-in progress (run.py), functions as names (import_names.py).
+Converts configurations and overrides given as Python values. The child process is in controller_process.py, the run in
+run.py, functions as names in import_names.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from controller.python_api.run import Run, find_folder
 from controller.run_folder.owner_host import refuse_if_elsewhere
 
 CONFIG_SOURCE = "config"
-"""How messages name a configuration that was given as a value."""
+"""Name in messages of a configuration given as a value."""
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
 
@@ -56,14 +56,14 @@ def train(config: Config, /, **overrides: Any) -> Run:
 
 
 def evaluate(config: Config, /, **overrides: Any) -> Run:
-    """Start scoring the model on `data.eval`; the accuracy is in `wait().status.accuracy`, by version.
+    """Start an evaluation of the model on `data.eval`; the accuracy is in `wait().status.accuracy`, by version.
 
     Args:
-        config: as for `train`; a run's folder stands for its configuration.
+        config: as for `train`; a run's folder selects its configuration.
         overrides: as for `train`; `model__path=...` names the checkpoint.
 
     Returns:
-        The evaluation, a run of its own.
+        The evaluation, as a separate run.
 
     Raises:
         UserError: as for `train`.
@@ -81,8 +81,8 @@ def resume(run: str | os.PathLike[str] | Run, /, *, accept_loss: bool = False) -
 
     Args:
         run: its folder, its name, or its `Run`.
-        accept_loss: continue although files of the run are missing or older than others, from the newest state that
-            ledger and checkpoints share.
+        accept_loss: continue even if files of the run are missing or older than others, from the newest state that
+        ledger and checkpoints share.
 
     Returns:
         The run, in progress.
@@ -113,13 +113,13 @@ def _start(command: str, config: Config, overrides: Mapping[str, Any]) -> Run:
         raise UserError(
             f"cannot be {type(config).__name__}", where=CONFIG_SOURCE, remedy="give a path, a dict or a RunConfig"
         )
-    text = _json(data, CONFIG_SOURCE, indent=1)  # JSON is YAML in which every text is quoted
+    text = _json(data, CONFIG_SOURCE, indent=1)  # JSON is YAML with quoted text
     check_document(Document(data=data, source=CONFIG_SOURCE), words)
     return Run._started(controller_process.start([command, controller_process.CONFIG, *words], config_text=text))
 
 
 def _check_caller() -> None:
-    """Raise UserError in a process of a run, which imports the calling script to find a function of it."""
+    """Raise UserError in a process of a run, which imports the calling script to find a function."""
     if USER_PATH in os.environ:
         raise UserError(
             "a process of a run imports this module to find a scorer or workflow, and the import starts a run",
@@ -130,7 +130,9 @@ def _check_caller() -> None:
 
 
 def override_text(key: str, value: Any) -> str:
-    """`key.path=value` for the command line; a double underscore in the key stands for a dot. Raises UserError."""
+    """Format `key.path=value` for the command line; a double underscore in the key is replaced by a dot. Raises
+    UserError.
+    """
     path = key.replace("__", ".")
     return f"{path}={_json(plain_value(value, path), path)}"
 
@@ -143,7 +145,7 @@ def _json(value: Any, where: str, *, indent: int | None = None) -> str:
 
 
 def plain_value(value: Any, where: str) -> Any:
-    """The value as a configuration file holds it: functions and classes become import paths. Raises UserError."""
+    """Convert the value to plain configuration data: functions and classes become import paths. Raises UserError."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):

@@ -1,7 +1,7 @@
-"""`Run`: a run in progress or an ended one, read from its folder.
+"""`Run`: the public view of a run, in progress or ended, read from its folder.
 
-Owns: the public view of a run. Refuses: reading files: controller/runs/facts.py reads status and metrics,
-controller/runs/sample_rows.py samples, and `stop` is the command's (controller/runs/stop.py).
+Status and metrics are read in controller/runs/facts.py, samples in controller/runs/sample_rows.py; `stop` uses
+controller/runs/stop.py.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ WHOLE_FILE = 1 << 62
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is, at one moment."""
+    """Status of a run at one moment."""
 
     state: Kind
     """running, finished, stopped, failed, crashed, or foreign (it belongs to another machine)."""
     message: str
-    """One sentence: since when, or why it ended."""
+    """One sentence: start time, or the reason of its end."""
     step: int | None
-    """Steps done; None before the first is known."""
+    """Steps done; None if not known yet."""
     num_steps: int | None
     accuracy: dict[int, float]
     """Greedy accuracy on data.eval, by policy version."""
     waits: tuple[str, ...]
-    """Who waits for whom right now."""
+    """Current waits."""
 
 
 class Run:
-    """A run: its status, its metrics and samples while it goes on, and its model when it is finished.
+    """A run: its status, metrics and samples, also while it is in progress, and its model when it is finished.
 
-    `train`, `resume` and `evaluate` return one; `Run("runs/first")` opens a run that exists already, by folder or name.
-    Iterating yields the rows of its steps, from the first on and until the run ends.
+    `train`, `resume` and `evaluate` return one; `Run("runs/first")` opens an existing run, by folder or name. Iterating
+    yields the rows of its steps, from the first one until the run ends.
 
     Raises:
         UserError: there is no such run.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """What `areal-like status` shows."""
+        """Current status, as shown by `areal-like status`."""
         facts = read_facts(self._folder)
         waits = tuple(str(wait) for wait in facts.status.get("waits") or ())
         state, message = facts.where.kind, facts.where.words
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the command has printed so far; empty for a run that this object did not start."""
+        """Output of the command so far; empty for a run that this object did not start."""
         return self._process.output if self._process is not None else ""
 
     @property
@@ -102,7 +102,7 @@ class Run:
         """Rows of metrics.jsonl so far, oldest first.
 
         Args:
-            kind: `step` (one row a step), `eval` or another kind; empty for the rows of all kinds.
+            kind: `step` (one row per step), `eval` or another kind; empty for rows of all kinds.
 
         Returns:
             The rows, as in the file.
@@ -122,16 +122,16 @@ class Run:
         limit: int | None = 20,
         grep: str = "",
     ) -> list[Sample]:
-        """Finished samples with prompt, answer, reward and versions, as `areal-like samples` shows them.
+        """Finished samples with prompt, answer, reward and versions, as shown by `areal-like samples`.
 
-        Of an episode of several turns `trajectories` holds what was sampled and what was given, of each trajectory.
+        For an episode of several turns `trajectories` contains the sampled and the given text of each trajectory.
 
         Args:
-            step: only those that this step used.
-            group: only those of one prompt, by group number.
+            step: only samples that this step used.
+            group: only samples of one prompt, by group number.
             order: `newest`, `worst`, `best`, or `given` (by group).
-            limit: at most so many; None for all.
-            grep: only those with this text in prompt or answer, any case.
+            limit: maximum number; None for all.
+            grep: only samples with this text in prompt or answer, ignoring case.
 
         Returns:
             The samples, at most `limit`.
@@ -152,8 +152,8 @@ class Run:
 
         Raises:
             RunFailed: it failed or crashed; the text is the command line's.
-            UserError: a mistake of the user's that was found while it ran.
-            DeadlineExceeded: it still runs after `timeout_s`.
+            UserError: a user error that was detected during the run.
+            DeadlineExceeded: it is still running after `timeout_s`.
         """
         due_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._has_ended(due_s):
@@ -164,7 +164,7 @@ class Run:
         return self
 
     def stop(self, *, now: bool = False, timeout_s: float = stop_command.DEFAULT_TIMEOUT_S) -> RunStatus:
-        """Ask the run to finish the running step, save and end; wait for it and return its status.
+        """Stop the run: it finishes the current step, saves and ends. Wait for it and return its status.
 
         Args:
             now: do not finish the step; `resume` continues from the last checkpoint.
@@ -174,7 +174,7 @@ class Run:
             Its status after the end.
 
         Raises:
-            DeadlineExceeded: it still runs after `timeout_s`, and continues to shut down.
+            DeadlineExceeded: it is still running after `timeout_s`, and continues to shut down.
             UserError: the run belongs to another user.
         """
         self._wait_until_open()
@@ -187,7 +187,7 @@ class Run:
         return status
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the row of each step as it is done. Raises what `wait` raises when the run ends badly."""
+        """Yield the row of each step when it is done. Raises like `wait` if the run fails."""
         last, num_bytes = 0, WHOLE_FILE
         while True:
             has_ended = self._has_ended_by_now()
@@ -211,7 +211,7 @@ class Run:
         return [row for row in rows if row.get("kind") == "step" and row["step"] > step]
 
     def _has_ended(self, due_s: float | None) -> bool:
-        """Whether the run has ended, waiting a moment for it, at most until `due_s`."""
+        """Return whether the run has ended, after a short wait, at most until `due_s`."""
         wait_s = POLL_S if due_s is None else max(0.0, min(POLL_S, due_s - time.monotonic()))
         if self._process is not None:
             return self._process.wait(wait_s)
@@ -235,7 +235,7 @@ class Run:
             raise RunFailed(self.name, str(where.state.get("reason") or where.words))
 
     def _wait_until_open(self) -> None:
-        """A controller that has just been started is signalled only once it holds the run's lock."""
+        """Wait until a controller that has just been started has the run's lock, so that it can be signalled."""
         while self._process is not None and self._process.is_alive and lock_holder(self.folder) is None:
             self._process.wait(POLL_S)
 

@@ -1,10 +1,10 @@
-"""Seconds by activity in bins of equal width, of one process, in memory that does not grow with the run.
+"""Accumulates seconds by activity of one process in bins of equal width, in memory that does not grow with the run.
 
-Owns: binning slices as they stream by, nested ones included. Refuses: files, other processes (timeline.py).
+Nested slices are supported. Files are read in timeline.py.
 
-A grid starts fine; whenever it holds too many bins, its width doubles and neighbours are added up. Bins are numbered
-from the epoch and their widths are one base times a power of two, so that the grids of two processes differ by whole
-factors, and a run that rested for a weekend takes no bins for it.
+A grid starts with narrow bins; whenever it has too many bins, their width is doubled and neighbours are added up. Bins
+are numbered from the epoch and their widths are a base times a power of two, so that the grids of two processes differ
+by whole factors, and a run that was stopped for a weekend uses no bins for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 BASE_WIDTH_S = 1 / 128
 MAX_BINS = 4096
 NESTED_MEMORY = 64
-"""So many outermost slices are remembered to find those that a later one encloses; a lane nests two deep at most."""
+"""Number of outermost slices kept to find the ones that a later slice encloses; a lane has at most two levels."""
 
 
 @dataclass
@@ -37,11 +37,11 @@ class ActivityGrid:
 
     @property
     def bins(self) -> set[int]:
-        """The bins in which anything was recorded."""
+        """Bins with recorded activity."""
         return self._occupied
 
     def add(self, activity: str, start_s: float, end_s: float, weight: float = 1.0) -> None:
-        """`weight` seconds of `activity` per second between the two times (-1 takes an enclosed slice out again)."""
+        """Add `weight` seconds of `activity` per second between the two times (-1 subtracts an enclosed slice)."""
         if not end_s > start_s:
             return
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
@@ -59,7 +59,7 @@ class ActivityGrid:
             self._double()
 
     def folded(self, doublings: int) -> dict[str, dict[int, float]]:
-        """The seconds in wider bins. `doublings` is at least the grid's own."""
+        """Return the seconds in wider bins. `doublings` is at least the grid's own."""
         shift = doublings - self.doublings
         assert shift >= 0, "a grid cannot be refined"
         return {activity: _fold(bins, shift) for activity, bins in self.seconds.items()}
@@ -78,9 +78,9 @@ def _fold(bins: dict[int, float], shift: int) -> dict[int, float]:
 
 
 class NestedLane:
-    """Slices of one lane in the order in which they ended: an outer slice comes after those inside it.
+    """Slices of one lane in the order in which they ended: an outer slice comes after the slices inside it.
 
-    A second belongs to the innermost slice around it (`update` inside `forward_backward` is update).
+    A second is counted for the innermost slice around it (`update` inside `forward_backward` is update).
     """
 
     def __init__(self, grid: ActivityGrid) -> None:
@@ -88,7 +88,7 @@ class NestedLane:
         self._recent: deque[tuple[float, float]] = deque(maxlen=NESTED_MEMORY)
 
     def add(self, activity: str, start_s: float, end_s: float) -> None:
-        """One slice."""
+        """Add one slice."""
         self._grid.add(activity, start_s, end_s)
         while self._recent and self._recent[-1][0] >= start_s:
             inner_start_s, inner_end_s = self._recent.pop()
@@ -97,5 +97,5 @@ class NestedLane:
 
 
 def widest(grids: Sequence[ActivityGrid]) -> int:
-    """The doublings that all `grids` can be folded to."""
+    """The number of doublings that all `grids` can be folded to."""
     return max((grid.doublings for grid in grids), default=0)

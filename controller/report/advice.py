@@ -1,17 +1,17 @@
-"""What a change of the configuration would bring, by a simple model, and how it is put in words.
+"""Predicts the effect of a change of the configuration by a simple model, and formulates advice.
 
-Owns: `Pace` (the model), the numbers that are recommended. Refuses: deciding what is wrong (waits.py).
+`Pace` is the model. What is wrong is determined in waits.py.
 
-The model. Trainer, rollout workers and scoring work at the same time as far as the staleness bound lets them; a step
-takes as long as the slowest part needs for it, the largest of
+The model. Trainer, rollout workers and scoring work at the same time as far as the staleness bound allows. A step takes
+as long as its slowest part, the largest of
 
     trainer_s
     rollout_s * workers / new workers / slot gain
     score_s * scoring processes / new ones
-    cpu_s / cores, where everything runs on the cores of one machine: all work shared out evenly
+    cpu_s / cores, if everything runs on the cores of one machine: all work divided evenly
 
-with each one's working time in a step as measured. It is an estimate: it leaves out memory bandwidth and the tail of
-the longest answers, and takes waiting inside a process (for a disk, a lock) for work.
+with each part's working time in a step as measured. It is an estimate: it does not consider memory bandwidth and the
+tail of the longest answers, and counts waiting inside a process (for a disk, a lock) as work.
 """
 
 from __future__ import annotations
@@ -24,52 +24,54 @@ from controller.report.finding import capital, percent, plural, sentences
 from controller.report.shares import Shares, whole
 
 SLOT_EXPONENT = 1 / 3
-"""Tokens a second grow with slots to this power: eight times as many gave 2.0 and 2.3 times as much on long-tailed
-lengths (two runs of benchmarks/engine.py; in the published one 4.2k and 9.8k tokens a second). A GPU gains more."""
+"""Tokens per second grow with slots to this power: eight times as many slots gave 2.0 and 2.3 times as many tokens on
+long-tailed lengths (two runs of benchmarks/engine.py; in the published one 4.2k and 9.8k tokens per second). A GPU
+gains more.
+"""
 MAX_SLOT_FACTOR = 64
-"""More than that many times the slots is no longer a small step from what was measured."""
+"""Largest factor of slots for which the model is used; a larger one is too far from the measurement."""
 MAX_WORKER_FACTOR = 16
 WORTH = 0.05
-"""A gain below this is within the noise between two runs, and not worth a change."""
+"""A gain below this is within the noise between two runs."""
 SLOTS_FULL = 0.7
-"""Below it slots stand empty for want of samples, and more of them would too."""
+"""Below this share slots are empty because there are not enough samples; more slots would be empty too."""
 WORTH_MENTION = 0.1
-"""Rollout workers that idle less are not held back by the bound: the rest is swaps and the ends of steps."""
+"""Rollout workers with a smaller idle share are not limited by the bound: the rest is swaps and ends of steps."""
 MANY = 3.0
-"""A gain is given in percent below this, as a multiple above."""
+"""A gain below this is printed in percent, above it as a multiple."""
 BEST_SHARE = 0.98
-"""The fewest workers that reach this share of what any number would."""
+"""Share of the maximum rate that the recommended number of workers must reach."""
 MODEL = "Model: a step takes as long as its slowest part"
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of work in a step as measured, and what it was done with."""
+    """Measured seconds of work per step, and the resources used."""
 
     step_s: float
     trainer_s: float
     rollout_s: float
-    """All workers working together, none idle."""
+    """With all workers working, none idle."""
     workers: int = 1
     slots: int = 1
-    """Of one worker."""
+    """Slots of one worker."""
     score_s: float = 0.0
-    """All scoring processes working together."""
+    """With all scoring processes working."""
     scorers: int = 1
     trainer_threads: int = 1
     rollout_threads: int = 1
     cores: int | None = None
-    """Of the machine that everything runs on; None: devices of their own, or not known."""
+    """Cores of the machine that everything runs on; None: separate devices, or not known."""
 
     @property
     def is_known(self) -> bool:
-        """There is enough to predict from."""
+        """Whether the data is sufficient for a prediction."""
         parts = (self.step_s, self.trainer_s, self.rollout_s)
         return all(math.isfinite(part) for part in parts) and self.step_s > 0 and self.rollout_s > 0
 
     def predict(self, *, workers: int | None = None, slot_gain: float = 1.0, scorers: int | None = None) -> float:
-        """Seconds of a step after the change."""
-        rollout_s = self.rollout_s * self.workers / slot_gain  # of one worker doing all of it
+        """Predicted seconds of a step after the change."""
+        rollout_s = self.rollout_s * self.workers / slot_gain  # time of one worker doing all the work
         needed = [
             self.trainer_s,
             rollout_s / (workers or self.workers),
@@ -81,23 +83,23 @@ class Pace:
         return max(needed)
 
     def gain(self, *, workers: int | None = None, slot_gain: float = 1.0, scorers: int | None = None) -> float:
-        """Steps a second more, as a share of what the model says of the present; never negative."""
+        """Relative gain in steps per second over the model's prediction for the present; never negative."""
         after_s = self.predict(workers=workers, slot_gain=slot_gain, scorers=scorers)
         return max(0.0, self.predict() / after_s - 1.0) if after_s > 0 else 0.0
 
     @property
     def overlap_gain(self) -> float:
-        """Steps a second more where all parts worked at the same time, against the present as measured."""
+        """Relative gain in steps per second if all parts worked at the same time, over the measured present."""
         return max(0.0, self.step_s / self.predict() - 1.0) if self.predict() > 0 else 0.0
 
     def enough_workers(self) -> int:
-        """The fewest that come close to the best that more workers can do."""
+        """The smallest number of workers that comes close to the maximum rate."""
         most = self.workers * MAX_WORKER_FACTOR
         best_s = self.predict(workers=most)
         return next(n for n in range(1, most + 1) if n == most or self.predict(workers=n) * BEST_SHARE <= best_s)
 
     def enough_slots(self, most: int) -> int:
-        """Slots of a worker, a doubling at a time, until the trainer is no longer waited for; at most `most`."""
+        """Slots of a worker, doubled until the trainer is the slowest part; at most `most`."""
         slots = self.slots
         while slots < min(most, self.slots * MAX_SLOT_FACTOR) and self.predict(slot_gain=self.slot_gain(slots)) > max(
             self.trainer_s, self.predict(slot_gain=1e9)
@@ -106,12 +108,12 @@ class Pace:
         return min(slots, max(most, self.slots))
 
     def slot_gain(self, slots: int) -> float:
-        """Tokens a second with `slots` against now."""
+        """Ratio of tokens per second with `slots` to the present rate."""
         return (slots / self.slots) ** SLOT_EXPONENT
 
 
 def pace_of(data: RunData, shares: Shares) -> Pace:
-    """The run's pace; parts that are not known are NaN, and `is_known` says so."""
+    """The run's pace; unknown parts are NaN, and `is_known` is then False."""
     step_s = shares.step_s
     workers = whole(data, "rollout.num_workers", 1) or 1
     if math.isfinite(shares.rollout_workers) and shares.rollout_workers >= 1:
@@ -131,13 +133,13 @@ def pace_of(data: RunData, shares: Shares) -> Pace:
 
 
 def shares_cores(data: RunData) -> bool:
-    """Trainer and rollout workers compute on the cores of one machine."""
+    """Return whether trainer and rollout workers compute on the cores of one machine."""
     devices = (data.setting("rollout.engine.device", "cpu"), data.setting("trainer.device", "cpu"))
     return devices == ("cpu", "cpu")
 
 
 def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]:
-    """(advice, prediction) where generation is the slowest part."""
+    """(advice, prediction) if generation is the slowest part."""
     ways, remarks, hopes = [], [], []
     slots = _more_slots(data, shares, pace)
     if slots > pace.slots:
@@ -162,9 +164,9 @@ def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str
 
 
 def looser_bound(data: RunData, pace: Pace) -> tuple[str, str]:
-    """(advice, prediction) where trainer and rollout workers both wait for work: the bound keeps them from overlapping.
+    """(advice, prediction) if trainer and rollout workers both wait for work: the bound prevents them from overlapping.
 
-    With room enough they overlap whole, and the slower of the two is never idle.
+    With a sufficient bound they overlap completely, and the slower of the two is never idle.
     """
     bound = data.setting("staleness.max_staleness")
     mode = data.setting("mode", "async")
@@ -178,7 +180,7 @@ def looser_bound(data: RunData, pace: Pace) -> tuple[str, str]:
 
 
 def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]:
-    """(advice, prediction) where the trainer is the slowest part and the bound holds rollout workers back."""
+    """(advice, prediction) if the trainer is the slowest part and the bound limits rollout workers."""
     ways = []
     enough = workers_at_work(shares, pace)
     if enough < pace.workers:
@@ -200,14 +202,14 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
 
 
 def workers_at_work(shares: Shares, pace: Pace) -> int:
-    """Rollout workers that would do the same work without idling."""
+    """Number of rollout workers that would do the same work without idling."""
     if not math.isfinite(shares.rollout_working):
         return pace.workers
     return max(1, math.ceil(pace.workers * shares.rollout_working / BEST_SHARE))
 
 
 def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
-    """(advice, prediction) where scores are waited for."""
+    """(advice, prediction) if scoring is the slowest part."""
     first = "Fix the scorer first: logs/reward.log names the answers" if is_failing else ""
     without_s = replace(pace, score_s=0.0).predict() if pace.is_known else 0.0
     scorers = pace.scorers
@@ -224,7 +226,9 @@ def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
 
 
 def _more_slots(data: RunData, shares: Shares, pace: Pace) -> int:
-    """Slots of a worker that would be filled: only where those there are full, and as the bound lets samples in."""
+    """Slots of a worker that would be filled: only if the present slots are full, and as far as the bound admits
+    samples.
+    """
     if math.isfinite(shares.slots_full) and shares.slots_full < SLOTS_FULL:
         return pace.slots
     bound = data.setting("staleness.max_staleness")
@@ -238,7 +242,7 @@ def _more_slots(data: RunData, shares: Shares, pace: Pace) -> int:
 
 
 def _bound_words(data: RunData, shares: Shares) -> tuple[str, str]:
-    """What a higher max_staleness would do here: a way out, or a remark that it is none."""
+    """Sentence about a higher max_staleness: whether it would help."""
     bound = data.setting("staleness.max_staleness")
     if not isinstance(bound, int) or isinstance(bound, bool):
         return "", ""

@@ -1,6 +1,5 @@
-"""The report that a run leaves behind, drawn by a process of its own so that nothing about it can harm the run.
-
-Owns: the deadline, the words on success and failure. Refuses: what is drawn (page, picture).
+"""Draws the report at the end of a run, in a separate process with a deadline, so that a failure cannot affect the
+run.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from pathlib import Path
 from areal_like.guard import tied
 
 REPORT_S = 120.0
-"""A report of a hundred steps takes a few seconds; one that takes longer than this is given up."""
+"""Deadline. A report of a hundred steps takes a few seconds."""
 _HOME = Path(__file__).resolve().parents[2]
 
 
 def draw_report(run_dir: Path) -> str:
-    """Draw <run_dir>/report.html and report.png; returns one line for the screen. Never raises for a failed drawing."""
+    """Draw <run_dir>/report.html and report.png; return one line for the terminal. A failure raises no exception."""
     again = f"areal-like report {run_dir}"
     command = tied([sys.executable, "-P", "-m", "controller", "report", str(run_dir)])
     path = os.pathsep.join([str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])])

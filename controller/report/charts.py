@@ -1,9 +1,9 @@
-"""What a chart shows, said once for every renderer: page (plotly) and picture (matplotlib) draw the same objects.
+"""Chart data shared by both renderers: page (plotly) and picture (matplotlib).
 
-Owns: series, axes, thinning of long series, histograms, axes of time. Refuses: what a run's charts are
-(run_charts.py, flow_charts.py), pixels (page.py, picture.py).
+Defines series and axes, thins long series, computes histograms and time axes. The charts of a run are in run_charts.py
+and flow_charts.py, the renderers in page.py and picture.py.
 
-Every number in a chart is finite or None (a gap). A chart without numbers says in `missing` what would have drawn it.
+Every number in a chart is finite or None (a gap). A chart without numbers says in `missing` which data it needs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 from controller.report.colours import DASHES
 
 MAX_NUMBER = 1e100
-"""What a damaged row may hold beyond that has no place on an axis."""
+"""Largest number that is drawn; a damaged row may contain larger ones."""
 MAX_POINTS = 800
 """Points of one series; a longer one is binned, and the chart says so."""
 
 Kind = Literal["line", "steps", "dots", "bars", "stacked"]
-"""`line`; `steps`: the value holds until the next x; `dots`: measured points, joined; `bars`: side by
-side; `stacked`: bars on top of each other."""
+"""`line`; `steps`: the value is constant until the next x; `dots`: measured points, joined; `bars`: side by side;
+`stacked`: bars on top of each other.
+"""
 Emphasis = Literal["plain", "faint", "bold", "limit"]
 """`faint`: raw values behind a mean; `limit`: a level from the configuration."""
 Scale = Literal["linear", "log"]
@@ -35,7 +36,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis measures. `unit` stands behind the label; `is_share` prints 0.5 as 50 %."""
+    """Quantity of an axis. `unit` is printed after the label; `is_share` prints 0.5 as 50 %."""
 
     label: str
     unit: str = ""
@@ -46,7 +47,7 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """Label and unit, as printed alongside the axis."""
+        """Label and unit, as printed next to the axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
@@ -70,7 +71,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture. `key` is its anchor in the page; `caption` says how to read it."""
+    """One chart. `key` is its anchor in the page; `caption` explains it."""
 
     key: str
     title: str
@@ -87,7 +88,7 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to draw: `missing` says why."""
+        """Whether there is nothing to draw: `missing` says why."""
         return all(series.emphasis == "limit" for series in self.drawn)
 
 
@@ -105,12 +106,12 @@ NO_STEPS = "no step has been finished"
 
 
 def number(value: Any) -> Number:
-    """A number that can be drawn, or None for anything else (null, NaN, words, booleans of a damaged row)."""
+    """A number that can be drawn, or None for anything else (null, NaN, text or booleans of a damaged row)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if abs(value) < MAX_NUMBER else None
-    except OverflowError:  # a damaged row may hold a whole number of any length
+    except OverflowError:  # a damaged row may contain an integer of any length
         return None
 
 
@@ -124,7 +125,7 @@ def curve(
     emphasis: Emphasis = "plain", kind: Kind = "line", by: Callable[[Any], Any] = np.mean,
     max_points: int = MAX_POINTS,
 ) -> Series:  # fmt: skip
-    """A series of the points that have an x, thinned with `by` (np.max where the peaks are what matters)."""
+    """A series of the points that have an x, thinned with `by` (np.max if peaks matter)."""
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None]
     thin_xs, thin_ys = thinned([x for x, _ in pairs], [y for _, y in pairs], max_points=max_points, by=by)
     return Series(name, thin_xs, thin_ys, kind=kind, colour=colour, dash=dash, emphasis=emphasis)
@@ -147,17 +148,17 @@ def thinned(
 
 
 def points_per_bin(num_points: int, max_points: int = MAX_POINTS) -> int:
-    """How many neighbours one drawn point stands for."""
+    """Number of neighbours that one drawn point represents."""
     return max(1, math.ceil(num_points / max_points))
 
 
 def tidy(value: float) -> float:
-    """Six significant digits: what a chart can show, without filling the page."""
+    """Round to six significant digits, more than a chart can show, to keep the page small."""
     return float(f"{value:.6g}")
 
 
 def shortened(name: str, max_chars: int) -> str:
-    """A name cut in its middle: runs of a sweep differ at their ends."""
+    """Shorten a name in its middle: names of runs of a sweep differ at their ends."""
     if len(name) <= max_chars:
         return name
     begin = (max_chars - 1) // 3
@@ -165,7 +166,7 @@ def shortened(name: str, max_chars: int) -> str:
 
 
 def running_mean(ys: Sequence[Number], window: int) -> list[Number]:
-    """Mean of the last `window` numbers at each place."""
+    """Mean of the last `window` numbers at each position."""
     means: list[Number] = []
     recent: list[Number] = []
     for y in ys:
@@ -176,7 +177,7 @@ def running_mean(ys: Sequence[Number], window: int) -> list[Number]:
 
 
 def level(name: str, xs: Sequence[Number], value: float | None, *, colour: str = "c6") -> list[Series]:
-    """A level from the configuration over the span of `xs`; nothing where it is not set or nothing is drawn."""
+    """A level from the configuration over the span of `xs`; empty if it is not set or nothing is drawn."""
     known = [x for x in xs if x is not None]
     if value is None or not known:
         return []
@@ -192,7 +193,7 @@ def histogram(name: str, values: Any, edges: Any, *, colour: str, dash: str = "s
 
 
 def thinning_words(num_rows: int) -> str:
-    """A sentence for the caption where a point stands for several steps; else empty."""
+    """A sentence for the caption if a point represents several steps; else empty."""
     per_point = points_per_bin(num_rows, MAX_POINTS)
     return f" Each point stands for {per_point} steps." if per_point > 1 else ""
 
@@ -212,7 +213,7 @@ def of_steps(
 
 
 def elapsed_s(seconds: Sequence[Number]) -> list[Number]:
-    """Times that begin again with every session of a resumed run, as one time of work."""
+    """Times that restart at zero with every session of a resumed run, as one continuous time."""
     total: list[Number] = []
     offset = previous = 0.0
     for second in seconds:
@@ -224,7 +225,7 @@ def elapsed_s(seconds: Sequence[Number]) -> list[Number]:
 
 
 def clock(seconds: Sequence[Number]) -> tuple[Axis, list[Number]]:
-    """An axis of time in the unit that suits its length, and the times (of a run, see elapsed_s) in that unit."""
+    """A time axis with a unit suitable for its length, and the times (see elapsed_s) in that unit."""
     total = elapsed_s(seconds)
     unit, per_unit = time_unit(max((second for second in total if second is not None), default=0.0))
     return Axis("time", unit), [None if second is None else tidy(second / per_unit) for second in total]

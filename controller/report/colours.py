@@ -1,10 +1,8 @@
-"""Colours of charts, by name, for a light and a dark background.
-
-Owns: the palettes and which activity has which colour. Refuses: drawing.
+"""Colours of charts by name, for a light and a dark background, and the colour of each activity.
 
 The categories follow Okabe and Ito's colour-blind safe set, darkened for white and lightened for black until each has a
 contrast of at least 3:1 to its background (WCAG 1.4.11; a test computes it). Ordered classes use a ramp from light to
-dark. No chart tells its series apart by colour alone: lines differ in dash, waits are hatched.
+dark. No chart distinguishes its series by colour alone: lines differ in dash, waits are hatched.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ NUM_CATEGORIES = 8
 NUM_RAMP = 8
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "solid", "dash", "dot")
-"""Dash of the series in a slot, in plotly's words."""
+"""Dash of the series in a slot, as named by plotly."""
 
 _ACTIVITIES: Mapping[str, str] = {
     "generate": "c0",
@@ -63,12 +61,12 @@ _WAITS: Mapping[str, str] = {
 
 
 def is_wait(activity: str) -> bool:
-    """Whether the process does nothing then but wait for somebody (it is hatched)."""
+    """Whether the process only waits during this activity (it is hatched)."""
     return activity == "idle" or activity.startswith("wait:")
 
 
 def activity_colour(activity: str) -> str:
-    """Name of the colour of an activity; those without one of their own share a grey, waits an orange."""
+    """Name of the colour of an activity; activities without their own colour share a grey, waits an orange."""
     if is_wait(activity):
         return _WAITS.get(activity, "c1" if activity != "idle" else "c6")
     return _ACTIVITIES.get(activity, "c6")

@@ -1,7 +1,7 @@
-"""Runs side by side: what was set differently, what came out, and the curves over steps and over time.
+"""Compares runs: differences of settings, results, and curves over steps and over time.
 
-Owns: `compare`, the rows of both tables, the charts of a comparison. Refuses: drawing (page.py, picture.py), saying
-which run is better (one seed each proves little; the page says so).
+Drawing is in page.py and picture.py. The comparison does not rate the runs: one seed each proves little, as the page
+says.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 PAGE, PICTURE = "compare.html", "compare.png"
 MAX_CELL_CHARS = 30
 _IGNORED = ("name",)
-"""Keys of the configuration that differ without meaning."""
+"""Keys of the configuration whose differences are ignored."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Row:
     label: str
     cells: Sequence[str]
     ratio: str = ""
-    """The second run against the first, where two runs are compared and the number is one of more or less."""
+    """Ratio of the second run to the first, if two runs are compared and a ratio of this number is meaningful."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,10 @@ class Side:
 
 
 def compare(folders: Sequence[RunFolder], out: Path | None = None) -> str:
-    """The comparison as text; writes compare.html and compare.png into `out` (None: where the first run's folder lies).
+    """Return the comparison as text; write compare.html and compare.png into `out` (None: next to the first run's
+    folder).
 
-    Raises UserError for fewer than two runs, for one that cannot be read, or a folder that cannot be written to.
+    Raises UserError for fewer than two runs, a run that cannot be read, or a folder that cannot be written to.
     """
     if len(folders) < 2:
         raise UserError("a comparison needs two runs or more", where="compare", remedy="areal-like compare RUN RUN")
@@ -109,7 +110,7 @@ def _sides(folders: Sequence[RunFolder]) -> list[Side]:
 
 
 def config_rows(sides: Sequence[Side]) -> list[Row]:
-    """The keys that are not set alike, in the order of the first configuration that has them."""
+    """The keys that are set differently, in the order of the first configuration that has them."""
     flat = [dict(_flat(side.data.config)) for side in sides]
     keys = [key for key in dict.fromkeys(itertools.chain.from_iterable(flat)) if key not in _IGNORED]
     rows = []
@@ -121,14 +122,14 @@ def config_rows(sides: Sequence[Side]) -> list[Row]:
 
 
 def _flat(found: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Leaves by dotted path; lists are leaves."""
+    """Values by dotted path; lists count as values."""
     if not isinstance(found, Mapping) or not found:
         return [(prefix, "null" if found is None else str(found))] if prefix else []
     return [leaf for key, value in found.items() for leaf in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
 
 
 def summary_rows(sides: Sequence[Side]) -> list[Row]:
-    """What came out of each run; `-` where a run did not get that far."""
+    """Results of each run; `-` if a run did not get that far."""
     state = Row("status", [side.data.where.kind if side.data.where else "unknown" for side in sides])
     return [state, *(_number_row(sides, label, words, read, is_rate) for label, words, read, is_rate in _NUMBERS)]
 
@@ -163,7 +164,7 @@ def _mean(key: str, rows: slice = slice(None)) -> Callable[[RunData], Number]:
 
 
 def _share_of(name: str) -> Callable[[RunData], Number]:
-    """As the run's own page says it: start and end left out where it is long enough."""
+    """The share as shown on the run's own page: without start and end if the run is long enough."""
 
     def read(data: RunData) -> Number:
         value = float(getattr(measure(data), name))
@@ -180,7 +181,7 @@ def _highest(key: str) -> Callable[[RunData], Number]:
 
 
 def _rate(key: str) -> Callable[[RunData], Number]:
-    """Samples or tokens over the whole time of all stretches, from the steps themselves."""
+    """Samples or tokens per second over the time of all sessions, from the steps."""
 
     def read(data: RunData) -> Number:
         total = sum(value for value in column(data.steps, key) if value is not None)
@@ -214,7 +215,7 @@ _NUMBERS: Sequence[tuple[str, str, Callable[[RunData], Number], bool]] = (
     ("groups dropped", "{:,.0f}", _of_summary("groups_dropped"), False),
     ("groups filtered", "{:,.0f}", _of_summary("groups_filtered"), False),
 )
-"""Label, format, where it comes from, and whether the ratio of two runs means something."""
+"""Label, format, source, and whether the ratio of two runs is meaningful."""
 
 
 def _text(sides: Sequence[Side], differences: Sequence[Row], numbers: Sequence[Row]) -> str:
@@ -244,7 +245,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def wall_s(data: RunData) -> list[Number]:
-    """Seconds of work up to each step, the rests between stretches left out."""
+    """Seconds of work up to each step, without the time between sessions."""
     return elapsed_s(column(data.steps, "wall_s"))
 
 
@@ -261,7 +262,7 @@ def sections(sides: Sequence[Side]) -> list[Section]:
 
 
 def _times(sides: Sequence[Side]) -> tuple[Axis, list[list[Number]]]:
-    """One axis of time for all runs, in the unit that suits the longest."""
+    """One time axis for all runs, with a unit suitable for the longest."""
     seconds = [wall_s(side.data) for side in sides]
     unit, per_unit = time_unit(max((s for one in seconds for s in one if s is not None), default=0.0))
     return Axis("time", unit), [[None if s is None else tidy(s / per_unit) for s in one] for one in seconds]

@@ -1,7 +1,6 @@
-"""How many cores each process of a run had, out of the processor time in the pulses.
+"""Mean number of cores that each process of a run used, computed from the processor time in the pulses.
 
-Owns: what lies between two pulses, means over a period of them. Refuses: thresholds and words (waits.py), drawing
-(flow_charts.py).
+Thresholds are in waits.py, drawing in flow_charts.py.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from controller.config.launchers import LOCAL, find_launcher
 from controller.report.data import Row, RunData, number
 
 Between = tuple[int, float, dict[str, float]]
-"""Place of the later pulse, seconds since the earlier one, processor seconds of each process known in both."""
+"""Index of the later pulse, seconds since the earlier one, processor seconds of each process known in both."""
 
 
 def between(pulses: Sequence[Row]) -> Iterator[Between]:
-    """Each pair of neighbours, without the rest between two sessions of a run. A process that began again in between
-    has what its new life has spent.
+    """Each pair of consecutive pulses, without the time between two sessions of a run. For a process that was restarted
+    in between, only the time of its new incarnation counts.
     """
     for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):
         if number(later, "wall_s", 0.0) < number(earlier, "wall_s", 0.0):
@@ -41,7 +40,7 @@ def between(pulses: Sequence[Row]) -> Iterator[Between]:
 
 
 def used(pulses: Sequence[Row]) -> dict[str, float]:
-    """Mean number of cores of each process; empty where pulses do not tell."""
+    """Mean number of cores of each process; empty if the pulses do not contain it."""
     spent: defaultdict[str, float] = defaultdict(float)
     total_s = 0.0
     for _, elapsed_s, grown in between(pulses):
@@ -53,7 +52,7 @@ def used(pulses: Sequence[Row]) -> dict[str, float]:
 
 
 def available(data: RunData) -> float:
-    """Cores of the machine all processes are on; NaN where it is not known, or they are on several machines."""
+    """Cores of the machine of all processes; NaN if not known, or if they are on several machines."""
     if not data.pulses or not _is_one_machine(str(data.setting("launch.kind", LOCAL.name))):
         return math.nan
     reported = data.pulses[-1].get("processor")
@@ -61,7 +60,7 @@ def available(data: RunData) -> float:
 
 
 def _is_one_machine(kind: str) -> bool:
-    """Not known of a launcher that cannot be found here."""
+    """Return whether the launcher uses one machine; None if the launcher is unknown here."""
     try:
         return find_launcher(kind).is_one_machine
     except UserError:
@@ -69,7 +68,7 @@ def _is_one_machine(kind: str) -> bool:
 
 
 def _life(pulse: Row, name: str) -> object:
-    """Tells two processes of one name apart; None for the controller, which is one throughout a period."""
+    """Identifies an incarnation of a process; None for the controller, which has one per session."""
     return pulse["processes"].get(name, {}).get("pid")
 
 

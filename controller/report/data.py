@@ -1,11 +1,11 @@
-"""What is known of a run, read from its folder: finished, going on, crashed, damaged, or written by an older version.
+"""Reads all data of a run from its folder: finished, in progress, crashed, damaged, or written by an older version.
 
-Owns: `RunData`, reading each file of the folder as far as it goes, and saying in plain words what is missing. Refuses:
-judging the run (diagnosis.py), drawing it (charts.py), the ledger's samples (sample_reader.py), writing anything.
+`RunData` contains the content of each file as far as it can be read, and sentences about what is missing. The diagnosis
+is in diagnosis.py, charts in charts.py, the ledger's samples in sample_reader.py.
 
-Nothing here raises for damage inside the folder: what cannot be read is left out and named in `problems`. Rows are
-checked so far that its readers may rely on `step` being a whole number and on pulses having their nested shape;
-single numbers are read with `number` and `series`, which turn whatever is no number into NaN.
+Damage inside the folder raises no exception: what cannot be read is left out and listed in `problems`. Rows are checked
+so far that readers can rely on `step` being an integer and on pulses having their nested structure. Single numbers are
+read with `number` and `series`, which convert anything else to NaN.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from controller.run_folder.run_folder import FORMAT, RunFolder, is_from_files, m
 from controller.wiring.process_specs import num_cores
 
 STATUS_FORMAT = 1
-"""Number of status.json's layout; one of a newer version is left out."""
+"""Format version of status.json; a newer one is ignored."""
 KINDS = frozenset(
     {
         "step", "eval", "pulse", "note", "dropped", "swap", "release", "checkpoint", "checkpoint_failed", "process",
         "sink", "counters", "offline",
     }
 )  # fmt: skip
-"""Lines of metrics.jsonl that this version knows."""
+"""Kinds of lines of metrics.jsonl that this version knows."""
 ENDED = frozenset({"finished", "stopped", "failed"})
 
 Row = dict[str, Any]
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunData:
-    """All that reports, diagnosis and commands want to know of one run."""
+    """All data of one run for reports, diagnosis and commands."""
 
     folder: RunFolder
     state: Row
@@ -55,41 +55,41 @@ class RunData:
     summary: Row | None
     """summary.json; None before the end of a run."""
     status: Row | None
-    """status.json, replaced about once a second while the run goes on; None for older runs."""
+    """status.json, replaced about once a second while the run is in progress; None for older runs."""
     steps: list[Row] = field(default_factory=list)
     """Newest row of each step of the surviving lineage, in order of steps."""
     evals: list[Row] = field(default_factory=list)
     """Newest row of each version, in order of versions."""
     pulses: list[Row] = field(default_factory=list)
-    """In the order they were written; counters are cumulative since a process's incarnation began."""
+    """Pulses in the order they were written; counters are cumulative since the incarnation of a process started."""
     notes: list[Row] = field(default_factory=list)
     dropped: list[Row] = field(default_factory=list)
     swaps: list[Row] = field(default_factory=list)
     processes: list[Row] = field(default_factory=list)
-    """Processes lost, restarted, gone."""
+    """Events: processes lost, restarted, removed."""
     sinks: list[Row] = field(default_factory=list)
-    """Metrics sinks down, up, closed."""
+    """Events: metrics sinks down, up, closed."""
     counters: Row | None = None
-    """Last words: counters of every process over its incarnations; only after an orderly end."""
+    """Final counters of every process over its incarnations; only after a normal end."""
     samples: SampleStats | None = None
-    """None where the ledger cannot be read, or no sample was consumed yet."""
+    """None if the ledger cannot be read, or no sample was consumed yet."""
     problems: list[str] = field(default_factory=list)
-    """In plain words: what is missing, damaged or cut."""
+    """Sentences about data that is missing, damaged or truncated."""
     where: Whereabouts | None = None
-    """Whether it goes on, and how it ended, judged when it was read; None where state.json is damaged."""
+    """Whether the run is in progress, and how it ended, at the time of reading; None if state.json is damaged."""
     weight_dir: str = ""
-    """Where versions travelled through; empty where it is not known."""
+    """Folder through which versions were transferred; empty if not known."""
     cores: int | None = None
-    """Processor cores of the run's machine, known where this is the one."""
+    """Processor cores of the run's machine; only known on that machine."""
 
     @staticmethod
     def load(folder: RunFolder, *, max_samples: int = 20_000) -> RunData:
-        """Read the folder. Raises UserError where there is nothing to read, or where a newer version wrote it."""
+        """Read the folder. Raises UserError if there is nothing to read, or a newer version wrote it."""
         problems: list[str] = []
         state = _state(folder, problems)
         rows = _metrics(folder, problems, is_running=state.get("status") == "running")
         config = read_settings(folder, problems)
-        is_offline = is_from_files(state)  # there is no ledger, and no process that waits for another
+        is_offline = is_from_files(state)  # a run from files has no ledger, and no process that waits for another
         data = RunData(
             folder=folder,
             state=state,
@@ -123,11 +123,13 @@ class RunData:
 
     @property
     def is_over(self) -> bool:
-        """True once the run has ended by itself: finished, stopped or failed (a crash leaves `running` behind)."""
+        """Whether the run ended with a recorded state: finished, stopped or failed (after a crash the state is still
+        `running`).
+        """
         return self.state.get("status") in ENDED
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """A value of the configuration by its dotted path; `default` where the file is damaged or lacks it."""
+        """A value of the configuration by its dotted path; `default` if the file is damaged or lacks it."""
         found: Any = self.config
         for key in path.split("."):
             if not isinstance(found, dict) or key not in found:
@@ -137,7 +139,7 @@ class RunData:
 
 
 def number(row: Mapping[str, Any] | None, key: str, default: float = math.nan) -> float:
-    """A finite number out of a row; `default` where it is missing, null, infinite or no number at all."""
+    """A finite number from a row; `default` if it is missing, null, infinite or not a number."""
     value = row.get(key) if isinstance(row, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return default
@@ -148,7 +150,7 @@ def number(row: Mapping[str, Any] | None, key: str, default: float = math.nan) -
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> np.ndarray:
-    """One number of every row as float64, NaN where a row has none."""
+    """One number of every row as float64, NaN if a row has none."""
     return np.array([number(row, key) for row in rows], dtype=np.float64)
 
 
@@ -182,7 +184,7 @@ def _status(folder: RunFolder, problems: list[str]) -> Row | None:
 
 
 def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | None:
-    """The object in a JSON file; None where it is missing or damaged, which is said."""
+    """The object in a JSON file; None if it is missing or damaged, which is added to `problems`."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -202,7 +204,7 @@ def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | 
 
 
 def read_settings(folder: RunFolder, problems: list[str]) -> Row:
-    """The resolved configuration as plain YAML; {} where it is missing or damaged, which goes into `problems`."""
+    """The resolved configuration as plain YAML; {} if it is missing or damaged, which is added to `problems`."""
     name = folder.config.name
     try:
         found = yaml.safe_load(folder.config.read_bytes())
@@ -222,7 +224,7 @@ def read_settings(folder: RunFolder, problems: list[str]) -> Row:
 
 
 def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dict[str, list[Row]]:
-    """Rows by kind. A last line without its end is normal while the run goes on."""
+    """Rows by kind. An incomplete last line is normal while the run is in progress."""
     rows: dict[str, list[Row]] = {kind: [] for kind in KINDS}
     try:
         *lines, rest = folder.metrics.read_bytes().split(b"\n")
@@ -270,12 +272,12 @@ def _samples(folder: RunFolder, problems: list[str], max_samples: int) -> Sample
 def _whereabouts(folder: RunFolder, state: Row) -> Whereabouts | None:
     try:
         return whereabouts(folder) if state else None
-    except (UserError, OSError):  # it was readable a moment ago, and is replaced while we look
+    except (UserError, OSError):  # replaced between the two reads
         return None
 
 
 def _weight_dir(folder: RunFolder) -> str:
-    """The trainer's settings; a file that is not there or not whole says nothing."""
+    """The weight folder from the trainer's settings; empty if the file is missing or incomplete."""
     try:
         spec = json.loads((folder.processes / "trainer.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -287,7 +289,9 @@ def _weight_dir(folder: RunFolder) -> str:
 
 
 def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
-    """The newest row of every step. A step done again disowns the later ones of the life before it (`exactly-once`)."""
+    """The newest row of every step. A repeated step invalidates the later steps of the previous session
+    (`exactly-once`).
+    """
     found: dict[int, Row] = {}
     damaged = 0
     for row in rows:
@@ -315,7 +319,7 @@ def _whole(value: Any) -> int | None:
 
 
 def checked_pulse(row: Row) -> Row:
-    """The row with its nested parts as they should be; what is something else becomes empty."""
+    """The row with its nested parts; parts of a wrong type become empty."""
     processes = row.get("processes")
     processes = processes if isinstance(processes, dict) else {}
     waits = row.get("waits")

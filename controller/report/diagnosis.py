@@ -1,10 +1,10 @@
-"""What is wrong with a run, what to change, and what that would bring; the most important first.
+"""Diagnosis of a run: what is wrong, what to change, and the predicted effect, most important first.
 
-Owns: the order, the verdict in the first finding. Refuses: reading (table.py), measuring (shares.py), the single looks
-(waits.py, learning.py, teaching.py, upkeep.py), the model behind predictions (advice.py).
+Orders the findings of waits.py, learning.py, teaching.py and upkeep.py, and adds the verdict. Measurements are in
+shares.py, predictions in advice.py.
 
-The first finding is the verdict on the run in one sentence. Where the run crashed or failed it says so, with the cause
-where one is known; else it is the worst that was found; else the run is healthy, or there is too little to judge.
+The first finding is the verdict on the run in one sentence: for a crashed or failed run its end, with the cause if
+known; otherwise the worst finding; otherwise that the run is healthy, or that there is too little data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller.report.shares import Shares, measure
 from controller.run_folder.run_folder import is_from_files
 
 GOING = ("running", "foreign")
-"""On another machine it may be going on."""
+"""States of a run on another machine, which may be in progress."""
 
 
 def diagnose(data: RunData) -> list[Finding]:
@@ -33,7 +33,7 @@ def diagnose(data: RunData) -> list[Finding]:
             found += [rated for rated in waits.find(data, shares) if rated.weight == Weight.REWARD]
         return _ordered(data, found, _other_command(data))
     found = []
-    if not data.setting("emulation", None):  # on emulated devices nothing is learned, and rewards mean nothing
+    if not data.setting("emulation", None):  # on emulated devices nothing is learned, and rewards are meaningless
         found = learning.find(data)
         is_collapsed = any(rated.weight == Weight.POLICY for rated in found)
         found += teaching.find(data, is_collapsed=is_collapsed)
@@ -45,7 +45,9 @@ def diagnose(data: RunData) -> list[Finding]:
 
 
 def _ordered(data: RunData, found: list[Rated], otherwise: Finding) -> list[Finding]:
-    """Sorted, with the end of a run that went wrong on top, and `otherwise` as verdict where nothing is wrong."""
+    """Sort the findings, with the end of a crashed or failed run first; `otherwise` is the verdict if nothing is
+    wrong.
+    """
     found = sorted(found, key=lambda rated: rated.order)
     end, cause = ending.verdict(data, found)
     if end is not None:
@@ -84,7 +86,7 @@ def _other_command(data: RunData) -> Finding:
 
 
 def _offline(data: RunData) -> Finding:
-    """A run from files: how far it is, and what held-out rows say."""
+    """A run from files: its progress, and the results on held-out rows."""
     done = f"Training from files: {progress(data)}"
     if not data.evals:
         remedy = "" if data.setting("data.eval") else "data.eval: a file of held-out rows shows what it learns"
@@ -104,7 +106,7 @@ def _offline(data: RunData) -> Finding:
 
 
 def _too_little(data: RunData) -> Finding:
-    """No verdict: below the stated minimum of steps or pulses."""
+    """No verdict: fewer than the minimum of steps or pulses."""
     going = data.where is not None and data.where.kind in GOING
     needed = f"{minimum.MIN_STEPS} steps"
     if minimum.has_steps(data):

@@ -1,10 +1,10 @@
-"""How a run ended that went wrong, and the cause: the first finding of such a run.
+"""How a crashed or failed run ended, and the cause: the first finding of such a run.
 
-Owns: causes of death, which reasons name them, which findings explain them, the verdict. Refuses: the findings
-themselves (waits.py, learning.py, teaching.py, upkeep.py), the order of the rest (diagnosis.py).
+Maps recorded reasons to causes, and causes to findings that may explain them. The findings are in waits.py,
+learning.py, teaching.py and upkeep.py; the order of the rest in diagnosis.py.
 
-The recorded reason decides the cause. A finding is added to it only where it explains that cause: a run that died of a
-wrong path did not die of its learning rate.
+The recorded reason determines the cause. A finding is added only if it explains that cause: if the reason is a wrong
+path, a finding about the learning rate is not added.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Cause = Literal[
     "policy", "scoring", "signal", "stale", "lengths", "prompts", "process", "version", "disk", "ledger", "mistake",
     "stall", "controller", "machine", "unknown",
 ]  # fmt: skip
-"""What ended a run: stable names for programs."""
+"""Causes of the end of a run: stable names for programs."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 MISTAKE = " -> "
-"""In the words of every mistake of the user's (UserError): between what is wrong and what to do."""
+"""Separator in the text of every UserError, between the problem and the remedy."""
 MAX_TITLE_CHARS = 200
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A cause, the reasons that name it, and the kinds of finding that may explain it."""
+    """A cause, the reasons that indicate it, and the kinds of findings that may explain it."""
 
     cause: Cause
     reasons: str
-    """Regular expression, any case."""
+    """Regular expression, case-insensitive."""
     kinds: tuple[Kind, ...] = ()
 
 
@@ -67,11 +67,11 @@ EXPLAINED: tuple[Explained, ...] = (
         "process", r"\bended with (signal|exit status|status)|is lost|silent for|restart|died", ("processes_lost",)
     ),
 )  # fmt: skip
-"""The first that fits is the cause."""
+"""The first match is the cause."""
 
 
 def verdict(data: RunData, found: Sequence[Rated]) -> tuple[Finding | None, Rated | None]:
-    """The end of a run that crashed or failed, with its cause in the first sentence; and the finding it contains.
+    """The verdict on a run that crashed or failed, with its cause in the first sentence; and the finding it includes.
 
     found: all findings, the most important first.
     """
@@ -125,7 +125,7 @@ def _failed(data: RunData, reason: str, cause: Cause) -> Finding:
 
 
 def _joined(end: Finding, reason: str, cause: Finding) -> Finding:
-    """The end and what explains it as one verdict: the first sentence has both."""
+    """Join the end and its explanation to one verdict: the first sentence contains both."""
     return replace(
         end,
         title=f"{end.title.partition(': ')[0]}. {cause.title}",

@@ -1,7 +1,4 @@
-"""Putting a finished page or picture in its place: whole or not at all.
-
-Owns: atomic replacement, the user's words for a folder that cannot be written to. Refuses: contents.
-"""
+"""Writes pages and pictures atomically, and converts errors of the file system to user errors."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from areal_like.errors import UserError
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """`write` fills a file alongside `path`, which then takes its place. Raises UserError."""
+    """Call `write` on a temporary file next to `path`, then replace `path` by it. Raises UserError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         write(fresh)
@@ -30,7 +27,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder and those above it. Raises UserError."""
+    """Create the folder and its parents. Raises UserError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

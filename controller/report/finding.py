@@ -1,7 +1,6 @@
-"""One thing worth telling about a run, and how its words are made.
+"""One finding about a run, and helpers for its text.
 
-Owns: `Finding` and its kinds, `Rated` (with its place in the order), words for shares and numbers. Refuses: finding
-anything.
+`Rated` adds the place in the order. Findings are made in waits.py, learning.py, teaching.py and upkeep.py.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ from enum import IntEnum
 from typing import Literal, get_args
 
 Severity = Literal["bad", "warning", "good", "info"]
-"""`bad`: the run fails at its purpose; `warning`: it works and wastes, or will fail; `info`: good to know."""
+"""`bad`: the run does not achieve its purpose; `warning`: it works but wastes resources, or will fail; `info`: useful
+to know.
+"""
 
 Kind = Literal[
-    # verdicts on a run that nothing is wrong with, or too little is known of
+    # verdicts on a run without problems, or with too little data
     "healthy", "too_short", "stopped", "evaluation", "supervised", "offline",
-    # how a run ended that went wrong; `Finding.cause` has the cause
+    # the end of a crashed or failed run; `Finding.cause` is the cause
     "crashed", "failed",
     # the ledger
     "audit_broken", "audit_impossible",
@@ -26,9 +27,9 @@ Kind = Literal[
     "held_out_loss_rises",
     # scores
     "scoring_stalls", "scoring_fails",
-    # what can be learned from
+    # what the samples can teach
     "no_signal", "groups_filtered", "answers_cut", "solved", "length_shift",
-    # who waits for whom
+    # waits
     "rollouts_too_few", "trainer_bound", "no_overlap",
     # lost work
     "groups_dropped",
@@ -36,7 +37,7 @@ Kind = Literal[
     "processes_lost", "version_not_loaded", "memory_grows", "slow_swaps", "slow_staging", "weights_on_disk",
     "sink_down", "batches_not_full", "damaged_files",
 ]  # fmt: skip
-"""What a finding is about: stable names for programs. A kind keeps its meaning when its words change."""
+"""Subject of a finding: stable names for programs. A kind keeps its meaning when its text changes."""
 DEATHS: tuple[Kind, ...] = ("crashed", "failed")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -45,39 +46,39 @@ _ORDER: dict[Severity, int] = {"bad": 0, "warning": 1, "good": 2, "info": 3}
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding in plain words; `advice` and `predicted` may be empty."""
+    """One finding as text; `advice` and `predicted` may be empty."""
 
     kind: Kind
     severity: Severity
     title: str
     """One sentence with the decisive numbers."""
     detail: str = ""
-    """What it rests on."""
+    """The evidence."""
     advice: str = ""
     """What to change, with the keys of the configuration."""
     predicted: str = ""
-    """What the change would bring, and by which model."""
+    """Predicted effect of the change, and the model."""
     cause: str = ""
-    """Of a run that crashed or failed: what ended it (ending.Cause); else empty."""
+    """For a run that crashed or failed: the cause (ending.Cause); else empty."""
 
 
 class Weight(IntEnum):
-    """Order within one severity: what makes everything below it meaningless comes first."""
+    """Order within one severity: a finding that makes the ones below it meaningless comes first."""
 
     OUTCOME = 100
-    """The run is no more: it crashed or failed."""
+    """The run crashed or failed."""
     AUDIT = 90
     """An invariant of the ledger was broken: no other number can be trusted."""
     POLICY = 80
-    """The policy is spoilt: throughput no longer matters."""
+    """The policy is ruined: throughput no longer matters."""
     REWARD = 70
-    """Scores fail or stall: rollouts and trainer wait for that alone."""
+    """Scores fail or stall: rollouts and trainer wait only for that."""
     SIGNAL = 60
-    """There is nothing to learn from."""
+    """The samples teach nothing."""
     WAIT = 50
-    """Somebody waits for somebody else."""
+    """A part of the run waits for another."""
     LOSS = 40
-    """Work is thrown away."""
+    """Work is discarded."""
     MACHINE = 30
     """Processes, memory, sinks, swaps."""
     REMARK = 10
@@ -85,7 +86,7 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True)
 class Rated:
-    """A finding with its weight; a greater share of the same kind comes first."""
+    """A finding with its weight; of the same weight, a greater share comes first."""
 
     weight: Weight
     finding: Finding
@@ -93,12 +94,12 @@ class Rated:
 
     @property
     def order(self) -> tuple[int, int, float]:
-        """Sorts the most important first."""
+        """Sort key: most important first."""
         return _ORDER[self.finding.severity], -int(self.weight), -(self.share if math.isfinite(self.share) else 0.0)
 
 
 def percent(share: float) -> str:
-    """A share of one as per cent, finer where it is small."""
+    """A share as percent, with more digits if it is small."""
     if not math.isfinite(share):
         return "an unknown share"
     value = 100 * share
@@ -106,7 +107,7 @@ def percent(share: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number of three digits for people."""
+    """A number with three significant digits."""
     if not math.isfinite(value):
         return "unknown"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -118,11 +119,11 @@ def plural(count: int, noun: str) -> str:
 
 
 def sentences(*parts: str) -> str:
-    """Those that are not empty, as sentences."""
+    """Join the non-empty texts as sentences."""
     found = [part.strip() for part in parts if part.strip()]
     return " ".join(part if part[-1] in ".!?:" else part + "." for part in found)
 
 
 def capital(text: str) -> str:
-    """With a capital letter, unless it begins with a key of the configuration."""
+    """Capitalise the text, unless it begins with a key of the configuration."""
     return text if "." in text.split(" ")[0] else text[:1].upper() + text[1:]

@@ -1,7 +1,6 @@
-"""The charts of what flows through a run: staleness, throughput, waits, weight swaps, memory, cores, the reward queue.
+"""Charts of throughput and processes: staleness, throughput, waits, weight swaps, memory, cores, the reward queue.
 
-Owns: their fields, labels, units and captions. Refuses: learning, answers, optimisation (run_charts.py), the activity
-strips (timeline.py), drawing, judging (diagnosis.py).
+Other charts of a run are in run_charts.py, activity strips in timeline.py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from controller.report.data import RunData
 
 MAX_STALENESS_BARS = 120
 MAX_LINES = 8
-"""Curves of one chart; of more processes the largest are drawn."""
+"""Maximum curves of one chart; with more processes only the largest are drawn."""
 
 
 def _no_pulses(data: RunData) -> str:
@@ -70,7 +69,7 @@ def staleness_over_time(steps: Rows) -> Chart:
     rows = [(step, values) for step, values in known if step is not None and values]
     per_bar = points_per_bin(len(rows), MAX_STALENESS_BARS)
     classes = staleness_classes(max((max(values) for _, values in rows), default=0))
-    xs: list[float] = []  # middles of whole bars, also of a last one with fewer steps, so that all are equally wide
+    xs: list[float] = []  # centres of full bars, also for a last bar with fewer steps, so that all are equally wide
     shares: list[list[Number]] = [[] for _ in classes]
     for start in range(0, len(rows), per_bar):
         bar = rows[start : start + per_bar]
@@ -90,7 +89,7 @@ def staleness_over_time(steps: Rows) -> Chart:
 
 
 def _ramp(count: int) -> list[str]:
-    """`count` colours of the ramp, every second one where few classes are to stand apart."""
+    """`count` colours of the ramp; with few classes every second one, for a larger contrast."""
     stride = 2 if 2 * count <= NUM_RAMP else 1
     return [f"r{place * stride}" for place in range(count)]
 
@@ -113,7 +112,7 @@ def staleness_histogram(data: RunData) -> Chart:
 
 
 def throughput(steps: Rows) -> Chart:
-    """Tokens per second made and used."""
+    """Tokens per second sampled and used."""
     lines = [("rollout_tokens_per_s", "sampled by rollout workers", "c0"),
              ("trainer_tokens_per_s", "used by the trainer", "c2")]  # fmt: skip
     caption = "Tokens sampled and tokens trained on, per second of wall time between two steps."
@@ -129,7 +128,7 @@ def samples_rate(steps: Rows) -> Chart:
 
 
 def waiting(steps: Rows) -> Chart:
-    """Share of its time that the trainer waited for a batch."""
+    """Share of the trainer's time spent waiting for a batch."""
     lines = [("trainer_wait_share", "trainer waited for its batch", "c1")]
     caption = "Share of the trainer's time since the step before in which it had no batch to work on."
     y = Axis("share of time", is_share=True, bottom=0.0, top=1.0)
@@ -137,14 +136,14 @@ def waiting(steps: Rows) -> Chart:
 
 
 def step_time(steps: Rows) -> Chart:
-    """Seconds the trainer computed, and published, per step."""
+    """Seconds of computing and of publishing per step."""
     lines = [("step_s", "forward, backward, update", "c2"), ("publish_s", "publish the weights", "c3")]
     caption = "Time of one trainer step, without the wait for its batch."
     return of_steps(steps, "chart-step-time", "Time of a step", Axis("time", "s", bottom=0.0), lines, caption)
 
 
 def swaps(data: RunData) -> Chart:
-    """How long rollout workers took to fetch, and to swap in, each version."""
+    """Time that rollout workers took to fetch, and to swap in, each version."""
     rows = sorted(
         (row for row in data.swaps if number(row.get("version")) is not None), key=lambda row: float(row["version"])
     )
@@ -180,7 +179,7 @@ def in_flight(data: RunData) -> Chart:
 
 
 def _pulse_times(data: RunData) -> list[Number]:
-    """Seconds since the first pulse, starting up included; the rests between stretches count for nothing."""
+    """Seconds since the first pulse, including startup, without the time between sessions."""
     times: list[Number] = []
     total, before = 0.0, None
     for pulse in data.pulses:
@@ -207,7 +206,7 @@ def memory(data: RunData) -> Chart:
 
 
 def processor_time(data: RunData) -> Chart:
-    """Cores that each process had over time."""
+    """Cores used by each process over time."""
     x, xs = clock(_pulse_times(data))
     found: dict[str, list[Number]] = {}
     for place, elapsed_s, grown in between(data.pulses):
@@ -223,7 +222,7 @@ def processor_time(data: RunData) -> Chart:
 
 
 def _largest(xs: Sequence[Number], found: Mapping[str, Sequence[Number]]) -> tuple[list[Series], str]:
-    """A curve for each of the processes with the highest peaks, and what to say of the others."""
+    """A curve for each of the processes with the highest peaks, and a sentence about the others."""
     ranked = sorted(found, key=lambda name: -max((y for y in found[name] if y is not None), default=0.0))[:MAX_LINES]
     series = [
         curve(name, xs, list(found[name]), colour=f"c{place}", dash=DASHES[place], by=np.max)
@@ -234,7 +233,7 @@ def _largest(xs: Sequence[Number], found: Mapping[str, Sequence[Number]]) -> tup
 
 
 def reward_queue(data: RunData) -> Chart:
-    """Answers that wait for a score, and scorers at work."""
+    """Answers waiting for a score, and busy scorers."""
     x, xs = clock(_pulse_times(data))
     counters = []
     for pulse in data.pulses:

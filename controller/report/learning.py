@@ -1,10 +1,9 @@
-"""Does the policy learn or fall apart? From the series of the steps and evaluations.
+"""Findings about the policy: collapse and unstable updates, from the series of steps and evaluations.
 
-Owns: collapse, unstable updates. Refuses: signs in the steps (signs.py), whether the samples can teach anything
-(teaching.py), waits (waits.py).
+The signs are in signs.py; whether the samples can teach anything is in teaching.py.
 
-A collapse is judged by its outcome (reward or accuracy fell by half and by more than chance) and explained by what goes
-with it: entropy, weights, gradients, answer lengths. Those signs alone are a warning.
+A collapse is determined by its outcome (reward or accuracy fell by half and by more than chance) and explained by the
+signs that accompany it: entropy, weights, gradients, answer lengths. The signs alone are a warning.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ from controller.report.minimum import MIN_STEPS
 from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
-"""Below this an early and a late mean of two steps each overlap almost: only what needs no trend is reported before."""
+"""Minimum of steps for a trend: with fewer, an early and a late mean of two steps each nearly overlap. Only findings
+that need no trend are reported before.
+"""
 REWARD_FALL_BAD = 0.5
-"""Half of the best reward is gone: no schedule or harder prompt does that by itself."""
+"""A fall by half of the best reward, which a schedule or harder prompts alone do not cause."""
 REWARD_FALL_NOTABLE = 0.2
 SIGMAS = 3.0
-"""Standard errors that a fall must exceed: the best of many windows is high by chance."""
+"""Standard errors that a fall must exceed, because the best of many windows is high by chance."""
 SKIPPED_NOTABLE = 0.01
-"""Share of updates refused because the gradient was not finite."""
+"""Share of updates skipped because the gradient was not finite."""
 
 
 COSINE_MEASURED = 5
@@ -46,34 +47,34 @@ class Fall:
     last: float
     best_step: int
     since_step: int
-    """Where half of the fall was done."""
+    """Step at which half of the fall had happened."""
     share: float
-    """Of the best."""
+    """Relative to the best."""
     is_certain: bool
-    """More than chance."""
+    """Whether it exceeds chance."""
 
     @property
     def is_notable(self) -> bool:
-        """Large enough to tell, and more than chance."""
+        """Whether it is large enough to report, and exceeds chance."""
         return self.is_certain and self.share >= REWARD_FALL_NOTABLE
 
 
 def find(data: RunData) -> list[Rated]:
-    """What is to be said of the policy."""
+    """Findings about the policy."""
     signs = signs_of(data) if len(data.steps) >= MIN_TREND_STEPS else early_signs_of(data)
     found = _collapse(data, signs) or ([] if _is_short(data) else _unstable(data, signs))
     return [*found, *_skipped(data), *_aligned(data)]
 
 
 def _is_short(data: RunData) -> bool:
-    """A run of so few steps that signs say nothing of it: none is to come that they could warn of."""
+    """Whether the run is configured with so few steps that signs are not meaningful."""
     planned, kind = number(data.config, "num_steps"), data.where.kind if data.where is not None else ""
     is_over = kind in ("finished", "stopped")
     return planned < MIN_STEPS or (is_over and len(data.steps) < MIN_STEPS)
 
 
 def reward_fall(data: RunData) -> Fall | None:
-    """How far the mean reward fell from its best; None where too little is known."""
+    """Fall of the mean reward from its best; None if there is too little data."""
     rows, k = _rewarded(data)
     if len(rows) < MIN_TREND_STEPS:
         return None
@@ -94,7 +95,7 @@ def reward_fall(data: RunData) -> Fall | None:
 
 
 def is_learning(data: RunData) -> bool:
-    """The reward has risen by more than chance, and has not fallen since by more than that."""
+    """Whether the reward has risen by more than chance, and has not fallen since by more than chance."""
     rows, k = _rewarded(data)
     fall = reward_fall(data)
     if fall is None or fall.is_certain:
@@ -104,7 +105,7 @@ def is_learning(data: RunData) -> bool:
 
 
 def _rewarded(data: RunData) -> tuple[list[dict[str, Any]], int]:
-    """Steps with a reward, and how many of them make a mean."""
+    """Steps with a reward, and the number of steps in a mean."""
     rows = [row for row in data.steps if math.isfinite(number(row, "reward_mean"))]
     return rows, window(len(rows))
 
@@ -118,7 +119,7 @@ def _rewards(rows: Sequence[dict[str, Any]], k: int) -> tuple[np.ndarray, np.nda
 
 
 def accuracy_fall(data: RunData) -> Fall | None:
-    """How far held-out accuracy fell from its best evaluation to the last one."""
+    """Fall of held-out accuracy from its best evaluation to the last one."""
     rows = [row for row in data.evals if math.isfinite(number(row, "accuracy"))]
     if len(rows) < 2:
         return None
@@ -168,7 +169,7 @@ def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
 
 
 def _unstable(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
-    """The reward has not fallen (yet), but updates look as they do before it does."""
+    """Updates show the signs that precede a fall of the reward, which has not fallen yet."""
     is_sound = is_learning(data)
     if not signs or (is_sound and all(sign.is_usual for sign in signs)):
         return []

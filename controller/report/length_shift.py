@@ -1,6 +1,6 @@
-"""Are the answers that are trained on shorter than those that the policy gives? Drops may select by length.
+"""Finding about length bias: whether trained answers are shorter than generated ones, because drops select by length.
 
-Owns: that look, and its words. Refuses: counting (sample_lengths.py).
+The lengths are counted in sample_lengths.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from controller.report.finding import Finding, Rated, Weight, capital, figure, p
 from controller.report.upkeep import DROP_ADVICE
 
 SHIFT_NOTABLE = 0.02
-"""Below it the shift is smaller than what a few steps of training do to lengths."""
+"""Minimum shift; smaller shifts occur within a few steps of training."""
 SHIFT_BAD = 0.3
 Z_NOTABLE = 4.0
-"""Standard errors; four are no accident, however often one looks."""
+"""Minimum standard errors; four are not due to chance, even with repeated checks."""
 
 
 def find(data: RunData) -> list[Rated]:
-    """A warning where trained answers differ in length from the drawn ones by more than noise."""
+    """A warning if trained answers differ in length from the drawn ones by more than noise."""
     row = data.steps[-1] if data.steps else {}
     shift, z = number(row, "length_shift", 0.0), number(row, "length_shift_z", 0.0)
     if abs(z) < Z_NOTABLE or abs(shift) < SHIFT_NOTABLE:
@@ -44,7 +44,7 @@ def find(data: RunData) -> list[Rated]:
 
 
 def _lost(data: RunData) -> dict[str, Any]:
-    """By cause, from the summary; a running run has none yet."""
+    """Lost samples by cause, from the summary, which is only written at the end of a run."""
     lengths = (data.summary or {}).get("lengths")
     lost = lengths.get("lost") if isinstance(lengths, dict) else None
     return (

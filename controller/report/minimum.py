@@ -1,16 +1,15 @@
-"""How much of a run must be known before a finding may be a verdict.
-
-Owns: the minimum of steps and pulses, which kinds need which. Refuses: finding anything.
+"""Minimum amount of data for a finding to be reported as a verdict.
 
     steps    findings about the policy and what it learns from: MIN_STEPS steps
-    groups   findings about groups that were thrown away: MIN_STEPS steps, or as many groups as these need
-    pulses   scoring that stalls: MIN_PULSES pulses, looks at all processes that are 2 s apart or more
-    both     findings about who waits for whom, and shares of a step: MIN_STEPS steps and MIN_PULSES pulses
+    groups   findings about discarded groups: MIN_STEPS steps, or as many groups as these need
+    pulses   scoring that stalls: MIN_PULSES pulses, which are measurements of all processes at least 2 s apart
+    both     findings about waits, and shares of a step: MIN_STEPS steps and MIN_PULSES pulses
 
-Everything else is an event that is true however short the run is: it crashed, a process was lost, an invariant was
-broken; and so is a share of answers without a score, which is a count (waits.py has its own minimum). An unstable
-policy is warned of from the third step on while the run goes on (learning.py): the warning comes too late else, and
-decision 0033 has its false alarms. The cause of a failure needs no minimum either: its reason is recorded.
+All other findings are events that hold for a run of any length: it crashed, a process was lost, an invariant was
+broken. A share of answers without a score is a count and has its own minimum in waits.py. A warning about an unstable
+policy is given from the third step on while the run is in progress (learning.py), because it would be too late
+otherwise; decision 0033 has its rate of false alarms. The cause of a failure needs no minimum, because its reason is
+recorded.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from controller.report.data import RunData, number
 from controller.report.finding import Kind
 
 MIN_STEPS = 8
-"""Start and end of a run cost about a step each, and means over two steps at each end must not overlap by half."""
+"""Start and end of a run take about a step each, and means over two steps at each end must not overlap by half."""
 MIN_PULSES = 5
-"""Ten seconds: shares of less are shares of a start."""
+"""Ten seconds: in less time, shares only describe the start."""
 STEPS: frozenset[Kind] = frozenset({
     "policy_collapsed", "policy_worse", "no_signal", "answers_cut", "solved", "length_shift", "batches_not_full",
 })  # fmt: skip
@@ -31,7 +30,7 @@ BOTH: frozenset[Kind] = frozenset({"rollouts_too_few", "trainer_bound", "no_over
 
 
 def has_enough(data: RunData, kind: Kind) -> bool:
-    """The run is long enough for a finding of this kind."""
+    """Return whether the run is long enough for a finding of this kind."""
     if kind in STEPS:
         return has_steps(data)
     if kind in GROUPS:
@@ -42,17 +41,19 @@ def has_enough(data: RunData, kind: Kind) -> bool:
 
 
 def has_steps(data: RunData) -> bool:
-    """MIN_STEPS steps are done."""
+    """Return whether MIN_STEPS steps are done."""
     return len(data.steps) >= MIN_STEPS
 
 
 def has_groups(data: RunData) -> bool:
-    """As many groups were drawn as MIN_STEPS steps need, whatever became of them."""
+    """Return whether as many groups were drawn as MIN_STEPS steps need, whether or not they were used."""
     counts = data.pulses[-1]["counts"] if data.pulses else {}
     drawn = number(data.summary, "groups_drawn", number(counts, "drawn", 0.0))
     return drawn >= MIN_STEPS * number(data.config, "groups_per_step")
 
 
 def has_pulses(data: RunData) -> bool:
-    """MIN_PULSES pulses are known. Runs of older layouts have none, and are judged by their steps and summary."""
+    """Return whether MIN_PULSES pulses are known. Runs of older layouts have none; for them steps and summary are
+    used.
+    """
     return not data.pulses or len(data.pulses) >= MIN_PULSES

@@ -1,6 +1,6 @@
-"""The charts of a run from files.
+"""Charts of a run from files.
 
-Owns: their order, fields, labels and captions. Refuses: those of a run with rollouts (run_charts.py), drawing.
+Charts of a run with rollouts are in run_charts.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MEASURES = {
     "dpo": "held-out pairs whose chosen answer has the higher reward",
     "reward_model": "held-out pairs whose chosen answer has the higher score",
 }
-"""What `accuracy` means, by objective."""
+"""Meaning of `accuracy`, by objective."""
 ROWS = (("chart-learning", "chart-loss"), ("chart-margin", "chart-gradient"), ("chart-lr", "chart-throughput"))
-"""Of report.png; charts that a run does not have are left out."""
+"""Rows of report.png; charts that a run does not have are left out."""
 
 
 def sections(data: RunData) -> list[Section]:
-    """All charts of a run from files; those without numbers say why."""
+    """All charts of a run from files; charts without numbers say why."""
     return [
         Section("learning", "Learning", (accuracy(data), loss(data), *margin(data))),
         Section("optimisation", "Optimisation", (gradient(data), learning_rate(data))),
@@ -59,7 +59,7 @@ def loss(data: RunData) -> Chart:
 
 
 def margin(data: RunData) -> tuple[Chart, ...]:
-    """How far apart chosen and rejected answers are; nothing of a run without preferences."""
+    """Margin between chosen and rejected answers; None for a run without preferences."""
     points = [(float(row["version"]), number(row.get("margin"))) for row in data.evals]
     known = [(version, value) for version, value in points if value is not None]
     if not known and not any("margin" in row for row in data.steps):
@@ -73,14 +73,14 @@ def margin(data: RunData) -> tuple[Chart, ...]:
 
 
 def learning_rate(data: RunData) -> Chart:
-    """The schedule."""
+    """Learning rate schedule."""
     caption = "Learning rate of each update."
     lines = [("lr", "learning rate", "c2")]
     return of_steps(data.steps, "chart-lr", "Learning rate", Axis("learning rate", bottom=0.0), lines, caption)
 
 
 def throughput(data: RunData) -> Chart:
-    """Tokens a second while a step computes."""
+    """Tokens per second while a step computes."""
     lines = [("trainer_tokens_per_s", "trained", "c0")]
     caption = "Tokens of a step over the time that it took; evaluations and checkpoints are not part of it."
     return of_steps(data.steps, "chart-throughput", "Throughput", Axis("tokens/s", bottom=0.0), lines, caption)

@@ -1,8 +1,7 @@
-"""What a report says in words and single numbers: key figures, waits, events, environment.
+"""Texts and single numbers of a report: key figures, waits, events, environment.
 
-Owns: which numbers are key, their units and wording. Refuses: charts (run_charts.py), judging (diagnosis.py), markup.
-
-Whatever comes from a run is plain text here, control characters written as escapes; the page escapes it again for HTML.
+Charts are in run_charts.py. All texts of a run are returned as plain text with control characters escaped; the page
+escapes them again for HTML.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ MAX_EVENTS = 200
 MAX_WAITS = 6
 MAX_TEXT_CHARS = 600
 MAX_LEVELS = 11
-"""Levels of difficulty that are listed: success rates to a tenth."""
+"""Maximum levels of difficulty that are listed: success rates rounded to a tenth."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One key number, ready to print. `note` says what it is compared with."""
+    """One key number, formatted. `note` gives a value for comparison."""
 
     label: str
     value: str
@@ -43,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. `at` is a time since the first row, `level` one of info, warning, bad."""
+    """An event. `at` is a time since the first row, `level` one of info, warning, bad."""
 
     at: str
     kind: str
@@ -53,14 +52,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Wait:
-    """Who waited for whom, and in what share of the pulses."""
+    """A wait, and the share of the pulses that report it."""
 
     words: str
     share: float
 
 
 def text(value: Any, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """Anything of a run as harmless text of bounded length."""
+    """Convert any value of a run to safe text of bounded length."""
     words = printable(str(value))
     return words if len(words) <= max_chars else words[: max_chars - 1] + "…"
 
@@ -69,7 +68,7 @@ def text(value: Any, max_chars: int = MAX_TEXT_CHARS) -> str:
 
 
 def figures(data: RunData) -> list[Figure]:
-    """The numbers that a reader wants first; a run without an end has those that its rows give."""
+    """The key numbers; for a run in progress the ones available in its rows."""
     found, shares = data.summary or {}, measure(data)
     return [figure for figure in (
         _steps(data), _accuracy(data), _reward(data), _rate(data, found, "samples_per_s", "samples/s", "samples used"),
@@ -121,13 +120,13 @@ def _rate(data: RunData, found: Mapping[str, Any], key: str, unit: str, note: st
 
 
 def _since(found: Mapping[str, Any]) -> str:
-    """Labels a number of the summary that counts from the last resume, where there was one."""
+    """Label for a number of the summary that counts from the last resume, if there was one."""
     lives = number(found.get("lives")) or 1
     return " since the last resume" if lives > 1 else ""
 
 
 def _share(shares: Shares, value: float, label: str) -> Figure | None:
-    """The same number as in the findings: one definition for the whole page."""
+    """The same number as in the findings."""
     if not math.isfinite(value):
         return None
     return Figure(
@@ -146,7 +145,7 @@ def _staleness(data: RunData) -> Figure | None:
 
 
 def _lengths(data: RunData) -> Figure | None:
-    """Of all samples until the newest step."""
+    """Lengths of all samples until the newest step."""
     row = data.steps[-1] if data.steps else {}
     known = [number(row.get(f"{name}_len_{key}")) for key in ("mean", "p50", "p99") for name in ("trained", "drawn")]
     if any(value is None for value in known):
@@ -185,7 +184,7 @@ def _groups(found: Mapping[str, Any]) -> Figure | None:
 
 
 def _removed(data: RunData, name: str, unit: str, level: str) -> Figure | None:
-    """What a filter left out, by difficulty and length."""
+    """Rows that a filter left out, by difficulty and length."""
     rows = data.samples.removed.get(name, []) if data.samples is not None else []
     if not rows:
         return None
@@ -203,7 +202,7 @@ def _audit(found: Mapping[str, Any]) -> Figure | None:
 
 
 def waits(data: RunData) -> list[Wait]:
-    """Who waited for whom, from the sentences of the pulses, numbers left out, the commonest first."""
+    """Waits from the sentences of the pulses, without numbers, most frequent first."""
     found: Counter[str] = Counter()
     for pulse in data.pulses:
         found.update({_pattern(sentence) for sentence in pulse["waits"]})
@@ -216,7 +215,7 @@ def _pattern(sentence: str) -> str:
 
 
 def events(data: RunData) -> tuple[list[Event], int]:
-    """Notes, lost processes, sinks, and drops by reason, in order; and how many are left out in the middle."""
+    """Notes, lost processes, sinks, and drops by reason, in order; and the number of events left out in the middle."""
     timed = [*data.steps, *data.evals, *data.notes, *data.pulses, *data.processes, *data.sinks]
     origin_s = min(_times(timed), default=0.0)
     rows: list[tuple[float, Event]] = []
@@ -228,7 +227,7 @@ def events(data: RunData) -> tuple[list[Event], int]:
 
     for row in data.notes:
         kind, words = text(row.get("note", "note"), 60), str(row.get("text", ""))
-        if "the run is over" in words:  # every worker leaves then: no news, and it reads like an accident
+        if "the run is over" in words:  # all workers exit then, which is not an incident
             continue
         put(row, kind.replace("_", " "), words, "info" if kind == "advice" else "warning")
     for row in data.processes:
@@ -252,7 +251,7 @@ def _sink(row: Mapping[str, Any]) -> str:
 
 
 def _drops(data: RunData) -> Iterable[Event]:
-    """One line per reason: a run may drop thousands of groups."""
+    """One event per reason, because a run may drop thousands of groups."""
     reasons = Counter(str(row.get("reason") or "unknown") for row in data.dropped)
     for reason, count in reasons.most_common():
         example = next(row for row in data.dropped if str(row.get("reason") or "unknown") == reason)
@@ -275,7 +274,7 @@ def _clock(seconds: float) -> str:
 
 
 def environment(data: RunData) -> list[tuple[str, str]]:
-    """What the run folder says of machine, versions and origin, as (name, value)."""
+    """Machine, versions and origin from the run folder, as (name, value)."""
     known = [("run folder", text(data.folder.root)), *_state_rows(data.state)]
     for file in ("environment.json", "trainer.json"):
         try:
@@ -287,7 +286,7 @@ def environment(data: RunData) -> list[tuple[str, str]]:
 
 
 def _here() -> str:
-    """The machine that makes the report: at the end of a run that is its controller."""
+    """The machine that makes the report: at the end of a run the controller's."""
     return (
         f"Python {platform.python_version()} on {socket.gethostname()}, {platform.platform()}, {os.cpu_count()} cores"
     )
@@ -328,12 +327,12 @@ def _date(seconds: float) -> str:
 
 
 def dated(seconds: Number) -> str:
-    """A wall-clock time as a date, empty where there is none."""
+    """A wall-clock time as a date, empty if there is none."""
     return "" if seconds is None else _date(seconds)
 
 
 def process_shares(seconds: Mapping[str, float], span_s: float) -> Sequence[tuple[str, float]]:
-    """Activities of a process by share of its recorded time, above half a per mille."""
+    """Activities of a process by share of its recorded time, above 0.05 %."""
     if span_s <= 0:
         return []
     return [(name, part_s / span_s) for name, part_s in seconds.items() if part_s / span_s >= 0.0005]

@@ -1,10 +1,10 @@
-"""report.html: one file that opens anywhere, without a network.
+"""Renders report.html: one self-contained file that needs no network.
 
-Owns: `write_report`, the page's template, style and script, what is embedded in it, and that nothing of a run becomes
-markup or code. Refuses: what is drawn (run_charts.py, timeline.py), words and numbers (overview.py, diagnosis.py).
+Uses the templates of this package and embeds plotly. The charts are in run_charts.py and timeline.py, texts and numbers
+in overview.py and diagnosis.py.
 
-Text of a run passes jinja2's escaping; numbers and names for the charts travel as JSON in which `<` never occurs, so
-that no `</script>` can end it. A content policy in the page forbids every request, whatever got in.
+Nothing of a run becomes markup or code: text is escaped by jinja2, and chart data is embedded as JSON without `<`, so
+that it cannot contain `</script>`. A content security policy in the page forbids every request.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", 
 
 
 def write_report(folder: RunFolder) -> Path:
-    """The path of what `draw_report` writes."""
+    """Draw the report and return only the page's path."""
     return draw_report(folder)[0]
 
 
 def draw_report(folder: RunFolder) -> tuple[Path, list[Finding]]:
-    """Write report.html and report.png into the run folder; returns the page's path and the findings on it.
+    """Write report.html and report.png into the run folder; return the page's path and its findings.
 
-    May be called from any thread, while the run goes on or after it. Raises UserError where the folder holds nothing
-    that can be read, where it cannot be written to, or where plotly or matplotlib is not installed.
+    May be called from any thread, during the run or after it. Raises UserError if the folder contains nothing that can
+    be read, if it cannot be written to, or if plotly or matplotlib is not installed.
     """
     data = RunData.load(folder)
     is_offline = is_from_files(data.state)
@@ -67,7 +67,7 @@ def draw_report(folder: RunFolder) -> tuple[Path, list[Finding]]:
 
 
 def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section], timeline: Timeline) -> str:
-    """The page of one run as text."""
+    """Render the page of one run as text."""
     kind, words = _state(data)
     events, events_left_out = overview.events(data)
     contents = list(_CONTENTS)
@@ -100,7 +100,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
 
 
 def render(template: str, *, charts: Sequence[Chart], timeline: Timeline | None = None, **context: Any) -> str:
-    """A page from one of our templates with the charts it refers to. Raises UserError without plotly."""
+    """Render a page from a template with the charts it refers to. Raises UserError without plotly."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -123,7 +123,7 @@ def render(template: str, *, charts: Sequence[Chart], timeline: Timeline | None 
 
 
 def payload(charts: Sequence[Chart], timeline: Timeline) -> dict[str, Any]:
-    """What the page's script draws from."""
+    """Data for the page's script."""
     unit, per_unit = time_unit(timeline.length_s)
     return {
         "palettes": {"light": palette(colours.LIGHT), "dark": palette(colours.DARK)},
@@ -154,7 +154,7 @@ def payload(charts: Sequence[Chart], timeline: Timeline) -> dict[str, Any]:
 
 
 def markup_free(label: str) -> str:
-    """plotly reads a few tags in labels and would obey those of a run."""
+    """Escape the tags that plotly interprets in labels."""
     return overview.text(label, 60).replace("<", "‹").replace(">", "›")
 
 
@@ -168,12 +168,12 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def palette(colour: Mapping[str, str]) -> dict[str, str]:
-    """A palette with the names that only the page uses."""
+    """A palette with the additional names of the page."""
     return {**colour, "line": colour["grid"]}
 
 
 def palette_css() -> str:
-    """The palettes as custom properties; dark where the reader's system, or the button, says so."""
+    """The palettes as CSS custom properties; dark if the reader's system or the button selects it."""
     light, dark = (_properties(one, back) for one, back in ((colours.LIGHT, "#f4f5f7"), (colours.DARK, "#0c0e12")))
     return (
         f":root {{ color-scheme: light; {light} }}\n"
@@ -188,7 +188,7 @@ def _properties(colour: Mapping[str, str], back: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no `<`, no line separators of JavaScript."""
+    """JSON that is safe inside a script element: no `<`, no line separators of JavaScript."""
     text = msgspec.json.encode(value).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -212,7 +212,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def _state(data: RunData) -> tuple[str, str]:
-    """What became of the run, and a sentence that stays true on a page that is kept."""
+    """State of the run, and a sentence about it that stays true later."""
     found = data.where
     if found is None:
         return "unknown", "the outcome of this run cannot be read"
@@ -230,7 +230,7 @@ def _harmless(finding: Finding) -> Finding:
 
 
 def chart_classes(found: Sequence[Section]) -> dict[str, str]:
-    """The learning curve is tall; it, and the last of an odd number, takes both columns."""
+    """CSS classes: the learning curve is tall; it, and the last of an odd number of charts, spans both columns."""
     classes = {"chart-learning": "wide tall"}
     for section in found:
         keys = [chart.key for chart in section.charts if not chart.is_empty and chart.key not in classes]

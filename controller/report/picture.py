@@ -1,8 +1,7 @@
-"""report.png: the same charts as the page, on one sheet that fits a message or a slide.
+"""Renders report.png: the charts of the page on one sheet, for messages and slides.
 
-Owns: drawing charts and activity strips with matplotlib, and the sheet's order. Refuses: what is in them
-(run_charts.py, timeline.py). matplotlib is imported when something is drawn, and used without pyplot, so that any
-thread may draw.
+Draws charts and activity strips with matplotlib, which is imported when something is drawn and used without pyplot, so
+that any thread may draw. The content is in run_charts.py and timeline.py.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ ORDER: Sequence[Sequence[str]] = (
 WIDTH_IN, DPI = 17.0, 100
 ROW_IN, HEADER_IN, STRIP_IN = 3.15, 1.5, 0.42
 LEGEND_CHARS = 198
-"""Characters of legend that stand alongside each other above a chart of the whole sheet's width."""
+"""Characters of legend that fit next to each other above a chart of the sheet's full width."""
 MAX_NAME_CHARS = 42
 MAX_TITLE_CHARS = 80
 MAX_LABELLED_BARS = 36
-"""Numbers that stand alongside each other on the bars of a chart of the whole sheet's width."""
+"""Numbers that fit next to each other on the bars of a chart of the sheet's full width."""
 MAX_TICK_CHARS = 180
-"""Characters of names that stand alongside each other below a chart of the whole sheet's width."""
+"""Characters of names that fit next to each other below a chart of the sheet's full width."""
 HEADER_CHARS = 170
 _DASH = {"solid": "-", "dash": (0, (5, 2.5)), "dot": (0, (1.2, 1.8)), "dashdot": "-.", "longdash": (0, (9, 3))}
 _WIDTH = {"plain": 1.5, "faint": 0.8, "bold": 2.4, "limit": 1.0}
@@ -58,7 +57,7 @@ def run_sheet(
     timeline: Timeline | None,
     order: Sequence[Sequence[str]] = ORDER,
 ) -> Figure:
-    """The sheet of a run, its charts by key in the rows of `order`. Raises UserError without matplotlib."""
+    """Draw the sheet of a run, its charts by key in the rows of `order`. Raises UserError without matplotlib."""
     charts = {chart.key: chart for section in sections for chart in section.charts}
     rows = [[charts[key] for key in keys] for keys in order if any(not charts[key].is_empty for key in keys)]
     numbers = "   ".join(f"{figure.label} {figure.value}" for figure in overview.figures(data))
@@ -69,7 +68,7 @@ def run_sheet(
 def sheet(
     title: str, paragraphs: Sequence[str], rows: Sequence[Sequence[Chart]], timeline: Timeline | None = None
 ) -> Figure:
-    """Charts in rows, a chart named twice in a row over two columns, under a heading. Raises UserError."""
+    """Draw charts in rows under a heading; a chart named twice in a row spans two columns. Raises UserError."""
     num_columns = max((len(row) for row in rows), default=1)
     strips_in = [0.9 + STRIP_IN * max(1, len(timeline.strips))] if timeline is not None else []
     heights = [HEADER_IN if any(paragraphs) else 0.5, *[ROW_IN] * len(rows), *strips_in]
@@ -87,7 +86,7 @@ def sheet(
 
 
 def _new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty sheet. Raises UserError without matplotlib."""
+    """Make an empty sheet. Raises UserError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -117,7 +116,7 @@ def _header(axes: Axes, title: str, paragraphs: Sequence[str]) -> None:
 
 
 def draw_chart(axes: Axes, chart: Chart, *, share: float = 1.0) -> None:
-    """Draw one chart; `share`: how much of the sheet's width it has. One without numbers says why."""
+    """Draw one chart; `share`: its share of the sheet's width. A chart without numbers says why."""
     _dress(axes)
     if chart.is_empty:
         axes.set_title(literal(chart.title), loc="left", fontsize=11, weight="bold", color=LIGHT["ink"])
@@ -241,7 +240,7 @@ def _axes(axes: Axes, chart: Chart) -> None:
 
 
 def _legend(axes: Axes, chart: Chart, share: float) -> int:
-    """Names above the chart, so that they cover no data; returns how many rows they take."""
+    """Draw names above the chart, so that they cover no data; return the number of rows they use."""
     drawn = chart.drawn
     if len(drawn) == 1 and drawn[0].kind in ("bars", "stacked"):
         return 0
@@ -251,7 +250,8 @@ def _legend(axes: Axes, chart: Chart, share: float) -> int:
         loc="lower left", bbox_to_anchor=(-0.01, 0.995), ncols=columns, frameon=False, fontsize=9, borderaxespad=0.1,
         columnspacing=1.4, handlelength=2.2, labelcolor=LIGHT["ink"], labelspacing=0.25,
     )  # fmt: skip
-    legend.set_in_layout(False)  # the title's padding keeps its place; a long name must not squeeze the chart
+    # space for the legend is reserved by the title's padding; a long name must not shrink the chart
+    legend.set_in_layout(False)
     return math.ceil(len(drawn) / columns)
 
 
@@ -305,5 +305,5 @@ def _activity_style(activity: str) -> Mapping[str, Any]:
 
 
 def literal(words: str) -> str:
-    """Text of a run as it stands: `$` begins no formula, control characters are written out."""
+    """Text of a run as literal text: `$` does not start a formula, control characters are escaped."""
     return overview.text(words).replace("$", r"\$")

@@ -1,7 +1,6 @@
-"""The charts of one run, section by section, from what the run folder holds.
+"""Charts of one run, section by section: learning, answers, optimisation, and the order of all sections.
 
-Owns: the order of sections; the charts of learning, answers and optimisation: fields, labels, units, captions. Refuses:
-staleness, speed and processes (flow_charts.py), activity strips (timeline.py), drawing, judging (diagnosis.py).
+Charts of staleness, throughput and processes are in flow_charts.py, activity strips in timeline.py.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NO_SAMPLES = "the ledger holds no consumed samples that can be read"
 
 
 def sections(data: RunData) -> list[Section]:
-    """All charts of a run; those without numbers say why."""
+    """All charts of a run; charts without numbers say why."""
     steps = data.steps
     return [
         Section("learning", "Learning", (learning(data), *evaluations(data), components(data), verdicts(data),
@@ -80,7 +79,7 @@ def learning(data: RunData) -> Chart:
 
 
 def eval_points(data: RunData) -> list[tuple[float, float]]:
-    """(version, accuracy) of the evaluations that gave one, in order of versions."""
+    """(version, accuracy) of the evaluations with a result, in order of versions."""
     known = [(float(row["version"]), number(row.get("accuracy"))) for row in data.evals]
     return [(version, accuracy) for version, accuracy in known if accuracy is not None]
 
@@ -113,7 +112,7 @@ def components(data: RunData) -> Chart:
 
 
 def verdicts(data: RunData) -> Chart:
-    """How many answers were scored, and how many were not, by kind."""
+    """Number of answers by verdict."""
     found = verdict_counts(data)
     names: list[str] = [kind for kind in KINDS if kind in found]
     names += [kind for kind in found if kind not in names]
@@ -128,7 +127,7 @@ def verdicts(data: RunData) -> Chart:
 
 
 def failures(data: RunData) -> Chart:
-    """Answers without a score: whose fault, of what kind, and what was done about them."""
+    """Answers without a score: scorer, kind of failure, and handling."""
     found = data.samples.failures if data.samples else {}
     names = [failure_words(*key) for key in found]
     bars = [Series("answers", names, [float(count) for count in found.values()], "bars", "c1")] if names else []
@@ -139,13 +138,13 @@ def failures(data: RunData) -> Chart:
 
 
 def failure_words(scorer: str, kind: str, policy: str) -> str:
-    """One row of `SampleStats.failures` in words."""
+    """Text of one row of `SampleStats.failures`."""
     done = {"drop_sample": "sample dropped", "drop_group": "group dropped", "value": "a stated value"}.get(policy, "")
     return ": ".join(part for part in (scorer, kind.replace("_", " ")) if part) + (f" → {done}" if done else "")
 
 
 def verdict_counts(data: RunData) -> dict[str, float]:
-    """Verdicts by kind: of the ledger, else of the last pulse."""
+    """Verdicts by kind: from the ledger, else from the last pulse."""
     if data.samples and data.samples.verdicts:
         return {str(kind): float(count) for kind, count in data.samples.verdicts.items()}
     if not data.pulses:
@@ -199,7 +198,7 @@ def cut_share(steps: Rows) -> Chart:
 
 
 def turns(steps: Rows) -> list[Chart]:
-    """Turns and trajectories of a sample; nothing for a run of single answers."""
+    """Turns and trajectories of a sample; None for a run of single answers."""
     if not any((number(row.get("turns_max")) or 0) > 1 for row in steps):
         return []
     lines = [("turns_mean", "turns, mean", "c0"), ("turns_max", "turns, most", "c1"),
@@ -283,7 +282,7 @@ def loss(steps: Rows) -> Chart:
 
 
 def critic(steps: Rows) -> tuple[Chart, ...]:
-    """The critic's loss and how well it foretells; nothing of a run without one."""
+    """The critic's loss and explained variance; None for a run without a critic."""
     if not any("value_loss" in row for row in steps):
         return ()
     caption = (

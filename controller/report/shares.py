@@ -1,12 +1,12 @@
-"""What each part of a run spent its time on, as shares, out of the pulses.
+"""Shares of time of each part of a run, computed from the pulses.
 
-Owns: the period that is judged, growth of counters over restarts, `Shares`. Refuses: thresholds and words.
+Thresholds are in waits.py.
 
-Judged is the steady part: after the first step (before it everybody waits for the start, the first evaluation and the
-first batch) and before the last group was started (after that rollout workers have nothing left to do). Counters begin
-at zero with each incarnation of a process; what a process did in the life before is kept.
+The steady part of the run is used: after the first step (before it everything waits for the start, the first evaluation
+and the first batch) and before the last group was started (after that rollout workers have no more work). Counters
+start at zero with each incarnation of a process; values of previous incarnations are kept.
 
-Shares are of processes' own time and hold on any machine; a second here is not a second there.
+Shares are of the processes' own time and comparable across machines; absolute times are not.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from controller.report.cores import available, used
 from controller.report.data import Row, RunData, number, series
 
 MIN_STEPS = 3
-"""Steps in the steady part below which the whole run is taken: two steps say nothing of a third."""
+"""With fewer steps in the steady part, the whole run is used."""
 SCORING = ("busy_workers", "running")
-"""Gauge of scoring processes at work, by its name today and its name in older runs."""
+"""Gauge of busy scoring processes: its present name and its name in older runs."""
 NAN = math.nan
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of time, 0 to 1, NaN where they are not known. Rollout shares are means over the workers."""
+    """Shares of time, 0 to 1, NaN if not known. Rollout shares are means over the workers."""
 
     steps: int = 0
-    """Steps that were judged."""
+    """Steps that were measured."""
     wall_s: float = 0.0
     num_pulses: int = 0
     is_steady: bool = False
-    """False where the start or the end of the run is in it."""
+    """False if the start or the end of the run is included."""
     trainer_wait: float = NAN
     rollout_busy: float = NAN
     rollout_paused: float = NAN
     rollout_idle: float = NAN
     idle_for_scores: float = NAN
-    """Nothing generates, and a sample waits for its score."""
+    """Nothing is generated, and a sample waits for its score."""
     idle_for_work: float = NAN
-    """Nothing to do at all."""
+    """No work at all."""
     slots_full: float = NAN
     """Mean share of slots in use while generating."""
     scoring_busy: float = NAN
-    """Mean share of scoring processes at work."""
+    """Mean share of busy scoring processes."""
     waiting_for_score: float = NAN
-    """Of the samples in the workers' hands, those that wait for their score."""
+    """Share of the workers' samples that wait for their score."""
     rollout_workers: float = NAN
-    """Mean number of rollout workers that were there."""
+    """Mean number of rollout workers."""
     cores: float = NAN
-    """That this machine lent the run; unknown where its processes are on several."""
+    """Cores of this machine that the run may use; NaN if its processes are on several machines."""
     cores_used: dict[str, float] = field(default_factory=dict)
-    """Mean number of cores by process, whatever it started included; empty where that is not known."""
+    """Mean number of cores by process, including its child processes; empty if not known."""
     verdicts: dict[str, float] = field(default_factory=dict)
     """Growth of the reward service's counters."""
 
@@ -69,12 +69,12 @@ class Shares:
 
     @property
     def rollout_working(self) -> float:
-        """Generating or swapping."""
+        """Share of time spent generating or swapping."""
         return self.rollout_busy + self.rollout_paused
 
 
 def measure(data: RunData) -> Shares:
-    """From the pulses; from steps and summary where there are too few."""
+    """Compute the shares from the pulses, or from steps and summary if there are too few pulses."""
     pulses, is_steady = _steady(data)
     reported = _without_pulses(data)
     if len(pulses) < 2:
@@ -114,7 +114,7 @@ def measure(data: RunData) -> Shares:
 
 
 def growth(pulses: Sequence[Row], role: str) -> dict[str, float]:
-    """How much each counter grew, added up over the processes of a role and their incarnations."""
+    """Growth of each counter, summed over the processes of a role and their incarnations."""
     first: dict[tuple[str, str], Mapping[str, float]] = {}
     last: dict[tuple[str, str], Mapping[str, float]] = {}
     for place, pulse in enumerate(pulses):
@@ -134,7 +134,7 @@ def growth(pulses: Sequence[Row], role: str) -> dict[str, float]:
 
 
 def _steady(data: RunData) -> tuple[list[Row], bool]:
-    """The pulses to judge by, and whether start and end are left out."""
+    """The pulses to use, and whether start and end are left out."""
     pulses = [pulse for pulse in data.pulses if pulse["processes"]]
     if not pulses:
         return [], False
@@ -153,9 +153,9 @@ def _started(pulse: Row) -> float:
 
 
 def _waiting(rollout: Mapping[str, float], in_service: float, spent_s: float, wall_s: float) -> float:
-    """Samples waiting for a score against those being generated, both as mean numbers over time.
+    """Samples waiting for a score relative to all waiting or being generated, as means over time.
 
-    Finished waits are counted by the workers, unfinished ones by the service (one that hangs finishes none).
+    Finished waits are counted by the workers, unfinished ones by the service (a hanging service finishes none).
     """
     generating = _part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0))
     if not wall_s > 0 or not spent_s > 0:
@@ -167,7 +167,7 @@ def _waiting(rollout: Mapping[str, float], in_service: float, spent_s: float, wa
 
 
 def _without_pulses(data: RunData) -> Shares:
-    """What steps and summary alone tell: the first step is left out where there are others."""
+    """Shares from steps and summary alone, without the first step if there are others."""
     rows = data.steps[1:] if len(data.steps) > MIN_STEPS else data.steps
     times, waits = series(data.steps, "wall_s"), series(rows, "trainer_wait_share")
     took = np.diff(times)[-len(rows) :] if len(times) > len(rows) else np.diff(times, prepend=0.0)
@@ -187,7 +187,7 @@ def _without_pulses(data: RunData) -> Shares:
 
 
 def _score_share(data: RunData) -> float:
-    """Share of a consumed sample's life between its lease and its score that went by waiting for the score."""
+    """Share of the time between lease and score of a consumed sample that was spent waiting for the score."""
     timings = data.samples.timings_s if data.samples else {}
     return _part(timings.get("score_s", 0.0), sum(timings.get(key, 0.0) for key in ("generate_s", "score_s")))
 
@@ -225,6 +225,6 @@ def _elapsed(pulses: Sequence[Row]) -> float:
 
 
 def whole(data: RunData, path: str, default: int) -> int:
-    """A whole number of the configuration, not negative; `default` for anything else."""
+    """A non-negative integer of the configuration; `default` for anything else."""
     value = data.setting(path, default)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

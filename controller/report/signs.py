@@ -1,10 +1,9 @@
-"""What goes with a collapse of the policy, or comes before it: signs in the series of the steps.
+"""Signs that accompany or precede a collapse of the policy, in the series of the steps.
 
-Owns: trends over the steps, thresholds, which step showed a sign first. Refuses: whether that is worth a word
-(learning.py).
+Computes trends, applies thresholds and finds the first step that shows a sign. Findings are made in learning.py.
 
-Signs compare a run with itself, early steps with late ones, or are shares and KL, which have no scale: they hold for
-any reward, model and machine.
+Signs compare a run with itself, early steps with late ones, or are shares and KL divergences, which have no scale. They
+therefore apply to any reward, model and machine.
 """
 
 from __future__ import annotations
@@ -19,52 +18,55 @@ from controller.report.data import RunData, series
 from controller.report.finding import figure, percent
 
 ENTROPY_COLLAPSED = 0.1
-"""Late entropy as a share of the early one. A policy that learns well loses much too (the quickstart ends at 0.13 to
-0.25), so alone this warns only where the reward did not rise."""
+"""Late entropy as a share of the early one. A policy that learns well also loses much entropy (the quickstart ends at
+0.13 to 0.25), so alone this is a warning only if the reward did not rise.
+"""
 ENTROPY_EXPLODED = 3.0
 ESS_FALL = 0.025
-"""Effective share of the samples under the correction weights, below that of the first steps, whose samples are of
-their own policy: what is lost there is the engine's other arithmetic. Median of ESS_STEPS steps. On seeds 3 to 10 of
-benchmarks/divergence.py every run that fell apart passed it by its step 7, and sound ones lost 0.019 in single steps at
-most; in benchmarks/staleness.py, of five at bound 16 the two that lost as much on average ended lowest.
+"""Decrease of the effective share of the samples under the correction weights, relative to the first steps, whose
+samples are on-policy: the loss there is due to the engine's different arithmetic. Median of ESS_STEPS steps. On seeds 3
+to 10 of benchmarks/divergence.py every diverging run exceeded it by its step 7, and stable runs lost at most 0.019 in
+single steps; in benchmarks/staleness.py, of five at bound 16 the two that lost as much on average ended lowest.
 """
 ESS_STEPS = 3
 ESS_FALL_PER_VERSION = 0.005
 """The same in the very first steps, per version of the samples' staleness, since samples are not old yet: on seeds 3 to
-16 runs that fell apart passed it by step 4 or 5, and sound ones stayed below 0.001 there. Later it would tell too much.
+16 diverging runs exceeded it by step 4 or 5, and stable runs stayed below 0.001 there. In later steps it would cause
+false alarms.
 """
 KL_LARGE = 0.03
-"""Nats a token between the policy that sampled and the one that trains, above the first steps', median of KL_STEPS: a
-single large step is common and harmless. Sound runs with four mini-batches stay below 0.016.
+"""KL divergence in nats per token between the sampling and the trained policy, above that of the first steps. Median of
+KL_STEPS: a single large step is common and harmless. Stable runs with four mini-batches stay below 0.016.
 """
 KL_LARGE_NAIVE = 0.01
-"""The same for ordinary PPO, whose clipping holds the policy near the one that sampled: sound runs stay below 0.005."""
+"""The same for ordinary PPO, whose clipping keeps the policy near the sampling policy: stable runs stay below 0.005."""
 KL_STEPS = 5
 WEIGHT_CUT_LARGE = 0.1
 """Share of tokens whose correction weight was truncated or masked: healthy runs have 0.001."""
 CLIP_LARGE = 0.4
 """Share of tokens outside the trust region; 0.1 to 0.2 is usual with several mini-batches."""
 RATIO_LARGE = 50.0
-"""Largest ratio of the step's policy to the one it started from, median of RATIO_STEPS: one token in one step may be
-anywhere (1,199 in a run that ended at 1.000); a few is usual with several mini-batches."""
+"""Largest ratio of the step's policy to the one it started from, median of RATIO_STEPS: a single token in one step may
+have any ratio (1,199 in a run that ended at 1.000); values of a few are usual with several mini-batches.
+"""
 RATIO_STEPS = 3
 GRAD_GROWTH = 10.0
-"""Gradient norm against that of the first steps, medians of GRAD_STEPS: in single steps of sound runs it is 20 times as
-large, and it stays ten times as large for a while in some that end at 1.000: reported alone where the reward does not
-rise.
+"""Gradient norm against that of the first steps, medians of GRAD_STEPS: in single steps of stable runs it is 20 times
+as large, and in some that end at 1.000 it stays ten times as large for a while. Alone it is reported only if the reward
+does not rise.
 """
 GRAD_STEPS = 3
 GRAD_SPIKE = 100.0
-"""Largest gradient norm against the median one, and what tells by itself."""
+"""Ratio of the largest gradient norm to the median one, and the ratio that is reported alone."""
 LENGTH_CHANGE = 3.0
-"""Mean length of the late answers against the early ones; one that learns to reason may double it."""
+"""Ratio of the mean length of late answers to early ones; a policy that learns to reason may double it."""
 CUT_RISE = 0.5
-"""Half of the answers ended by themselves before, and do not any more."""
+"""Increase of the share of answers cut at the limit, from at most half before."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """One number over the steps: means of its first and last few values, NaN where it is not known."""
+    """Trend of one number over the steps: means of its first and last few values, NaN if not known."""
 
     early: float
     late: float
@@ -72,20 +74,22 @@ class Trend:
 
     @property
     def ratio(self) -> float:
-        """late / early; NaN where early is not positive."""
+        """late / early; NaN if early is not positive."""
         return self.late / self.early if self.early > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that goes with a collapse; `step`: the first step that shows it, 0 where none can be named."""
+    """A sign of a collapse; `step`: the first step that shows it, 0 if unknown."""
 
     words: str
     step: int
     cause: str
-    """`lr`, `stale`, `ratio`, `entropy`, `length`: what to turn."""
+    """Which settings to change: `lr`, `stale`, `ratio`, `entropy`, `length`."""
     is_usual: bool = False
-    """Sound runs have it too: reported where the reward does not rise, or alongside a sign that they do not have."""
+    """Stable runs may show it too: it is reported if the reward does not rise, or together with a sign that they do not
+    show.
+    """
 
 
 def trend(data: RunData, key: str) -> Trend:
@@ -101,7 +105,7 @@ def window(num_steps: int) -> int:
 
 
 def signs_of(data: RunData) -> list[Sign]:
-    """All that a run shows, most telling first."""
+    """All signs of a run, most significant first."""
     found = _away(data)
     outside = series(data.steps, "clip_fraction")
     truncated, masked = (series(data.steps, f"weight_{how}_share") for how in ("truncated", "masked"))
@@ -118,17 +122,17 @@ def signs_of(data: RunData) -> list[Sign]:
 
 
 def early_signs_of(data: RunData) -> list[Sign]:
-    """Those that need no trend, of a run that has only begun."""
+    """Signs that need no trend, for a run that has just started."""
     return [*_too_far_at_once(data), *_away(data)]
 
 
 def is_naive_ppo(data: RunData) -> bool:
-    """Ordinary PPO: the policy that sampled is the one its ratios count from."""
+    """Return whether the objective is ordinary PPO: its ratios are relative to the sampling policy."""
     return data.setting("trainer.loss.proximal") == "behaviour"
 
 
 def _too_far_at_once(data: RunData) -> list[Sign]:
-    """Within its first steps the policy leaves the one that sampled, by the weights, faster than versions age."""
+    """In the first steps the policy diverges from the sampling policy, by the weights, faster than versions age."""
     ess = series(data.steps, "ess")
     falls = (_ess_at_first(ess) - ess) / np.maximum(series(data.steps, "staleness_mean"), 1.0)
     words = "effective sample size of the weights falls with each version by"
@@ -136,24 +140,24 @@ def _too_far_at_once(data: RunData) -> list[Sign]:
 
 
 def _ess_at_first(ess: np.ndarray) -> float:
-    """The best of the first steps, whose samples are of their own policy; NaN where none is known."""
+    """The best value of the first steps, whose samples are on-policy; NaN if none is known."""
     return max(_known(ess[:ESS_STEPS]), default=math.nan)
 
 
 def _away(data: RunData) -> list[Sign]:
-    """The policy that trains is far from the one that sampled.
+    """The trained policy is far from the sampling policy.
 
-    By the weights, and by KL: at the beginning of the step, or in ordinary PPO, which has no weights and does not look
-    at that one, on average over its updates.
+    Measured by the weights, and by KL: at the beginning of the step, or for ordinary PPO, which has no weights, on
+    average over the updates.
     """
     ess = series(data.steps, "ess")
     enough = _ess_at_first(ess) - ESS_FALL
     found = _lasting(data, ess, ESS_STEPS, "effective sample size of the weights fell to", lambda v: v <= enough)
     is_naive = is_naive_ppo(data)
     if is_naive and not any(_known(series(data.steps, "staleness_mean"))):
-        return found  # that KL would be of the step's own updates
+        return found  # this KL would be due to the step's own updates
     name = "kl_proximal_current" if is_naive else "kl_behaviour_proximal"
-    if data.setting("trainer.loss.proximal") == "version":  # whose p is near the sampling policy, however old that is
+    if data.setting("trainer.loss.proximal") == "version":  # its proximal policy is close to the sampling policy
         name = "kl_staleness"
     drift = series(data.steps, name)
     limit = min(_known(drift[:KL_STEPS]), default=math.nan) + (KL_LARGE_NAIVE if is_naive else KL_LARGE)
@@ -168,7 +172,7 @@ def _lasting(
     is_over: Callable[[float], bool],
     cause: str = "stale",
 ) -> list[Sign]:
-    """The median of so many steps is past a threshold, now or in a fifth of the run."""
+    """The median of the given number of steps exceeds a threshold, now or in a fifth of the run."""
     if len(values) < num_steps:
         return []
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, num_steps), axis=1)
@@ -181,7 +185,7 @@ def _lasting(
 
 
 def _beyond(data: RunData, values: np.ndarray, words: str, is_over: Callable[[float], bool], cause: str) -> list[Sign]:
-    """A number past its threshold: the mean of the late ones, or a fifth of all."""
+    """A number exceeds its threshold: the mean of the late values, or a fifth of all values."""
     over = np.array([is_over(value) for value in values], dtype=bool)  # NaN compares as False
     k = window(len(values))
     if not over.any() or not (is_over(_mean(values[-k:])) or over.mean() >= 0.2):

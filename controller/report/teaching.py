@@ -1,6 +1,6 @@
-"""Can the samples teach anything? Groups without a signal, and answers that were cut.
+"""Findings about the samples: groups without a signal, and answers that were cut.
 
-Owns: both looks. Refuses: what becomes of the policy (learning.py).
+Findings about the policy are in learning.py.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from controller.report.signs import trend, window
 CUT_NOTABLE = 0.5
 CUT_BAD = 0.95
 ZERO_SIGNAL_NOTABLE = 0.8
-"""Groups whose rewards are all equal have no advantage: four fifths of generation and training are for nothing."""
+"""Groups whose rewards are all equal have no advantage: four fifths of generation and training are wasted."""
 ZERO_SIGNAL_BAD = 0.99
 FILTERED_NOTABLE = 0.5
-"""With filter_zero_signal: half of generation is thrown away."""
+"""With filter_zero_signal: half of generation is discarded."""
 SOLVED = 0.5
-"""Where most groups with equal rewards have the best one, prompts are solved, not hopeless."""
+"""If most groups with equal rewards have the best reward, the prompts are solved, not too hard."""
 
 
 def find(data: RunData, *, is_collapsed: bool) -> list[Rated]:
-    """What keeps the samples from teaching. is_collapsed: that is reported already, and equal or cut answers follow
-    from it."""
+    """Reasons why the samples teach nothing. is_collapsed: a collapse is already reported, and equal or cut answers
+    follow from it.
+    """
     if len(data.steps) < MIN_TREND_STEPS or is_collapsed:
         return []
     signal, cut = _signal(data), _cut(data)
@@ -76,18 +77,18 @@ def _signal(data: RunData) -> list[Rated]:
 
 
 def _never_differed(data: RunData) -> bool:
-    """All samples of all steps got one and the same reward."""
+    """Return whether all samples of all steps got the same reward."""
     spread, means = series(data.steps, "reward_std"), series(data.steps, "reward_mean")
     return bool(np.all(spread == 0) and np.all(means == means[0]))
 
 
 def _is_best(data: RunData) -> bool:
-    """The reward that all samples get is a good one: 1 by custom."""
+    """Return whether the common reward is the best one, by convention 1."""
     return _never_differed(data) and number(data.steps[-1], "reward_mean") >= 1.0
 
 
 def _nothing_to_learn(reward: float) -> Finding:
-    """From the first step on: nothing was learned, so nothing can have been solved by it."""
+    """Equal rewards from the first step on: prompts cannot have been solved by learning."""
     if reward > 0:
         why = "Either the model solved every prompt before it was trained, or the scorer gives every answer the same"
     else:

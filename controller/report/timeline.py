@@ -1,10 +1,10 @@
-"""What each process did when: one activity strip per process, small however long the run was.
+"""Activity strips: what each process did over time, in bounded size for runs of any length.
 
-Owns: reading the `main` lanes of logs/*.trace.jsonl line by line, pulses where a process left no trace, laying all
-processes on one axis of at most a few thousand bins. Refuses: drawing (page.py, picture.py), judging (diagnosis.py).
+Reads the `main` lanes of logs/*.trace.jsonl line by line, or pulses for processes without a trace, and puts all
+processes on one axis of at most a few thousand bins. Drawing is in page.py and picture.py.
 
-A bin holds the share of its time that each activity took; what no slice covers stays empty. Where a run was stopped and
-resumed, the time between is cut out and marked.
+A bin contains the share of its time for each activity; time without a slice stays empty. The time between the sessions
+of a resumed run is cut out and marked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_PER_ROLE = 12
 """Strips of one role; a run of 500 rollout workers shows the first twelve."""
 MIN_BREAK_S = 10.0
 SIDE_LANES = ("packing",)
-"""Lanes alongside `main` that get a strip of their own: work that runs alongside the process's main one."""
+"""Lanes other than `main` that get a separate strip: work concurrent to the process's main work."""
 ROLES = ("rollout", "reward", "trainer", "controller")
 _COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
@@ -45,23 +45,23 @@ _COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Strip:
-    """One process (or a lane alongside its main one). The shares hold from `xs_s[i]` to `xs_s[i + 1]`."""
+    """One process (or an additional lane of it). The shares apply from `xs_s[i]` to `xs_s[i + 1]`."""
 
     name: str
     role: str
     source: Literal["trace", "pulses"]
     xs_s: Sequence[float]
     shares: Mapping[str, Sequence[float]]
-    """By activity, one share (0 to 1) per x; the last one closes the strip."""
+    """By activity, one share (0 to 1) per x; the last one ends the strip."""
     seconds: Mapping[str, float]
     """Sum over the run, by activity, longest first."""
     span_s: float
-    """From the first to the last thing that was recorded of it, rests between stretches left out."""
+    """From its first to its last record, without the time between sessions."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """A place where the run was stopped and resumed."""
+    """A point at which the run was stopped and resumed."""
 
     at_s: float
     rest_s: float
@@ -69,7 +69,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All strips over one axis that starts at the first thing recorded."""
+    """All strips over one axis that starts at the first record."""
 
     strips: Sequence[Strip] = ()
     length_s: float = 0.0
@@ -83,7 +83,7 @@ class Timeline:
 
     @property
     def activities(self) -> list[str]:
-        """Every activity, by the time it took in all."""
+        """All activities, ordered by total time."""
         total: Counter[str] = Counter()
         for strip in self.strips:
             total.update({activity: max(1, math.ceil(seconds)) for activity, seconds in strip.seconds.items()})
@@ -109,18 +109,18 @@ _lane_decoder = msgspec.json.Decoder(_LaneName)
 
 @dataclass
 class _Found:
-    """What was read of one process."""
+    """Data read of one process."""
 
     name: str
     source: Literal["trace", "pulses"]
     grids: dict[str, ActivityGrid] = field(default_factory=dict)
     """By lane."""
     starts_s: list[float] = field(default_factory=list)
-    """When each incarnation of the process recorded its first slice."""
+    """Time of the first slice of each incarnation of the process."""
 
 
 def read_timeline(data: RunData, *, max_bins: int = MAX_BINS, max_per_role: int = MAX_PER_ROLE) -> Timeline:
-    """The strips of a run, from its traces, or from its pulses for those processes that left none."""
+    """Read the strips of a run, from its traces, or from its pulses for processes without a trace."""
     traces = {path.name.removesuffix(".trace.jsonl"): path for path in sorted(data.folder.logs.glob("*.trace.jsonl"))}
     in_pulses = {str(name) for pulse in data.pulses for name in pulse["processes"]}
     chosen, left_out = _choose({*traces, *in_pulses}, max_per_role)
@@ -141,20 +141,20 @@ def read_timeline(data: RunData, *, max_bins: int = MAX_BINS, max_per_role: int 
 
 
 class PulseTimeline:
-    """Strips from pulses alone, taken in one by one while the run goes on: coarser than traces, and cheap."""
+    """Strips from pulses alone, added one by one while the run is in progress: coarser than traces, and cheap."""
 
     def __init__(self) -> None:
         self._strips: dict[str, _PulseStrip] = {}
 
     def add(self, pulse: Mapping[str, Any]) -> None:
-        """One more pulse."""
+        """Add one pulse."""
         for name in pulse["processes"]:
             self._strips.setdefault(str(name), _PulseStrip(str(name)))
         for strip in self._strips.values():
             strip.add(pulse)
 
     def timeline(self, *, max_bins: int = MAX_BINS, max_per_role: int = MAX_PER_ROLE) -> Timeline:
-        """All strips so far, over one axis."""
+        """Return all strips so far, over one axis."""
         chosen, left_out = _choose(self._strips, max_per_role)
         found = [self._strips[name].found for name in chosen]
         known = [one for one in found if MAIN_LANE in one.grids]
@@ -165,12 +165,12 @@ class PulseTimeline:
 
 
 def role_of(name: str) -> str:
-    """`rollout-12` is a rollout worker."""
+    """Role of a process by its name: `rollout-12` is a rollout worker."""
     return re.sub(r"-\d+$", "", name)
 
 
 def _natural(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Roles in order of the pipeline, `rollout-2` before `rollout-10`."""
+    """Sort key: roles in order of the pipeline, `rollout-2` before `rollout-10`."""
     role = role_of(name)
     parts = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
     return (ROLES.index(role) if role in ROLES else len(ROLES)), parts
@@ -190,7 +190,7 @@ def _choose(names: Iterable[str], max_per_role: int) -> tuple[list[str], dict[st
 
 
 def _read_trace(name: str, path: Path) -> _Found:
-    """Stream one file. Lines cut by a crash, or of somebody else, are passed over."""
+    """Read one file line by line. Lines truncated by a crash and unknown lines are skipped."""
     found = _Found(name, "trace")
     lanes: dict[int, NestedLane] = {}
     markers: tuple[bytes, ...] = ()
@@ -205,7 +205,7 @@ def _read_trace(name: str, path: Path) -> _Found:
             except msgspec.MsgspecError:
                 continue
             if is_meta:
-                if event.name == "process_name":  # a restarted process numbers its lanes again
+                if event.name == "process_name":  # a restarted process numbers its lanes from the start
                     lanes, markers, is_new = {}, (), True
                 elif event.name == "thread_name":
                     lane = _lane_name(event.args)
@@ -239,7 +239,7 @@ def _read_pulses(name: str, pulses: Sequence[Mapping[str, Any]]) -> _Found:
 
 
 class _PulseStrip:
-    """Shares of one process from the growth of its counters between two pulses, else the state it reported."""
+    """Shares of one process from the growth of its counters between two pulses, else from its reported state."""
 
     def __init__(self, name: str) -> None:
         self._name, self._grid = name, ActivityGrid()
@@ -247,11 +247,11 @@ class _PulseStrip:
 
     @property
     def found(self) -> _Found:
-        """So far."""
+        """Data so far."""
         return _Found(self._name, "pulses", {MAIN_LANE: self._grid} if self._grid.bins else {})
 
     def add(self, pulse: Mapping[str, Any]) -> None:
-        """One more pulse."""
+        """Add one pulse."""
         now_s, process, before = number(pulse.get("time_s")), pulse["processes"].get(self._name), self._before
         if now_s is None or process is None:
             self._before = None
@@ -303,9 +303,9 @@ def _laid_out(found: Sequence[_Found], max_bins: int) -> Timeline:
 def _places(
     occupied: Sequence[int], starts_s: Sequence[float], width_s: float
 ) -> tuple[dict[int, int], int, list[tuple[int, float]]]:
-    """Where each bin lies on the axis, its length in bins, and the rests that were cut out of it.
+    """Position of each bin on the axis, the axis's length in bins, and the breaks that were cut out.
 
-    A rest: nobody recorded anything for a while, and then a process that had just been started did.
+    A break: no process recorded anything for a while, and then a newly started process did.
     """
     place: dict[int, int] = {}
     breaks: list[tuple[int, float]] = []

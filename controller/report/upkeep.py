@@ -1,6 +1,6 @@
-"""Everything alongside learning and waiting: how the run ended, its audit, dropped work, processes, memory, sinks.
+"""Findings other than learning and waiting: end of the run, audit, dropped work, processes, memory, sinks.
 
-Owns: one small look at each. Refuses: waits (waits.py), the policy (learning.py).
+Waits are in waits.py, the policy in learning.py.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from controller.report.finding import Finding, Rated, Severity, Weight, capital,
 from controller.report.shares import Shares
 
 DROPPED_NOTABLE = 0.05
-"""One group in twenty thrown away costs as much as the rest of the waits of a well-set run."""
+"""One discarded group in twenty costs as much as all waits of a well-configured run."""
 DROPPED_BAD = 0.5
 STALE_NEAR = 0.8
-"""Mean staleness as a share of the bound above which the bound is what drops groups."""
+"""Mean staleness, as a share of the bound, above which the bound is the reason for dropped groups."""
 PACKING_LOW = 0.7
-"""Below it more than three tenths of each micro-batch's budget are empty (Algorithm 1 of the paper fills over 0.9)."""
+"""Below this, more than three tenths of each micro-batch's budget are unused (Algorithm 1 of the paper fills over
+0.9).
+"""
 MIN_MICRO_BATCHES = 2.0
-"""A batch that fits one micro-batch is never full, and loses nothing by it."""
+"""A batch that fits into one micro-batch need not be full, at no cost."""
 MIN_MEMORY_PULSES = 20
 MEMORY_GROWTH = 0.25
-"""Growth over the later half of a run, as a share: caches fill in the first half, leaks do not stop."""
+"""Relative growth over the second half of a run: caches fill in the first half, leaks continue."""
 MEMORY_MB = 100.0
-"""Growth below this is an allocator's, whatever share of a small process it is."""
+"""Smaller growth is attributed to the allocator."""
 RESTARTS_BAD = 3
 STAGE_NOTABLE = 0.5
-"""Copying a version alongside the engine takes half of a step: another and workers fall behind the trainer."""
+"""Time of copying a version next to the engine, as a share of a step; beyond it workers fall behind the trainer."""
 DROP_ADVICE = {
     "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which drops none",
     "surplus": "the bound was tightened between two sessions of the run; this does not recur",
@@ -49,7 +51,7 @@ Look = Callable[[RunData, Shares], list[Rated]]
 
 
 def find(data: RunData, shares: Shares) -> list[Rated]:
-    """What is worth telling, in any order."""
+    """All findings, in any order."""
     return [rated for look in LOOKS for rated in look(data, shares)]
 
 
@@ -123,7 +125,7 @@ def _stale_words(data: RunData) -> str:
 def _processes(data: RunData, shares: Shares) -> list[Rated]:
     losses = [(row.get("name"), row.get("reason")) for row in data.processes if row.get("event") in ("lost", "gone")]
     gone = sorted({str(row.get("name")) for row in data.processes if row.get("event") == "gone"})
-    if not data.processes:  # an older layout tells of lost workers in notes only
+    if not data.processes:  # in an older layout lost workers are only in notes
         texts = [str(row.get("text")) for row in data.notes if row.get("note") == "worker_lost"]
         losses = [(text.split(" ")[0], text) for text in texts if "the run is over" not in text]
     if not losses:
@@ -156,7 +158,7 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
 
 
 def _memory(data: RunData, shares: Shares) -> list[Rated]:
-    """Median of the last quarter against that of the one after the middle, of each process's last incarnation."""
+    """Compare the median of the last quarter with that of the third quarter, for each process's last incarnation."""
     found = []
     for name in sorted({name for pulse in data.pulses for name in pulse["processes"]}):
         rows = [pulse["processes"][name] for pulse in data.pulses if name in pulse["processes"]]
@@ -205,7 +207,7 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
 def _disk(data: RunData, shares: Shares) -> list[Rated]:
     is_inside = bool(data.weight_dir) and Path(data.weight_dir).is_relative_to(data.folder.root)
     kind = str(data.setting("trainer.weights.kind", DEFAULT_TRANSFER))
-    if not is_inside or kind not in TRANSFERS:  # a report imports no module of the user's
+    if not is_inside or kind not in TRANSFERS:  # a report does not import modules of the user
         return []
     if TRANSFERS[kind].sender or TRANSFERS[kind].place == "disk":
         return []
@@ -283,7 +285,7 @@ LOOKS: tuple[Look, ...] = (
 
 
 def remaining(data: RunData) -> float:
-    """Share of the configured steps that is not done; NaN where it cannot be known."""
+    """Share of the configured steps that is not done; NaN if unknown."""
     steps = number(data.config, "num_steps")
     done = float(data.steps[-1]["step"]) if data.steps else 0.0
     return max(0.0, 1.0 - done / steps) if steps > 0 else math.nan

@@ -1,13 +1,12 @@
-"""Who waited for whom: trainer, rollout workers, reward service.
+"""Findings about waits between trainer, rollout workers and reward service.
 
-Owns: the cause of a wait, out of the shares. Refuses: measuring (shares.py), the model of what a change brings
-(advice.py).
+Determines the cause of a wait from the shares. Measurements are in shares.py, predictions in advice.py.
 
-    trainer waits | rollout workers        | so
+    trainer waits | rollout workers        | cause
     yes           | work                   | too few of them, or of their slots
     yes           | idle, samples scored   | the reward service stalls
-    yes           | idle, nothing to do    | the bound keeps the two from overlapping
-    no            | idle                   | the trainer is the bottleneck, the bound holds rollouts back
+    yes           | idle, no work          | the bound prevents the two from overlapping
+    no            | idle                   | the trainer is the bottleneck, the bound limits rollouts
     no            | work                   | well balanced
 """
 
@@ -25,25 +24,27 @@ from controller.report.minimum import MIN_PULSES, MIN_STEPS
 from controller.report.shares import Shares
 
 MIN_STEADY_STEPS = 3
-"""Steps of the steady part of a run that shares of time want."""
+"""Minimum steps of the steady part of a run for shares of time."""
 WAIT_NOTABLE = 0.10
-"""The trainer's device stands still for a tenth of the time: more than the noise between two runs."""
+"""The trainer's device is idle for a tenth of the time: more than the noise between two runs."""
 WAIT_BAD = 0.50
-"""More than half of what the trainer costs is wasted."""
+"""More than half of the trainer's time is wasted."""
 IDLE_NOTABLE = 0.40
-"""Rollout workers that idle less than this leave the trainer a margin for long answers and swaps."""
+"""A smaller idle share of rollout workers is a useful margin for long answers and swaps."""
 IDLE_ALONE = 0.60
-"""The same for workers of which none can be spared (a single one): most of a device stands still."""
+"""The same if no worker can be removed (a single one): the device is idle most of the time."""
 BOTH_IDLE = 0.25
-"""Rollout workers that idle less, while the trainer waits for them, are not what holds the run up."""
+"""Below this idle share, while the trainer waits, rollout workers are not the cause."""
 SLOTS_EMPTY = 0.25
-"""Less of the slots in use on average: what is waited for is the longest answers, not room for more of them."""
+"""Below this mean share of used slots, the wait is for the longest answers, not for slots."""
 SCORE_IDLE = 0.20
-"""Share of rollout time in which nothing generates for want of scores: generation hides the rest."""
+"""Share of rollout time without generation because scores are missing; during generation, waits for scores cost
+nothing.
+"""
 SCORE_WAITING = 0.50
 """More samples wait for their score than are being generated ..."""
 SCORING_BUSY = 0.20
-"""Scoring processes that work less than this, without failures, are not what is waited for."""
+"""Scoring processes that are busy less than this, without failures, are not the cause of a wait."""
 SCORING_FULL = 0.80
 """... while the scoring processes have no time left: they set the pace."""
 FAILED_NOTABLE = 0.02
@@ -51,18 +52,20 @@ FAILED_NOTABLE = 0.02
 FAILED_BAD = 0.20
 MIN_VERDICTS = 20
 MIN_FAILED = 3
-"""So many verdicts, and failures among them, make a share of failures: one in a short run is an accident."""
+"""Minimum number of verdicts, and of failures among them, for a share of failures: a single failure in a short run is
+not significant.
+"""
 PAUSED_NOTABLE = 0.10
-"""Share of rollout time that went by in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
+"""Share of rollout time spent in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
 CORES_FULL = 0.90
-"""Share of this machine's cores at work above which a wait is also one for a core."""
+"""Share of busy cores of this machine above which a wait is also a wait for a core."""
 MAX_NAMES = 5
 STEADY = "The shares of time leave out the start and the end of the run"
 FAILURES = ("timed_out", "crashed", "invalid")
 
 
 def find(data: RunData, shares: Shares) -> list[Rated]:
-    """At most one cause for the waits, where enough was measured, and what is wrong with scores and swaps."""
+    """At most one cause of the waits, if there is enough data, and problems of scores and swaps."""
     pace = advice.pace_of(data, shares)
     can_judge = shares.steps >= (MIN_STEADY_STEPS if shares.is_steady else MIN_STEPS)
     is_stalled = _stalled_scores(data, shares, pace) if can_judge or shares.num_pulses >= MIN_PULSES else None
@@ -91,11 +94,10 @@ def _wait(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
 
 
 def _is_held_back(shares: Shares) -> bool:
-    """The bound keeps rollout workers from work while the trainer waits for them.
+    """Return whether the bound limits rollout workers while the trainer waits for them.
 
-    They have nothing to do as large a part of their time as explains the trainer's wait, or a notable one while most
-    slots are empty, so that more slots or workers would be empty too. A worker that waits for scores, or for the
-    machine, is not held back by the bound.
+    Either their idle share explains the trainer's wait, or it is notable while most slots are empty, so that more slots
+    or workers would be empty too. A worker that waits for scores, or for the machine, is not limited by the bound.
     """
     idle = shares.rollout_idle if math.isnan(shares.idle_for_work) else shares.idle_for_work
     is_empty = shares.slots_full < SLOTS_EMPTY and idle >= WAIT_NOTABLE
@@ -103,7 +105,7 @@ def _is_held_back(shares: Shares) -> bool:
 
 
 def _full_cores(shares: Shares) -> str:
-    """Who had the machine's cores, where hardly any of them was idle."""
+    """Sentence about the use of the machine's cores, if hardly any was idle."""
     at_work = sum(shares.cores_used.values())
     if not at_work >= CORES_FULL * shares.cores:
         return ""
@@ -116,7 +118,7 @@ def _full_cores(shares: Shares) -> str:
 
 
 def _alternates(data: RunData) -> bool:
-    """Waiting for each other is what the configuration asks for."""
+    """Return whether the configuration requires alternation."""
     return data.setting("mode") in ("sync", "one_step_off") or data.setting("staleness.max_staleness") == 0
 
 
@@ -185,7 +187,7 @@ def _rated(wait: float, title: str, detail: str, way: str, hope: str) -> Rated:
 
 
 def verdicts(data: RunData, shares: Shares) -> dict[str, float]:
-    """Verdicts by kind: as the reward service counted them where it did, else as the ledger did."""
+    """Verdicts by kind: as counted by the reward service, else by the ledger."""
     counted = {kind: shares.verdicts.get(kind, 0.0) for kind in ("scored", *FAILURES)}
     if sum(counted.values()) > 0:
         return counted
@@ -199,11 +201,11 @@ def _failed_share(counted: Mapping[str, float]) -> float:
 
 
 def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
-    """The trainer waits, and not for generation."""
+    """The trainer waits, but not for generation."""
     is_hungry = math.isnan(shares.trainer_wait) or shares.trainer_wait >= WAIT_NOTABLE
     counted = verdicts(data, shares)
     failed = _failed_share(counted)
-    if shares.scoring_busy < SCORING_BUSY and failed < FAILED_NOTABLE:  # what is late then is not the scorer
+    if shares.scoring_busy < SCORING_BUSY and failed < FAILED_NOTABLE:  # then the scorer is not the cause
         return None
     is_starved = shares.idle_for_scores >= SCORE_IDLE
     is_full = shares.waiting_for_score >= SCORE_WAITING and shares.scoring_busy >= SCORING_FULL
@@ -232,7 +234,7 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
 
 
 def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
-    """Answers without a score, whether or not anybody waits for them."""
+    """Answers without a score, whether or not a process waits for them."""
     counted = verdicts(data, shares)
     failed = _failed_share(counted)
     total = sum(counted.values())
@@ -256,7 +258,7 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
 
 
 def _policy_words(data: RunData) -> str:
-    """What became of the answers without a score: as the ledger counted it, else as it was configured."""
+    """Handling of the answers without a score: as counted in the ledger, else as configured."""
     done: dict[str, int] = {}
     for (_, _, policy), count in (data.samples.failures if data.samples else {}).items():
         done[policy] = done.get(policy, 0) + count
@@ -271,7 +273,7 @@ def _policy_words(data: RunData) -> str:
 
 
 def _culprit(data: RunData, shares: Shares) -> str:
-    """The scorer that fails most, else the one that takes most of the time, else the first of the configuration."""
+    """The scorer that fails most often, else the one that takes most time, else the first of the configuration."""
     failures: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for key, value in shares.verdicts.items():
@@ -299,7 +301,7 @@ def _verdict_words(counted: Mapping[str, float]) -> str:
 
 
 def _latency_words(data: RunData, name: str) -> str:
-    """Latency of the named scorer, by the last pulse."""
+    """Latency of the named scorer, from the last pulse."""
     key = name.removeprefix("scorer ")
     for pulse in reversed(data.pulses):
         for process in pulse["processes"].values():

@@ -1,7 +1,4 @@
-"""How the commands write spans of time, sizes and other people's text.
-
-Owns: `span`, `ago`, `megabytes`, `percent`, `number`, and `printable` at hand. Refuses: layout (each command's own).
-"""
+"""Formats time spans, sizes and numbers for the commands, and makes text of others printable."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def span(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago; clocks of two machines may differ, so what lies ahead is `just now`."""
+    """Time since a moment; clocks of two machines may differ, so future times are `just now`."""
     return "just now" if seconds < 1.5 else f"{span(seconds)} ago"
 
 
@@ -36,7 +33,7 @@ def percent(share: float) -> str:
 
 
 def number(value: object, digits: int = 3) -> str:
-    """A number with so many decimals; `-` where there is none."""
+    """A number with the given decimals; `-` for None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return "-"
     return f"{value:.{digits}f}"

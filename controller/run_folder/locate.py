@@ -1,6 +1,6 @@
 """Finds the run that a command names: a folder, a name in `runs/`, or the name of a run that this user started.
 
-Owns: the order of looking, and the sentence when nothing fits. Refuses: judging the run (owner_host.py).
+The state of a run is determined in owner_host.py.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from controller.run_folder.run_folder import DamagedState, RunFolder
 
 RUNS_DIR = Path("runs")
 _TRACES = ("config.yaml", "ledger.sqlite", "metrics.jsonl")
-"""Any of these in a folder without state.json: a run was there."""
+"""A folder without state.json that contains any of these is a damaged run."""
 
 
 def find_run(text: str) -> RunFolder:
-    """The run called `text`. Raises UserError: nothing there, half-written, damaged, of a newer version, ambiguous."""
+    """Find the run called `text`. Raises UserError if it does not exist, is incomplete, damaged, of a newer version, or
+    ambiguous.
+    """
     folder = _found(text)
     folder.read_state()
     return folder
 
 
 def find_run_to_read(text: str) -> RunFolder:
-    """The same for commands that only look: a damaged state file is said on stderr, and the other files still speak."""
+    """Same for read-only commands: a damaged state file is reported on stderr, and the other files are used."""
     folder = _found(text)
     try:
         folder.read_state()
@@ -67,7 +69,7 @@ def _find(text: str) -> RunFolder:
 
 
 def _refuse_without_state(candidate: Path) -> None:
-    """A folder that is there but has no state file: half a run, or a folder of runs, or nothing of ours."""
+    """Raise UserError for a folder without a state file: an incomplete run, a folder of runs, or another folder."""
     if any((candidate / name).is_file() for name in _TRACES):
         raise UserError(
             "has no state.json: the run was interrupted while its folder was created, or the file was lost",

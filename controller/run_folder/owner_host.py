@@ -1,11 +1,11 @@
-"""Whether a run is going on, and if not, how it ended, judged from outside.
+"""Determines from outside whether a run is in progress, and if not, how it ended.
 
-Owns: the six kinds and the sentence for each. Refuses: what the run does (status.py), changing anything.
+The details of a run are in controller/runs/status.py.
 
-running   its controller lives on this machine: same host, same boot, same process (pid and start time)
-crashed   the state file says running, it was written here, and that process is gone
-foreign   the state file says running and was written on another machine, or is damaged: it cannot be known here
-finished, stopped, failed   as the state file says
+running   its controller runs on this machine: same host, same boot, same process (pid and start time)
+crashed   the state file says running, it was written here, and that process has exited
+foreign   the state file says running and was written on another machine, or is damaged: the state is unknown here
+finished, stopped, failed   from the state file
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from controller.run_folder.run_folder import DamagedState, RunFolder
 Kind = Literal["running", "finished", "stopped", "failed", "crashed", "foreign"]
 _ENDED = ("finished", "stopped", "failed")
 FRESH_S = 30.0
-"""A status file younger than this is being written by somebody."""
+"""A status file younger than this is being updated by a running controller."""
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """The judgement. `words`: a sentence for people; `state`: the state file it rests on."""
+    """State of a run. `words`: a sentence for users; `state`: content of the state file."""
 
     kind: Kind
     words: str
@@ -38,17 +38,17 @@ class Whereabouts:
 
     @property
     def is_running(self) -> bool:
-        """The controller lives on this machine."""
+        """Whether the controller runs on this machine."""
         return self.kind == "running"
 
     @property
     def pid(self) -> int | None:
-        """The controller's process id, where the state file tells one."""
+        """The controller's process id, if it is in the state file."""
         return _pid(self.state)
 
 
 def whereabouts(folder: RunFolder, *, now_s: float | None = None) -> Whereabouts:
-    """Judge one run. Raises UserError where its state file is damaged or of a newer version."""
+    """Determine the state of one run. Raises UserError if its state file is damaged or of a newer version."""
     state = folder.read_state()
     now_s = time.time() if now_s is None else now_s
     status = state.get("status")
@@ -73,9 +73,9 @@ def whereabouts(folder: RunFolder, *, now_s: float | None = None) -> Whereabouts
 
 
 def whereabouts_if_known(folder: RunFolder) -> Whereabouts:
-    """The same where a damaged state file must not hide the rest: then it cannot be known whether the run goes on.
+    """Same, but a damaged state file is not an error: the state is then unknown.
 
-    Raises UserError where the state file is of a newer version.
+    Raises UserError if the state file is of a newer version.
     """
     try:
         return whereabouts(folder)
@@ -84,12 +84,12 @@ def whereabouts_if_known(folder: RunFolder) -> Whereabouts:
 
 
 def status_exit(kind: Kind) -> int:
-    """Exit status that stands for a run: 0 goes on or ended gracefully, 1 failed or crashed, 3 cannot be known."""
+    """Exit status for a run: 0 in progress or ended normally, 1 failed or crashed, 3 unknown."""
     return {"failed": 1, "crashed": 1, "foreign": 3}.get(kind, 0)
 
 
 def refuse_if_elsewhere(folder: RunFolder) -> None:
-    """Raise UserError when another machine has just written to this run: two controllers would spoil its ledger."""
+    """Raise UserError if another machine has just written to this run: two controllers would corrupt its ledger."""
     found = whereabouts(folder)
     word_s = _last_word_s(folder, found.state)
     if found.kind == "foreign" and word_s is not None and time.time() - word_s < FRESH_S:
@@ -99,17 +99,17 @@ def refuse_if_elsewhere(folder: RunFolder) -> None:
 def _is_same_boot(state: Mapping[str, Any]) -> bool:
     then = str(state.get("boot_id") or "")
     now = boot_id()
-    return not then or not now or then == now  # with nothing to compare the process decides
+    return not then or not now or then == now  # without a boot id only the process is compared
 
 
 def _last_word_s(folder: RunFolder, state: Mapping[str, Any]) -> float | None:
-    """Wall clock of the newest sign of life: the status file's own word, else the state file's."""
+    """Wall-clock time of the last update: from the status file, else from the state file."""
     found = [_seconds(state.get("updated_s"))]
     try:
         status = json.loads(folder.status.read_text())
         found.append(_seconds(status.get("time_s")))
     except (OSError, ValueError, AttributeError):
-        pass  # a run of an older version, or one that died before its first second
+        pass  # a run of an older version, or one that exited within its first second
     return max((value for value in found if value is not None), default=None)
 
 

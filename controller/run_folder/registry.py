@@ -1,13 +1,12 @@
-"""Where runs of this user lie: one small file per run folder, written when the run starts.
+"""Registry of this user's runs: one small file per run folder, written when the run starts.
 
-Owns: the folder `$XDG_STATE_HOME/areal_like/runs` (else `~/.local/state/...`), its entries, their pruning; runs found
-through the processes of this machine. Refuses: judging a run (owner_host.py), failing a run: without a place to write
-there is simply no entry.
+The registry is in `$XDG_STATE_HOME/areal_like/runs` (else `~/.local/state/...`). Runs are also found through the
+processes of this machine. A run that cannot be registered continues without an entry.
 
-The folder of runs differs from job to job, so `ps` needs a place to look. XDG_RUNTIME_DIR is missing in containers and
-emptied at logout, while runs go on; the state folder is always there. It may be shared by several machines (home on a
-network), so an entry carries its host. Processes are checked as well: each child of a run names its spec on its
-command line, which finds runs whose start could not write an entry, and those of other users.
+The folder of runs differs from job to job, so `ps` needs a common location. XDG_RUNTIME_DIR is missing in containers
+and emptied at logout, while runs continue; the state folder always exists. It may be shared by several machines (home
+on a network), so an entry contains its host. Processes are checked as well: each child of a run names its spec on its
+command line, which finds runs whose entry could not be written, and runs of other users.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 500
 FOREIGN_KEEP_S = 30 * 86400.0
-"""Entries of other machines whose folder is not seen here are forgotten after this long."""
+"""Entries of other machines whose folder does not exist here are deleted after this time."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class Entry:
 
     @property
     def is_here(self) -> bool:
-        """The run's state file can be seen from this machine."""
+        """Whether the run's state file is accessible from this machine."""
         return _exists(self.root / "state.json")
 
 
 def registry_dir() -> Path | None:
-    """Where entries lie; None where there is no home."""
+    """Folder of the entries; None if there is no home folder."""
     given = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(given):  # the specification says that relative ones are to be ignored
+    if os.path.isabs(given):  # by the specification relative paths are ignored
         return Path(given) / "areal_like" / "runs"
     try:
         return Path.home() / ".local" / "state" / "areal_like" / "runs"
@@ -61,7 +60,7 @@ def registry_dir() -> Path | None:
 
 
 def enlist(folder: RunFolder) -> bool:
-    """Remember where this run lies. False where that is not possible (read-only home): the run goes on without."""
+    """Register this run. False if that is not possible (read-only home): the run continues without an entry."""
     place = registry_dir()
     if place is None:
         return False
@@ -83,7 +82,7 @@ def enlist(folder: RunFolder) -> bool:
 
 
 def known(*, now_s: float | None = None) -> list[Entry]:
-    """Registered runs, newest first. Entries that lead nowhere are deleted on the way."""
+    """Registered runs, newest first. Entries whose run does not exist are deleted."""
     place, now_s = registry_dir(), time.time() if now_s is None else now_s
     if place is None:
         return []
@@ -131,7 +130,7 @@ def _leads_nowhere(entry: Entry, now_s: float) -> bool:
 
 
 def _bound(place: Path) -> None:
-    """The oldest entries beyond MAX_ENTRIES go."""
+    """Delete the oldest entries beyond MAX_ENTRIES."""
     files = list(place.glob("*.json"))
     if len(files) <= MAX_ENTRIES:
         return
@@ -142,5 +141,5 @@ def _bound(place: Path) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a folder of somebody else's
+    except OSError:  # a folder of another user
         return False

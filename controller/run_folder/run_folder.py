@@ -1,7 +1,4 @@
-"""The folder of one run: what lies where, who holds it, and how a run is found again. Its owner alone can read it.
-
-Owns: names and creation of the folder and its status file. Refuses: the contents of the files in it.
-"""
+"""The folder of one run: its paths, creation, status file and lock. Only its owner can read it."""
 
 from __future__ import annotations
 
@@ -22,8 +19,9 @@ from areal_like.errors import UserError, add_file_name
 from areal_like.process import boot_id, is_same_process, user_umask
 
 FORMAT = 1
+"""Version of the folder's layout; newer ones are rejected."""
 BEST_FOLDER = "best"
-"""Number of the folder's layout; a higher one than ours is refused."""
+"""Folder of the checkpoint with the best evaluation."""
 
 FOLDER_FILE = "AREAL_LIKE_FOLDER_FILE"
 """Environment variable with a file into which a command that starts or resumes a run writes the path of its folder."""
@@ -33,7 +31,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 NAME_REMEDY = "use letters, digits, - and _, beginning with a letter or digit"
 MAX_NAME_BYTES = 200
-"""File systems take 255; -eval, -2 and the like are appended."""
+"""Maximum length of a name. File systems allow 255 characters, and suffixes such as -eval or -2 are appended."""
 _STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
     "run_id": str, "status": str, "command": str, "objective": str, "host": str, "boot_id": str, "reason": str,
     "started_in": str,
@@ -43,13 +41,13 @@ _STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def is_run_name(name: str) -> bool:
-    """A run may be called so: it is the name of a folder, and no option of a command (no leading dash)."""
+    """Return whether the text is a valid name of a run: a valid folder name that is not an option (no leading dash)."""
     is_odd = name != name.strip() or not name.isprintable() or name.startswith((".", "-")) or "/" in name
     return bool(name) and not is_odd and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def misfits(state: Mapping[str, Any]) -> list[str]:
-    """Keys of a status file whose values are of another kind than ours."""
+    """Keys of a status file whose values have an unexpected type."""
     return [
         key
         for key, kind in _STATE_SHAPES.items()
@@ -58,17 +56,19 @@ def misfits(state: Mapping[str, Any]) -> list[str]:
 
 
 def is_resumable(state: Mapping[str, Any]) -> bool:
-    """`areal-like resume` can continue such a run, by its status file: one of `train`, or from files."""
+    """Return whether `areal-like resume` can continue this run, by its status file: a run of `train`, or a run from
+    files.
+    """
     return state.get("command", "train") == "train" or is_from_files(state)
 
 
 def is_from_files(state: Mapping[str, Any]) -> bool:
-    """The run trains from files (docs/offline.md), by its status file: no rollouts, no ledger."""
+    """Return whether the run trains from files (docs/offline.md), by its status file: no rollouts, no ledger."""
     return "objective" in state
 
 
 class DamagedState(UserError):
-    """state.json is missing or cannot be read; ledger, metrics and logs may be whole."""
+    """Raised if state.json is missing or cannot be read; ledger, metrics and logs may be intact."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The run's name, suffix included."""
+        """The run's name, including a suffix."""
         return self.root.name
 
     @property
@@ -89,17 +89,17 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """SQLite file; token payloads are stored in `segments/` alongside it."""
+        """SQLite file; token payloads are stored in `segments/` next to it."""
         return self.root / "ledger.sqlite"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: steps, evaluations, events."""
+        """One JSON object per line: steps, evaluations, events."""
         return self.root / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """What the run prints at its end."""
+        """Summary printed at the end of the run."""
         return self.root / "summary.json"
 
     @property
@@ -109,12 +109,12 @@ class RunFolder:
 
     @property
     def processes(self) -> Path:
-        """What each process was started with."""
+        """Specs with which processes were started."""
         return self.root / "processes"
 
     @property
     def requests(self) -> Path:
-        """What other processes ask of the running controller; see control_requests.py."""
+        """Requests of other processes to the running controller; see control_requests.py."""
         return self.root / "requests"
 
     @property
@@ -139,21 +139,21 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """Who runs it, since when, and how it ended."""
+        """State file: the controller's process, start time, and how the run ended."""
         return self.root / "state.json"
 
     @property
     def status(self) -> Path:
-        """What the run does right now; see telemetry/status.py."""
+        """Status file: current activity of the run; see telemetry/status.py."""
         return self.root / "status.json"
 
     @staticmethod
     def create(runs_dir: Path, name: str) -> RunFolder:
-        """Make `runs_dir/name`, or `name-2`, `name-3`, ... when taken. Raises UserError when it cannot be written."""
+        """Create `runs_dir/name`, or `name-2`, `name-3`, ... if it exists. Raises UserError if it cannot be written."""
         if not is_run_name(name):
             raise UserError(f"{name!r} cannot be the name of a folder", where="name", remedy=NAME_REMEDY)
         try:
-            with user_umask():  # several users may share it, as far as each one's umask lets them
+            with user_umask():  # several users may share it, as far as each user's umask allows
                 runs_dir.mkdir(parents=True, exist_ok=True)
             number = 1
             while True:
@@ -175,9 +175,9 @@ class RunFolder:
         return folder
 
     def make_private(self) -> int | None:
-        """Take the access of others away; returns the mode before. None: it was private, or its mode cannot be set.
+        """Remove the access of other users; return the previous mode. None: it was private, or its mode cannot be set.
 
-        Folders of earlier versions are open to others.
+        Folders of earlier versions are accessible to others.
         """
         mode = stat.S_IMODE(self.root.stat().st_mode)
         if not mode & 0o077:
@@ -190,7 +190,7 @@ class RunFolder:
 
     @staticmethod
     def find(run: str | Path, runs_dir: Path = Path("runs")) -> RunFolder:
-        """The folder of an existing run, given its path or its name. Raises UserError with the nearest names."""
+        """Find the folder of an existing run by its path or name. Raises UserError with similar names."""
         for candidate in (Path(run), runs_dir / str(run)):
             if (candidate / "state.json").is_file():
                 folder = RunFolder(candidate.resolve())
@@ -203,9 +203,9 @@ class RunFolder:
         )
 
     def read_state(self) -> dict[str, Any]:
-        """The status file, without values of another kind than ours.
+        """Read the status file, without values of an unexpected type.
 
-        Raises DamagedState, and UserError where it is from a newer version.
+        Raises DamagedState, and UserError if it is from a newer version.
         """
         try:
             state = json.loads(self.state.read_text())
@@ -223,7 +223,7 @@ class RunFolder:
         return {key: value for key, value in state.items() if key not in misfits(state)}
 
     def write_state(self, status: Status, **more: Any) -> None:
-        """Replace the status file atomically; keys already there stay unless given again. Raises UserError, OSError."""
+        """Replace the status file atomically; existing keys are kept unless given. Raises UserError, OSError."""
         old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
         old.pop("ended_s", None)
         me, now_s = psutil.Process(), time.time()
@@ -247,7 +247,7 @@ class RunFolder:
         fresh.replace(self.state)
 
     def refuse_if_running(self) -> None:
-        """Raise UserError when the controller of this run is alive."""
+        """Raise UserError if the controller of this run is alive."""
         state = self.read_state()
         try:
             is_alive = is_same_process(int(state["controller_pid"]), float(state["controller_started_s"]))

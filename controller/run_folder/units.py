@@ -1,4 +1,4 @@
-"""Quantities as text for people."""
+"""Formats quantities as text."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""`areal-like checkpoint RUN`: a checkpoint of a run that goes on, now.
+"""`areal-like checkpoint RUN`: requests a checkpoint of a run in progress and waits for it.
 
-Owns: asking the run's controller, the wait, words, exit status. Refuses: writing anything itself (the trainer does,
-after the step it is in).
+The trainer writes the checkpoint after its current step.
 
-Exit status: 0 it is on disk; 1 it was refused, could not be written, or is not there after the timeout; 2 the run does
-not go on.
+Exit status: 0 it is on disk; 1 it was refused, could not be written, or is not there after the timeout; 2 the run is
+not in progress.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from controller.runs.crew import ANSWER_S, Clock, Sleep, ask_run, goes_on, say_r
 from controller.runtime.control_requests import answer_to, is_taken, withdraw
 
 DEFAULT_TIMEOUT_S = 600.0
-"""A step may take minutes, and the checkpoint comes after it."""
+"""A step may take minutes, and the checkpoint is written after it."""
 
 
 def checkpoint(
@@ -28,7 +27,7 @@ def checkpoint(
     sleep: Sleep = time.sleep,
     clock: Clock = time.monotonic,
 ) -> int:
-    """Ask for a checkpoint and wait for it. Returns the exit status. Raises UserError where the run does not go on."""
+    """Request a checkpoint and wait for it; return the exit status. Raises UserError if the run is not in progress."""
     where, key = ask_run(folder, "checkpoint", remedy="only a run in progress can save a checkpoint")
     try:
         if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):

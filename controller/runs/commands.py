@@ -1,9 +1,9 @@
-"""From arguments to commands: which one runs with what.
+"""Dispatches the commands on existing runs and on this machine.
 
-Owns: the dispatch of the commands that look at runs or at this machine, refusals of the operating system in words.
-Refuses: the arguments (arguments.py), doing the work.
+The arguments are in cli/arguments.py. Errors of the operating system are converted to user errors.
 
-What a command needs is imported when it runs: `areal-like --help` stays fast, and `doctor` works where charts do not.
+Modules of a command are imported when it runs: `areal-like --help` stays fast, and `doctor` works if plotting packages
+do not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_like.errors import UserError
 def run_command(arguments: argparse.Namespace) -> int:
     """Run one of RUN_COMMANDS and return its exit status. Raises UserError, OperationError."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # answers hold any character, terminals do not
+        if hasattr(stream, "reconfigure"):  # answers may contain characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     try:
         return _COMMANDS[arguments.command](arguments)

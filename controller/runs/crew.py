@@ -1,9 +1,10 @@
-"""`areal-like drain RUN WORKER` and `areal-like add RUN`: rollout workers leave and join a run that goes on.
+"""`areal-like drain RUN WORKER` and `areal-like add RUN`: remove and add rollout workers of a run in progress.
 
-Owns: asking the run's controller, the wait, words, exit status. Refuses: signalling workers (they may be on other
-machines; the controller tells them), granting (controller/runtime/worker_admin.py).
+Sends the request to the run's controller and waits. The controller notifies the workers, which may be on other
+machines; requests are handled in controller/runtime/worker_admin.py.
 
-Exit status: 0 it is done; 1 it was refused, or is not done within the timeout (and goes on); 2 the run does not go on.
+Exit status: 0 it is done; 1 it was refused, or is not done within the timeout (and continues); 2 the run is not in
+progress.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from controller.runs.facts import read_facts
 from controller.runtime.control_requests import Wish, answer_to, ask, withdraw
 
 ANSWER_S = 10.0
-"""The controller looks for requests several times a second."""
+"""The controller checks for requests several times a second."""
 DEFAULT_TIMEOUT_S = 60.0
 POLL_S = 0.1
 
@@ -36,7 +37,9 @@ def drain(
     sleep: Sleep = time.sleep,
     clock: Clock = time.monotonic,
 ) -> int:
-    """A rollout worker hands its running samples over and leaves. Returns the exit status. Raises UserError."""
+    """Drain a rollout worker: it passes its running samples to other workers and exits. Returns the exit status. Raises
+    UserError.
+    """
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
     print(f"{folder.name}: {worker} is draining, its running samples move to other workers")
@@ -53,7 +56,7 @@ def add(
     sleep: Sleep = time.sleep,
     clock: Clock = time.monotonic,
 ) -> int:
-    """One more rollout worker joins the run. Returns the exit status. Raises UserError."""
+    """Add a rollout worker to the run; return the exit status. Raises UserError."""
     worker = _asked(folder, "add", "", sleep, clock)
     if worker is None:
         return 1
@@ -69,7 +72,7 @@ def add(
 
 
 def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
-    """Whom the controller's answer names; None where it refused, or did not answer, which is said."""
+    """The worker named in the controller's answer; None if it refused or did not answer, which is printed."""
     _, key = ask_run(folder, wish, worker, remedy="this needs a run in progress")
     found: list[tuple[bool, str]] = []
 
@@ -92,12 +95,12 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
 
 
 def goes_on(where: Whereabouts) -> bool:
-    """There is, or may be, a controller to ask."""
+    """Return whether the run has, or may have, a running controller."""
     return where.kind in ("running", "foreign")
 
 
 def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> tuple[Whereabouts, str]:
-    """Leave a wish with the run's controller: where the run is, and the request's key. Raises UserError."""
+    """Write a request for the run's controller; return the run's folder and the request's key. Raises UserError."""
     where = whereabouts(folder)
     if not goes_on(where):
         raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
@@ -108,12 +111,12 @@ def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> 
 
 
 def say_refused(folder: RunFolder, text: str) -> None:
-    """Why the wish is not granted, on standard error."""
+    """Print to standard error why the request was refused."""
     print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float, sleep: Sleep, clock: Clock) -> bool:
-    """Ask again and again; False where it never became so."""
+    """Poll until the condition holds; False after the timeout."""
     due_s = clock() + timeout_s
     while not is_so():
         if clock() > due_s:

@@ -1,9 +1,9 @@
-"""What the files of a run say about it, read from outside and forgiving: status, metrics, summary, rates.
+"""Reads the status of a run from its files: status, metrics, summary, rates.
 
-Owns: `Facts` and its reading. Refuses: raising for what is damaged (it goes into `problems`), words and layout.
+Damaged files raise no exception; the damage is listed in `problems`. The layout is in status_view.py.
 
-Rates of a process come from two readings of its counters, both of the same start of it: the newest (status.json) and
-one about RATE_WINDOW_S older (a pulse of metrics.jsonl, or what `--watch` saw before).
+Rates of a process are computed from two readings of its counters, both from the same incarnation: the newest
+(status.json) and one about RATE_WINDOW_S older (a pulse of metrics.jsonl, or an earlier reading of `--watch`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from controller.run_folder.run_folder import RunFolder
 
 STATUS_FORMAT = 1
 TAIL_BYTES = 1 << 20
-"""How much of the end of metrics.jsonl is read: minutes of pulses, whatever the run's age."""
+"""Bytes read from the end of metrics.jsonl: minutes of pulses, independent of the run's age."""
 RATE_WINDOW_S = 10.0
 SILENT_S = 10.0
-"""A running controller that has written no status for so long is in trouble: it writes about once a second."""
+"""A running controller that has written no status for so long has a problem: it writes about once a second."""
 _SHAPES = {
     "status": str,
     "preparing": str,
@@ -39,12 +39,12 @@ _SHAPES = {
     "accuracy": dict,
 }
 WORK = {"rollout": "tokens", "trainer": "tokens", "reward": "scored"}
-"""The counter that stands for the work of a role."""
+"""The counter that measures the work of each role."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one process did lately: work a second, and the share of time that it worked (None: not known)."""
+    """Recent activity of one process: work per second, and the share of time that it worked (None: not known)."""
 
     per_s: float | None
     busy: float | None
@@ -52,32 +52,32 @@ class Rate:
 
 @dataclass
 class Facts:
-    """Everything `status` and `ps` tell of a run."""
+    """Everything that `status` and `ps` show of a run."""
 
     folder: RunFolder
     where: Whereabouts
     status: dict[str, Any] = field(default_factory=dict)
-    """status.json; {} where there is none."""
+    """status.json; {} if there is none."""
     summary: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, Rate] = field(default_factory=dict)
     last_step: dict[str, Any] = field(default_factory=dict)
     accuracy: dict[int, float] = field(default_factory=dict)
     """By version."""
     step_s: float | None = None
-    """Usual time of a step: the median of the last ones."""
+    """Usual time of a step: the median of the last steps."""
     controller: dict[str, Any] = field(default_factory=dict)
-    """The controller's own process, where it lives here: rss_mb, is_suspended."""
+    """The controller's own process, if it runs on this machine: rss_mb, is_suspended."""
     problems: list[str] = field(default_factory=list)
 
     @property
     def age_s(self) -> float | None:
-        """Age of status.json by its own clock."""
+        """Age of status.json by the time stamp in it."""
         written_s = self.status.get("time_s")
         return time.time() - written_s if isinstance(written_s, int | float) else None
 
     @property
     def num_steps(self) -> int | None:
-        """Steps the run is to take."""
+        """Configured steps of the run."""
         return _whole(self.status.get("num_steps"))
 
     @property
@@ -97,15 +97,15 @@ class Facts:
 
 @dataclass
 class Memory:
-    """What an earlier look at the same run left for the next one (`--watch`)."""
+    """State kept between two readings of the same run (`--watch`)."""
 
     readings: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_facts(folder: RunFolder, memory: Memory | None = None, *, whole: bool = True) -> Facts:
-    """Look at a run. whole=False leaves out the tail of metrics.jsonl (a glance for `ps`).
+    """Read the status of a run. whole=False does not read the tail of metrics.jsonl (for `ps`).
 
-    Raises UserError where the state file is of a newer version, and for a glance also where it is damaged.
+    Raises UserError if the state file is of a newer version, and with whole=False also if it is damaged.
     """
     facts = Facts(folder, whereabouts_if_known(folder) if whole else whereabouts(folder))
     facts.status = _status(folder, facts.problems)
@@ -127,7 +127,7 @@ def read_facts(folder: RunFolder, memory: Memory | None = None, *, whole: bool =
 
 
 def tail_rows(path: Path, max_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The last records of a JSON Lines file, without what was cut; empty where there is none."""
+    """The last complete records of a JSON Lines file; empty if there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -188,7 +188,7 @@ def _take_steps(facts: Facts, rows: list[dict[str, Any]]) -> None:
 
 
 def _accuracy(facts: Facts, rows: list[dict[str, Any]]) -> dict[int, float]:
-    """From the newest source that has it: status.json, summary.json, else the evaluations in the tail."""
+    """The accuracy from the newest source that has it: status.json, summary.json, else the evaluations in the tail."""
     for reported in (facts.status.get("accuracy"), facts.summary.get("accuracy_by_version")):
         if isinstance(reported, dict) and reported:
             pairs = ((_whole(key), value) for key, value in reported.items())
@@ -219,7 +219,7 @@ def _rates(status: Mapping[str, Any], readings: list[dict[str, Any]]) -> dict[st
 def _earlier(
     readings: list[dict[str, Any]], name: str, row: Mapping[str, Any], now_s: float
 ) -> tuple[float, Mapping[str, Any]] | None:
-    """When, and what, the counters of the same start of this process were about RATE_WINDOW_S ago."""
+    """Time and values of the counters of the same incarnation of this process about RATE_WINDOW_S ago."""
     best: tuple[float, Mapping[str, Any]] | None = None
     for reading in readings:
         then_s, processes = reading.get("time_s"), reading.get("processes")

@@ -1,10 +1,9 @@
-"""`areal-like logs RUN`: what the processes of a run wrote, one of them or all, woven together by time.
+"""`areal-like logs RUN`: prints the logs of one or all processes of a run, merged by time.
 
-Owns: choosing processes, reading ends of files, weaving, following. Refuses: changing a line (only what could harm a
-terminal is written as an escape).
+Lines are not changed, except that control characters that could affect a terminal are written as escapes.
 
-A line without a time stamp (a traceback, what a library printed) belongs to the stamped line before it and stays with
-it. Following looks every POLL_S; it ends with the run.
+A line without a time stamp (a traceback, output of a library) belongs to the stamped line before it and stays with it.
+--follow polls every POLL_S and ends with the run.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ DEFAULT_TAIL = 100
 BLOCK_BYTES = 1 << 16
 MAX_TAIL_BYTES = 1 << 26
 MAX_LINE_BYTES = 1 << 20
-"""A longer line is cut into several: a process that writes no newline must not fill our memory."""
+"""A longer line is split into several, so that a process that writes no newline cannot fill the memory."""
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 @dataclass
 class LogFile:
-    """One process's log, read forward from wherever its end was looked at."""
+    """Log of one process, read forward from the end of its tail."""
 
     name: str
     path: Path
     position: int = 0
     stamp: str = ""
-    """Of the last line that had one."""
+    """Time stamp of the last line that had one."""
     rest: bytes = b""
-    """Half a line."""
+    """An incomplete line."""
 
     def tail(self, num_lines: int) -> list[tuple[str, str]]:
-        """The last lines with their stamps; what comes later is `news`."""
+        """Return the last lines with their time stamps; later lines are returned by `news`."""
         try:
             with self.path.open("rb") as file:
                 size = start = file.seek(0, os.SEEK_END)
@@ -67,11 +66,11 @@ class LogFile:
         return lines[-num_lines:] if num_lines else []
 
     def news(self) -> list[tuple[str, str]]:
-        """Lines written since the last look."""
+        """Return the lines written since the last call."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                if size < self.position:  # it was cut; read it again
+                if size < self.position:  # the file was truncated; read it from the start
                     self.position, self.rest = 0, b""
                 file.seek(self.position)
                 data = file.read(MAX_LINE_BYTES)
@@ -81,7 +80,7 @@ class LogFile:
         return list(self._lines(data))
 
     def last_words(self) -> list[tuple[str, str]]:
-        """A last line that no newline ends."""
+        """Return a last line that does not end in a newline."""
         rest, self.rest = self.rest, b""
         return list(self._lines(rest + b"\n")) if rest else []
 
@@ -99,16 +98,16 @@ class LogFile:
 
 @dataclass
 class Printer:
-    """Writes lines, with the process before each where there are several."""
+    """Prints lines, with the process before each line if there are several."""
 
     out: TextIO
     width: int = 0
-    """Of the names; 0 where there is one process only."""
+    """Width of the names; 0 if there is only one process."""
     is_terminal: bool = False
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def lines(self, name: str, lines: Iterable[str]) -> None:
-        """Lines of one process."""
+        """Print lines of one process."""
         for line in lines:
             text = printable(line)
             self.out.write(f"{self._label(name)}{text}\n" if self.width else f"{text}\n")
@@ -145,13 +144,13 @@ def logs(
         return 0
     try:
         _follow(folder, processes, {file.name: file for file in files}, printer, sleep)
-    except KeyboardInterrupt:  # the way to leave
+    except KeyboardInterrupt:  # the usual way to quit
         pass
     return 0
 
 
 def names(folder: RunFolder) -> list[str]:
-    """Processes that have a log, or were at least given something to do."""
+    """Processes that have a log or a spec."""
     try:
         found = [*folder.logs.glob("*.log"), *folder.processes.glob("*.json")]
         return sorted({path.stem for path in found})
@@ -160,13 +159,15 @@ def names(folder: RunFolder) -> list[str]:
 
 
 def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:
-    """The logs of these processes; `rollout` names all rollout workers. Raises UserError naming those there are."""
+    """The logs of these processes; `rollout` selects all rollout workers. Raises UserError that lists the existing
+    ones.
+    """
     known = names(folder)
     chosen: dict[str, None] = {}
     for wanted in processes or known:
         found = [wanted] if wanted in known else [name for name in known if name.startswith(f"{wanted}-")]
         if not found:
-            from controller.config.problems import nearest  # brings every setting
+            from controller.config.problems import nearest  # imports every setting
 
             near = nearest(wanted, known, count=1)
             hint = f"did you mean {near[0]}? " if near else ""
@@ -181,7 +182,7 @@ def _width(files: Iterable[LogFile]) -> int:
 
 
 def _print_tail(files: Sequence[LogFile], printer: Printer, tail: int, *, is_last: bool) -> None:
-    """The last lines of all together."""
+    """Print the last lines of all processes together."""
     ends = [(file, iter(file.tail(tail) + (file.last_words() if is_last else []))) for file in files]
     for name, line in list(woven(ends))[-tail:] if tail else []:
         printer.lines(name, [line])
@@ -220,7 +221,8 @@ def _follow(
     sleep: Callable[[float], None],
 ) -> None:
     while True:
-        where = whereabouts_if_known(folder)  # before the look: what was written before the end is still read
+        # checked before reading, so that lines written before the end are still read
+        where = whereabouts_if_known(folder)
         is_over = where.kind not in ("running", "foreign")
         _print_news(files, printer, is_last=is_over)
         if is_over:
@@ -228,7 +230,7 @@ def _follow(
             print(f"note: {folder.name}: {where.words}", file=sys.stderr)
             return
         sleep(POLL_S)
-        for name in names(folder):  # one that started late
+        for name in names(folder):  # a process that started late
             is_wanted = not processes or name in processes or any(name.startswith(f"{one}-") for one in processes)
             if is_wanted and name not in files:
                 files[name] = LogFile(name, folder.logs / f"{name}.log")
@@ -236,7 +238,7 @@ def _follow(
 
 
 def _print_news(files: dict[str, LogFile], printer: Printer, *, is_last: bool) -> None:
-    """What is new in all files, until there is nothing more."""
+    """Print new lines of all files, until there are no more."""
     while True:
         fresh = [(file, file.news()) for file in files.values()]
         if not any(lines for _, lines in fresh):

@@ -1,9 +1,8 @@
-"""`areal-like ps`: the runs of this machine, whatever folder they are stored in.
+"""`areal-like ps`: lists the runs of this machine, from any folder.
 
-Owns: gathering, one row a run, table and JSON. Refuses: judging a run (owner_host.py).
-
-Looked at: runs that this user started (registry.py), runs that processes of this machine belong to, `runs/` here, and
-every folder named with --runs-dir. Only what runs is shown, and the rest counted; --all shows everything.
+Sources: runs that this user started (registry.py), runs that processes of this machine belong to, `runs/` in the
+current folder, and every folder given with --runs-dir. Only runs in progress are listed and the rest counted; --all
+lists all. Whether a run is in progress is determined in owner_host.py.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ORDER = ("running", "foreign", "crashed", "failed", "stopped", "finished", "dam
 
 @dataclass(frozen=True)
 class Row:
-    """One run as listed. `facts` is None where its state file cannot be read; `words` say why then."""
+    """One listed run. `facts` is None if its state file cannot be read; then `words` is the reason."""
 
     root: Path
     kind: str
@@ -44,14 +43,14 @@ class Row:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state file."""
+        """Content of the state file."""
         return dict(self.facts.where.state) if self.facts else {}
 
 
 def ps(
     *, show_all: bool = False, runs_dirs: Sequence[str] = (), as_json: bool = False, console: Console | None = None
 ) -> int:
-    """List runs. Returns the exit status, 0. Raises UserError where a --runs-dir is none."""
+    """List runs; return the exit status, 0. Raises UserError if a --runs-dir is not a folder."""
     console = console or Console(highlight=False, markup=False)
     found = gather(runs_dirs)
     shown = [row for row in found if show_all or row.kind == "running"]
@@ -70,7 +69,7 @@ def ps(
 
 
 def gather(runs_dirs: Sequence[str] = ()) -> list[Row]:
-    """Every run known here: what runs first, then by kind, newest first."""
+    """Every run known on this machine: runs in progress first, then by kind, newest first."""
     rows = {}
     for root in _roots(runs_dirs):
         root = root.resolve()
@@ -80,7 +79,7 @@ def gather(runs_dirs: Sequence[str] = ()) -> list[Row]:
 
 
 def look(root: Path) -> Row:
-    """One run, as far as it can be read."""
+    """Read one run, as far as possible."""
     try:
         facts = read_facts(RunFolder(root), whole=False)
     except UserError as error:
@@ -112,7 +111,7 @@ def _in(runs_dir: Path) -> Iterator[Path]:
 
 
 def _print(rows: Sequence[Row], console: Console) -> None:
-    """A line a run. The folder stands at its end where there is room for all of them, else below."""
+    """Print a line per run. The folder is at the end of the line if the width suffices for all runs, else below."""
     table = [_TITLES, *(_cells(row) for row in rows)]
     used = [i for i, title in enumerate(_TITLES) if title in ("run", "is") or any(line[i] != "-" for line in table[1:])]
     widths = {i: max(len(line[i]) for line in table) for i in used}
@@ -158,7 +157,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _place(row: Row) -> str:
-    """Where it lies, and what else must be known to get there."""
+    """The run's folder, and its host if it is another machine."""
     host = row.state.get("host") if row.kind == "foreign" else None
     more = f" on {host}" if host else f": {row.words}" if row.facts is None else ""
     return printable(f"{row.root.parent}{more}")
@@ -171,7 +170,7 @@ def memory_mb(facts: Facts) -> float:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """One run as plain data."""
+    """Convert one run to plain data."""
     facts, notes = row.facts, read_notes(row.root)
     return {
         "run": row.root.name,

@@ -1,8 +1,7 @@
-"""Samples by prompt: which groups there are, and all answers of one of them.
+"""Samples by prompt: the list of groups, and all answers of one group.
 
-Owns: the two queries, each with a bound on what it reads. Refuses: what a sample is (sample_rows.py), layout.
-
-Unlike `read_samples` nothing here counts a whole table: it is asked again and again while a run goes on.
+Samples are defined in sample_rows.py. Unlike `read_samples` these queries never count a whole table, because they are
+repeated while a run is in progress.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from controller.runs.tokens import TokenText
 MAX_GROUPS = 60
 MAX_ANSWERS = 64
 NEWEST = 2000
-"""Without a step so many of the newest groups are looked at."""
+"""Number of the newest groups that are read if no step is given."""
 
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One prompt. The rewards are those of its scored samples; None where none is scored."""
+    """One prompt. The rewards are those of its scored samples; None if none is scored."""
 
     group_id: int
     step: int | None
@@ -36,20 +35,20 @@ class GroupRow:
     lowest: float | None
     highest: float | None
     is_stored: bool
-    """The tokens of a sample are still there."""
+    """Whether tokens of a sample are still stored."""
 
 
 @dataclass
 class GroupReader:
-    """Reads the groups of one run; keeps its tokenizer, which takes longer to load than anything else here."""
+    """Reads the groups of one run. The tokenizer is kept, because it takes longest to load."""
 
     folder: RunFolder
     _text: TokenText | None = field(default=None, repr=False)
 
     def groups(self, step: int | None = None) -> list[GroupRow]:
-        """The newest groups with a finished sample, or those of a step; at most MAX_GROUPS, newest first.
+        """The newest groups with a finished sample, or the groups of a step; at most MAX_GROUPS, newest first.
 
-        Raises UserError: no ledger yet, or one that cannot be read.
+        Raises UserError if there is no ledger yet, or it cannot be read.
         """
         if step is None:
             condition, values = "group_id > (SELECT MAX(group_id) FROM groups) - ?", [NEWEST]
@@ -85,7 +84,7 @@ class GroupReader:
 
     @property
     def problems(self) -> list[str]:
-        """Why texts are not what they could be."""
+        """Reasons why texts are incomplete."""
         return list(self._text.problems) if self._text else []
 
     @contextmanager

@@ -1,9 +1,7 @@
-"""Samples as one self-contained page: sortable, searchable, light and dark, readable on a phone.
+"""Renders samples as one self-contained page: sortable, searchable, light and dark, readable on a phone.
 
-Owns: what the page shows. Refuses: choosing samples (sample_rows.py).
-
-Text of models and data is foreign: the template escapes everything, and the page lets no script run but
-its own.
+Samples are selected in sample_rows.py. Text of models and data is untrusted: the template escapes it, and a content
+security policy allows only the page's own script.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from controller.runs.sample_text import headline, trajectory_title
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_CHARS = 20_000
-"""A longer text is cut in its middle: a page of two hundred 32k-token answers would be too heavy for a phone."""
+"""The middle of a longer text is left out: a page of two hundred 32k-token answers would be too large for a phone."""
 COLUMNS = (
     ("sample", "sample", "group and index", "word"),
     ("reward", "reward", "what the scorer gave", "num"),
@@ -41,7 +39,7 @@ _SOFT = {"light": "#f4f6f8", "dark": "#1d2229"}
 
 
 def sample_page(folder: RunFolder, choice: Choice, found: Found, *, is_full: bool = False) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -138,7 +136,7 @@ def _row(order: int, sample: Sample, low: float, high: float, is_full: bool) -> 
 
 
 def _known(value: float | int | None) -> str:
-    """A value to sort by; empty where there is none."""
+    """A value to sort by; empty if there is none."""
     return "" if value is None else repr(value)
 
 

@@ -1,10 +1,10 @@
-"""Finished samples of a run, read from its ledger and its segment files, also while it goes on.
+"""Reads finished samples of a run from its ledger and segment files, also while it is in progress.
 
-Owns: choosing rows, joining facts with tokens and text. Refuses: writing (the ledger is opened read-only), output
-(sample_text.py, sample_page.py).
+Selects rows and joins their facts with tokens and text. The ledger is opened read-only. Output is in sample_text.py and
+sample_page.py.
 
-A sample's facts stay indefinitely; its tokens are purged some time after a checkpoint covers them (ledger.keep_mb),
-and the row then says so. Evaluation answers are not stored; only their values are.
+The facts of a sample are kept indefinitely. Its tokens are purged some time after a checkpoint covers them
+(ledger.keep_mb), which the row then states. Of evaluation answers only the values are stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ORDERS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """Which samples, in which order. `limit` None: all. `grep` looks in prompt and answer, whatever the case."""
+    """Selection and order of samples. `limit` None: all. `grep` searches prompt and answer, ignoring case."""
 
     step: int | None = None
     group: int | None = None
@@ -51,7 +51,7 @@ class Choice:
     grep: str = ""
 
     def words(self) -> str:
-        """For a headline."""
+        """Description for a headline."""
         parts = [
             {"newest": "newest first", "worst": "worst first", "best": "best first", "given": "in order"}[self.order]
         ]
@@ -70,14 +70,14 @@ POLICY_WORDS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished sample as shown. Texts are empty where the tokens are not there any more."""
+    """One finished sample as shown. Texts are empty if the tokens are no longer stored."""
 
     group_id: int
     sample_index: int
     step: int | None
     """The step that used it."""
     fate: str
-    """Of its group: live (not used yet), consumed, filtered, dropped."""
+    """State of its group: live (not used yet), consumed, filtered, dropped."""
     fate_reason: str
     verdict: str
     reward: float | None
@@ -85,11 +85,11 @@ class Sample:
     verdict_reason: str
     is_kept: bool
     staleness: int | None
-    """Of its group in the step that used it."""
+    """Staleness of its group in the step that used it."""
     first_version: int
     last_version: int
     num_tokens: int
-    """Of the answer."""
+    """Tokens of the answer."""
     finish_reason: str
     worker: str
     timings: dict[str, float]
@@ -97,18 +97,18 @@ class Sample:
     prompt: str = ""
     answer: str = ""
     policy: str = ""
-    """What was done about a missing score: drop_sample, drop_group, value; empty where there is a score."""
+    """What was done about a missing score: drop_sample, drop_group, value; empty if there is a score."""
     pieces: Sequence[tuple[int, str]] = ()
-    """The answer cut where the weights changed: version and text; empty where it cannot be cut without loss."""
+    """The answer split where the weights changed: version and text; empty if it cannot be split without loss."""
     num_turns: int = 1
-    """Answers of the policy, in all its trajectories."""
+    """Number of answers of the policy, in all its trajectories."""
     num_trajectories: int = 1
     trajectories: Sequence[TrajectoryText] = ()
-    """Of an episode of several turns or trajectories, the main one first: what was sampled and what was given."""
+    """For an episode of several turns or trajectories: sampled and given text, the main trajectory first."""
 
     @property
     def name(self) -> str:
-        """As in the trace."""
+        """Name of the sample, same as in the trace."""
         return f"g{self.group_id}.{self.sample_index}"
 
     @property
@@ -119,11 +119,11 @@ class Sample:
 
     @property
     def texts(self) -> list[str]:
-        """Everything that can be searched."""
+        """All texts that can be searched."""
         return [self.prompt, self.answer, *(span.text for one in self.trajectories for span in one.spans)]
 
     def remarks(self) -> list[str]:
-        """What is out of the ordinary."""
+        """Remarks on anything unusual."""
         found = []
         if self.num_trajectories > 1:
             found.append(f"{self.num_turns} turns in {self.num_trajectories} trajectories")
@@ -148,7 +148,7 @@ class Sample:
 
 @dataclass
 class Found:
-    """What was asked for. `num_matching` counts what the ledger holds for the choice, grep left out."""
+    """Result of a query. `num_matching` counts the samples in the ledger that match the choice without grep."""
 
     samples: list[Sample]
     num_matching: int
@@ -157,7 +157,9 @@ class Found:
 
 
 def read_samples(folder: RunFolder, choice: Choice) -> Found:
-    """Samples of a run. Raises UserError: no ledger yet, damaged, of a newer version, or nothing so called."""
+    """Read samples of a run. Raises UserError if the ledger is missing, damaged or of a newer version, or the step or
+    group does not exist.
+    """
     if not folder.ledger.is_file():
         raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="try again later")
     text = TokenText.of(folder)
@@ -204,9 +206,9 @@ def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
 
 
 def open_ledger(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
-    """Read-only, and whether everything is seen.
+    """Open the ledger read-only; return also whether all committed data is visible.
 
-    Without a write-ahead log alongside it nothing is being written, and an immutable file leaves nothing of ours there.
+    Without a write-ahead log nothing is being written, so the file is opened as immutable, which creates no files.
     """
     path = folder.ledger.resolve()
     if path.with_name(f"{path.name}-wal").exists():
@@ -215,7 +217,7 @@ def open_ledger(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
         except sqlite3.OperationalError as error:
             if "unable to open" not in str(error) and "readonly" not in str(error):
                 raise
-            # Somebody else's folder: to read the log SQLite needs an index alongside it that we may not make.
+            # A folder of another user: to read the log SQLite needs an index file, which cannot be created here.
             return _connected(path, "mode=ro&immutable=1"), False
     return _connected(path, "mode=ro&immutable=1"), True
 
@@ -254,7 +256,7 @@ def _condition(choice: Choice) -> tuple[str, list[Any]]:
 
 
 def _check_there(db: sqlite3.Connection, choice: Choice, folder: RunFolder) -> None:
-    """A step or group that the run has not got is a mistake worth a word."""
+    """Raise UserError if the step or group does not exist."""
     if choice.step is not None:
         low, high = db.execute("SELECT MIN(step), MAX(step) FROM groups WHERE fate = 'consumed'").fetchone()
         if low is None or not low <= choice.step <= high:
@@ -308,7 +310,7 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
             episode = text.episode(trajectories)
             payload = "stored"
         except (LedgerError, ValueError):
-            if not store.path(place[0]).exists():  # the run has purged it while we were reading
+            if not store.path(place[0]).exists():  # purged by the run during the read
                 payload = "purged"
     is_used = fate == "consumed" and step is not None
     return Sample(

@@ -1,6 +1,6 @@
-"""Samples on a terminal: a line of numbers each, and below it prompt and answer.
+"""Prints samples on a terminal of any width: a line of numbers for each, then prompt and answer.
 
-Owns: layout at any width. Refuses: choosing samples (sample_rows.py).
+Samples are selected in sample_rows.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from controller.runs.sample_rows import Choice, Found, Sample
 from controller.runs.tokens import TrajectoryText
 
 PROMPT_LINES, ANSWER_LINES = 8, 12
-"""Longer texts show their beginning and their end."""
+"""The middle of longer texts is left out."""
 TURN_LINES, MAX_SPANS = 4, 8
-"""Of an episode: lines of what was sampled or given at once, and how many of those of each trajectory."""
+"""For an episode: maximum lines of each span, and maximum spans of each trajectory."""
 _LABEL_WIDTH = 10
 _TITLES = ("sample", "step", "reward", "stale", "versions", "tokens", "end", "worker")
 _LEFT = frozenset({"sample", "end", "worker"})
@@ -69,7 +69,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _below(sample: Sample, prompt_above: str, console: Console, is_full: bool) -> Iterator[tuple[str, str, str]]:
-    """Label, line and style of everything below the numbers."""
+    """Label, line and style of all text below the numbers."""
     if len(sample.components) > 1 or (sample.components and [sample.reward] != list(sample.components.values())):
         parts = "  ".join(f"{printable(key)} {value:g}" for key, value in sample.components.items())
         yield from _labelled("parts", parts, "", console, 4)
@@ -86,7 +86,7 @@ def _below(sample: Sample, prompt_above: str, console: Console, is_full: bool) -
 
 
 def _episode(trajectories: Sequence[TrajectoryText], console: Console, is_full: bool) -> Iterator[tuple[str, str, str]]:
-    """What was sampled and what was given, in order, of one trajectory after the other."""
+    """Sampled and given spans in order, one trajectory after the other."""
     for place, one in enumerate(trajectories, 1):
         if len(trajectories) > 1:
             yield from _labelled("", trajectory_title(place, len(trajectories), one), "dim", console, 0)
@@ -105,7 +105,9 @@ def trajectory_title(place: int, num: int, one: TrajectoryText) -> str:
 
 
 def _labelled(label: str, text: str, style: str, console: Console, max_lines: int) -> Iterator[tuple[str, str, str]]:
-    """The text wrapped, the label before its first line; a long one with its middle left out (max_lines 0: whole)."""
+    """Wrap the text, with the label before its first line; the middle of a long text is left out (max_lines 0: nothing
+    is).
+    """
     width = max(20, console.width - _LABEL_WIDTH)
     wrapped = Text(printable(text).expandtabs(4)).wrap(console, width, overflow="fold")
     lines = [line.plain.rstrip() for line in wrapped] or [""]

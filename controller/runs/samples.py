@@ -1,6 +1,6 @@
-"""`areal-like samples RUN`: prompts, answers and rewards as text, JSON Lines or a page for the browser.
+"""`areal-like samples RUN`: prints prompts, answers and rewards as text, JSON Lines or an HTML page.
 
-Owns: the command, where its output goes. Refuses: reading (sample_rows.py), layout (sample_text.py, sample_page.py).
+Reading is in sample_rows.py, layout in sample_text.py and sample_page.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def samples(
     is_full: bool = False,
     console: Console | None = None,
 ) -> int:
-    """Show samples. Returns the exit status, 0. Raises UserError.
+    """Show samples; return the exit status, 0. Raises UserError.
 
-    out: a file; "-" or "" is standard output, but a page without `out` goes to <run>/samples.html.
+    out: a file; "-" or "" is standard output, but a page without `out` is written to <run>/samples.html.
     """
     if is_from_files(whereabouts_if_known(folder).state):
         what = "this run trains from files: it draws no samples"
@@ -69,7 +69,7 @@ def _as_text(folder: RunFolder, choice: Choice, found: Found, out: str, is_full:
 
 
 def as_lines(samples: list[Sample]) -> Iterator[str]:
-    """One JSON object a sample, texts whole."""
+    """One JSON object per sample, with complete texts."""
     for sample in samples:
         row: dict[str, Any] = {"id": sample.name, **dataclasses.asdict(sample)}
         row["pieces"] = [{"version": version, "text": text} for version, text in sample.pieces]

@@ -1,10 +1,9 @@
-"""`areal-like status RUN`: is it healthy, how far is it, who waits for whom; once, live, or as JSON.
+"""`areal-like status RUN`: shows health, progress and waits of a run; once, live, or as JSON.
 
-Owns: the command's loop and exit status, the judgement of health. Refuses: reading files (facts.py), layout
-(status_view.py).
+Files are read in facts.py; the layout is in status_view.py.
 
-Exit status: 0 the run goes on, is finished or was stopped; 1 it failed or crashed; 3 it belongs to another machine and
-cannot be known from here.
+Exit status: 0 the run is in progress, finished or stopped; 1 it failed or crashed; 3 it belongs to another machine and
+its state is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from controller.runs.status_view import Health, Verdict, findings, one_line, pag
 _ENDED: Mapping[str, Verdict] = {"finished": "ok", "stopped": "ok", "foreign": "unknown"}
 SLOW_FACTOR = 5.0
 SLOW_S = 60.0
-"""A step is overdue after SLOW_FACTOR times the usual, but never before this."""
+"""A step is overdue after SLOW_FACTOR times the usual time, but not before this."""
 
 
 def status(
@@ -42,9 +41,9 @@ def status(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Print the status; with `watch` again and again until the run is over. Returns the exit status.
+    """Print the status; with `watch` repeatedly until the run is over. Returns the exit status.
 
-    why: add what the run's figures say of it, and what to change.
+    why: also print a diagnosis of the run's metrics, with recommended changes.
     """
     console = console or Console(highlight=False, markup=False)
     if not watch:
@@ -53,7 +52,7 @@ def status(
         return status_exit(facts.where.kind)
     try:
         return _watch(folder, console, as_json, interval_s, sleep)
-    except KeyboardInterrupt:  # the way to leave
+    except KeyboardInterrupt:  # the usual way to quit
         return 0
 
 
@@ -83,7 +82,9 @@ def _watch(
 
 
 def _goes_on(facts: Facts) -> bool:
-    """There may be news: it runs here, or elsewhere with a status file that still changes."""
+    """Return whether the status may still change: the run is in progress here, or elsewhere with a status file that is
+    still updated.
+    """
     if facts.where.is_running:
         return True
     return facts.where.kind == "foreign" and facts.age_s is not None and facts.age_s < SILENT_S * 6
@@ -98,7 +99,7 @@ def _print(console: Console, facts: Facts, as_json: bool, found: list[Finding] |
 
 
 def parts(facts: Facts, found: Sequence[Finding] | None) -> list[Group]:
-    """The status, and the findings where they are asked for: first where the run died, so that its cause is on top."""
+    """The status, and the findings if requested. Findings come first if the run failed, so that the cause is on top."""
     shown = [page(facts, health(facts))]
     if found is not None:
         shown.insert(0 if found[0].kind in DEATHS else 1, findings(found))
@@ -106,7 +107,7 @@ def parts(facts: Facts, found: Sequence[Finding] | None) -> list[Group]:
 
 
 def _diagnosed(folder: RunFolder) -> list[Finding]:
-    """Reads all of metrics and ledger, which a look must not: hence only when asked for."""
+    """Diagnose the run. This reads all metrics and the ledger, so it is done only on request."""
     from controller.report.data import RunData
     from controller.report.diagnosis import diagnose
 
@@ -114,7 +115,7 @@ def _diagnosed(folder: RunFolder) -> list[Finding]:
 
 
 def health(facts: Facts) -> Health:
-    """One judgement with its reason."""
+    """Health of the run, with its reason."""
     kind = facts.where.kind
     if kind != "running":
         return Health(_ENDED.get(kind, "bad"), facts.where.words)
@@ -149,7 +150,7 @@ def _is_trouble(wait: str) -> bool:
 
 
 def _since_step_s(facts: Facts) -> float | None:
-    """Time since the last step; an evaluation at the end of a run is no step, and nothing is late then."""
+    """Time since the last step; None during the evaluation at the end of a run, when no step is due."""
     stepped_s = facts.last_step.get("time_s")
     if not isinstance(stepped_s, int | float) or facts.step == facts.num_steps:
         return None
@@ -157,7 +158,7 @@ def _since_step_s(facts: Facts) -> float | None:
 
 
 def as_line(facts: Facts, found: list[Finding] | None = None) -> str:
-    """Everything as one JSON object."""
+    """Return everything as one JSON object."""
     judged = health(facts)
     fields: dict[str, Any] = {
         "run": facts.folder.name,
@@ -181,7 +182,7 @@ def as_line(facts: Facts, found: list[Finding] | None = None) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """The same without NaN and infinities, for which JSON has no words."""
+    """Replace NaN and infinities, which JSON does not support."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""How the status of a run looks: a page for a terminal of any width, or one line.
+"""Layout of the status of a run: a page for a terminal of any width, or one line.
 
-Owns: words and layout. Refuses: reading files (facts.py), judging (status.py).
+Files are read in facts.py; health is determined in status.py.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MAX_EVALS = 5
 
 @dataclass(frozen=True)
 class Health:
-    """A judgement of the run as a whole, and why."""
+    """Health of the whole run, with the reason."""
 
     verdict: Verdict
     words: str
 
 
 class Flow:
-    """Parts side by side as far as there is room; a part is only broken where it alone is too wide."""
+    """Parts placed next to each other up to the width; a part is wrapped only if it alone is too wide."""
 
     def __init__(self, parts: Sequence[str], style: str = "") -> None:
         self._parts, self._style = parts, style
@@ -61,7 +61,7 @@ class Flow:
 
 
 def page(facts: Facts, health: Health) -> Group:
-    """The whole status."""
+    """Render the whole status."""
     facing = Table.grid(padding=(0, 2))
     facing.add_column(style="dim", no_wrap=True)
     facing.add_column(overflow="fold")
@@ -76,7 +76,7 @@ def page(facts: Facts, health: Health) -> Group:
 
 
 def _facing(facts: Facts, health: Health) -> Iterator[tuple[str, RenderableType]]:
-    """Labels and what stands alongside them."""
+    """Labels and their values."""
     yield "health", Text(printable(health.words), style=STYLE[health.verdict])
     if facts.where.kind == "crashed":
         yield "next", Text(f"areal-like resume {facts.folder.root}\nareal-like logs {facts.folder.root}")
@@ -141,10 +141,10 @@ def _last_step(row: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(summary: Mapping[str, Any]) -> list[str]:
-    """The few numbers that say how it went."""
+    """Main results of the run."""
     parts, since = [], ""
     if (summary.get("lives") or 1) > 1:
-        from controller.telemetry.summary import SINCE_RESUME  # brings the ledger's messages, which are for writers
+        from controller.telemetry.summary import SINCE_RESUME  # imports the ledger's messages, which only writers need
 
         since = f" {SINCE_RESUME}"
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
@@ -186,7 +186,7 @@ def _processes(facts: Facts) -> Table:
 
 
 def findings(found: Sequence[Finding]) -> Group:
-    """What the figures of a run say of it, and what to change."""
+    """Diagnosis of a run's metrics, with recommended changes."""
     parts: list[RenderableType] = []
     for finding in found:
         title = Text.assemble(
@@ -203,7 +203,7 @@ def findings(found: Sequence[Finding]) -> Group:
 
 
 def one_line(facts: Facts, health: Health) -> str:
-    """The status in one line, for logs; it changes when the run gets on."""
+    """The status in one line, for logs; it changes when the run progresses."""
     parts = [facts.folder.name, facts.where.kind]
     if facts.num_steps:
         parts.append(f"step {facts.step or 0}/{facts.num_steps}")

@@ -1,14 +1,13 @@
-"""`areal-like stop RUN`: asks the controller of a run to end, waits, and says how it ended.
+"""`areal-like stop RUN`: sends a signal to the controller of a run, waits, and prints how the run ended.
 
-Owns: the signals, the wait, exit status. Refuses: signalling anybody but the process that the run's state file names
-(same pid, same start time, held fast by a pidfd before it is looked at) and that holds the run's lock: a state file can
-be edited or copied, a lock cannot. Refuses also ending processes of a run that has no controller any more (they end
-with it by themselves).
+A signal is sent only to the process that the run's state file names (same pid and start time, held by a pidfd before it
+is checked) and that holds the run's lock: a state file can be edited or copied, a lock cannot. Processes of a run
+without a controller are not signalled; they exit by themselves.
 
-One SIGTERM: finish the running step, save, end. --now sends a second one: end at once; `resume` goes on from the last
-checkpoint and from every sample in the ledger.
-Exit status: 0 it ended as asked, or nothing was going on; 1 it still runs after the timeout, or ended as failed; 3 it
-runs on another machine.
+One SIGTERM: finish the current step, save, exit. --now sends a second one: exit immediately; `resume` continues from
+the last checkpoint and every sample in the ledger.
+Exit status: 0 it stopped, or was not running; 1 it still runs after the timeout, or ended as failed; 3 it runs on
+another machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from controller.runs.facts import read_facts
 DEFAULT_TIMEOUT_S = 180.0
 POLL_S = 0.2
 SECOND_SIGNAL_S = 0.2
-"""Between two signals: one that arrives while its like is pending is lost."""
+"""Delay between two signals: a signal that arrives while the same signal is pending is lost."""
 
 Send = Callable[[signal.Signals], None]
 
@@ -44,7 +43,7 @@ def stop(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Stop a run. Returns the exit status. Raises UserError (somebody else's process)."""
+    """Stop a run; return the exit status. Raises UserError (process of another user)."""
     where = whereabouts(folder)
     if not where.is_running:
         return _nothing_to_do(folder, where)
@@ -87,7 +86,7 @@ def _wait(
     sleep: Callable[[float], None],
     clock: Callable[[], float],
 ) -> int:
-    """Until the process is gone; what it waits for is printed when it changes."""
+    """Wait until the process has exited; print what it waits for when that changes."""
     assert before.pid is not None
     printed = ""
     while is_same_process(before.pid, float(before.state["controller_started_s"])):
@@ -114,7 +113,7 @@ def _wait(
 
 
 def _ending(folder: RunFolder) -> str:
-    """What the run says it waits for on its way out."""
+    """What the run is waiting for while it shuts down."""
     with contextlib.suppress(UserError):
         waits = read_facts(folder, whole=False).status.get("waits") or ()
         return next((printable(str(wait)) for wait in waits if "run ends" in str(wait)), "")
@@ -123,7 +122,7 @@ def _ending(folder: RunFolder) -> str:
 
 @contextlib.contextmanager
 def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
-    """A way to signal exactly this process; None when it has ended. Its pid cannot come to mean another meanwhile."""
+    """Open a pidfd of exactly this process, so that its pid cannot be reused meanwhile; None if it has exited."""
     pid, started_s = where.pid, float(where.state["controller_started_s"])
     assert pid is not None
     handle = None
@@ -134,7 +133,7 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
             yield None
             return
         except OSError:
-            handle = None  # an old kernel, or a sandbox without the call: the check below is all there is
+            handle = None  # an old kernel, or a sandbox without the system call: only the check below applies
     try:
         if not is_same_process(pid, started_s):
             yield None
@@ -153,7 +152,7 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
                 elif is_same_process(pid, started_s):
                     os.kill(pid, number)
             except ProcessLookupError:
-                pass  # it has ended; the wait will see it
+                pass  # it has exited; the wait detects it
             except PermissionError as error:
                 raise UserError(
                     "belongs to another user", where=f"process {pid}", remedy="ask its owner to stop it"

@@ -1,7 +1,7 @@
-"""Text from tokens, with the tokenizer that the run itself used.
+"""Decodes tokens to text with the run's own tokenizer.
 
-Owns: finding a tokenizer.json, decoding prompts, answers and the turns of episodes. Refuses: torch and transformers
-(`tokenizers` alone reads the file), encoding.
+Finds a tokenizer.json and decodes prompts, answers and turns of episodes with the package `tokenizers`; torch and
+transformers are not imported.
 """
 
 from __future__ import annotations
@@ -21,52 +21,54 @@ from areal_like.trajectory import Trajectory
 from controller.run_folder.run_folder import RunFolder
 
 MAX_NUMBERS = 40
-"""Token numbers shown where there is no tokenizer."""
+"""Maximum token numbers shown if there is no tokenizer."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens next to each other that were sampled, or given."""
+    """Consecutive tokens that were all sampled, or all given."""
 
     text: str
     versions: str
-    """Of the policy that sampled them: `3`, or `3-5`; empty for given tokens."""
+    """Policy versions that sampled them: `3`, or `3-5`; empty for given tokens."""
     source: str = ""
-    """Model and version that sampled them, where a workflow calls several: `judge 0`."""
+    """Model and version that sampled them, if a workflow calls several: `judge 0`."""
 
     @property
     def shown(self) -> str:
-        """The text, after its source where that is known: `[judge 0] yes`."""
+        """The text, after its source if known: `[judge 0] yes`."""
         return f"[{self.source}] {self.text}" if self.source else self.text
 
     @property
     def is_sampled(self) -> bool:
-        """Trained on in this trajectory."""
+        """Whether it is trained on in this trajectory."""
         return bool(self.versions)
 
 
 @dataclass(frozen=True)
 class TrajectoryText:
-    """One trajectory of an episode: what was sampled and given, in order, after what it shares with another one."""
+    """One trajectory of an episode: sampled and given spans in order, without the tokens that it shares with another
+    trajectory.
+    """
 
     spans: tuple[Span, ...]
     finish_reason: str
     shared_with: int = 0
-    """Number, from 1, of an earlier trajectory of the sample that begins with the same tokens; 0: none does."""
+    """Number, from 1, of an earlier trajectory of the sample that begins with the same tokens; 0: none."""
     num_shared: int = 0
-    """How many those are. They are not in `spans`, nor is the prompt of the main trajectory."""
+    """Number of these tokens. They are not in `spans`, nor is the prompt of the main trajectory."""
 
 
 @dataclass
 class TokenText:
-    """Decodes; without a tokenizer prompts are shown as numbers and answers as the worker decoded them."""
+    """Decodes tokens. Without a tokenizer, prompts are shown as numbers and answers as the worker decoded them."""
 
     tokenizer: Any = None
     problems: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(folder: RunFolder) -> TokenText:
-        """The tokenizer of a run: of its newest model, else of the one it started from."""
+        """Load the tokenizer of a run: of its newest model, else of its starting model."""
         found = TokenText()
         try:
             from tokenizers import Tokenizer
@@ -86,9 +88,9 @@ class TokenText:
         return found
 
     def texts(self, trajectory: Trajectory, response: str) -> tuple[str, str, list[tuple[int, str]]]:
-        """Prompt (special tokens written out), answer, and the answer cut where the version changes.
+        """Prompt (with special tokens), answer, and the answer split where the version changes.
 
-        The answer is what the scorer saw, where that was recorded.
+        The answer is the text that the scorer received, if it was recorded.
         """
         start = int(np.argmax(trajectory.loss_mask_T))
         prompt = self._decoded(trajectory.tokens_T[:start], skip_special=False)
@@ -99,7 +101,7 @@ class TokenText:
         return prompt, answer, self._pieces(tokens_R, trajectory.versions_T[start:], answer)
 
     def episode(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryText, ...]:
-        """All trajectories of a sample by their turns; nothing for one answer to one prompt."""
+        """All trajectories of a sample by turns; empty for one answer to one prompt."""
         if (
             len(trajectories) == 1
             and not trajectories[0].sources
@@ -128,13 +130,13 @@ class TokenText:
             yield Span(text, versions, f"{source.model} {source.version}" if source is not None else "")
 
     def _pieces(self, tokens_R: np.ndarray, versions_R: np.ndarray, answer: str) -> list[tuple[int, str]]:
-        # What the policy did not sample itself (version -1) belongs to the piece before it.
+        # Tokens not sampled by the policy (version -1) belong to the piece before them.
         seen_R = np.maximum.accumulate(versions_R)
         cuts = [0, *(np.flatnonzero(np.diff(seen_R)) + 1).tolist(), len(tokens_R)]
         pieces = [
             (int(seen_R[start]), self._decoded(tokens_R[start:end], skip_special=True)) for start, end in pairwise(cuts)
         ]
-        # A character of several tokens may lie across a cut: then the pieces are not the answer.
+        # A character of several tokens may be split: then the pieces do not form the answer.
         return pieces if "".join(text for _, text in pieces) == answer else []
 
     def _decoded(self, tokens: np.ndarray, *, skip_special: bool) -> str:
@@ -147,14 +149,14 @@ class TokenText:
 
 
 def _num_shared(tokens: np.ndarray, others: np.ndarray) -> int:
-    """Tokens at the beginning that are equal."""
+    """Number of equal tokens at the beginning."""
     num = min(len(tokens), len(others))
     differs = np.flatnonzero(tokens[:num] != others[:num])
     return int(differs[0]) if len(differs) else num
 
 
 def tokenizer_folders(folder: RunFolder) -> Iterator[Path]:
-    """Where a tokenizer.json of this run may lie, the most certain first."""
+    """Folders that may contain a tokenizer.json of this run, most reliable first."""
     yield folder.final
     yield from sorted(folder.checkpoints.glob("step_*"), reverse=True)
     yield folder.root / "model"
@@ -163,7 +165,7 @@ def tokenizer_folders(folder: RunFolder) -> Iterator[Path]:
             model = json.loads(spec.read_text())["model"]
             yield from (Path(model[key]) for key in ("tokenizer", "path") if isinstance(model.get(key), str))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # not the spec of a process with a model
+            continue  # this process has no model
     try:
         model = yaml.safe_load(folder.config.read_text())["model"]
         yield from (Path(model[key]).expanduser() for key in ("tokenizer", "path") if isinstance(model.get(key), str))

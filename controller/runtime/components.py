@@ -1,7 +1,6 @@
-"""The parts of a run that are made once and live until its end.
+"""`RunComponents`: the components of a run that are made once and live until its end.
 
-Owns: `RunComponents`, what the composition (composition.py) hands to the server. Refuses: making, using or closing
-them.
+They are made in composition.py and closed by the session.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from controller.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class RunComponents:
-    """All that a `Server` works with. The module that opened a part closes it, after the server's farewell."""
+    """All components that a `Server` uses. The module that opened a component closes it, after the server's
+    shutdown.
+    """
 
     coordinator: Coordinator
     ledger: Ledger

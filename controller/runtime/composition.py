@@ -1,19 +1,18 @@
-"""Makes the parts of a run from its configuration and connects them: the composition root.
+"""Makes the components of a run from its configuration and connects them (the composition root).
 
-Owns: every construction of a part, the processes that the run starts with. Refuses: the order of a session and closing
-anything (session.py), mapping the configuration to processes and to the coordinator's settings (wiring/).
+Opening and closing is in session.py, the mapping of the configuration in wiring/.
 
-| Part | Used by | Closed by |
+| Component | Used by | Closed by |
 |---|---|---|
 | launcher, ledger, telemetry, signals (open before) | all others | the session |
-| hub | every part that sends | the session, after the farewell |
+| hub | every component that sends | the session, after the shutdown |
 | coordinator | server, worker admin, monitor | - |
 | supervisor | server, process starter, worker admin, trainer restart | the launcher ends its processes |
 | process starter | worker admin, session | - |
 | worker admin, trainer restart | server | - |
 | tracer | server | the session's exit stack |
 
-No part starts a task or a process when it is made. The server's loops run what the parts do (server.py).
+No component starts a task or a process when it is made. The server's loops run them (server.py).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from controller.wiring.process_specs import (
 
 @dataclass(frozen=True)
 class ProcessStarter:
-    """Puts processes of the run under supervision, which starts them."""
+    """Adds processes of the run to the supervisor, which starts them."""
 
     config: RunConfig
     folder: RunFolder
@@ -71,7 +70,7 @@ class ProcessStarter:
     lineage: str
 
     def add(self, role: Role, name: str, *, resume_from: Path | None = None) -> str:
-        """Put one process under supervision; returns its name."""
+        """Add one process to the supervisor; return its name."""
         restarts: dict[Role, int] = {
             "reward": self.config.reward.max_restarts,
             "rollout": self.config.rollout.max_restarts,
@@ -87,11 +86,11 @@ class ProcessStarter:
         return name
 
     def add_worker(self) -> str:
-        """Put one more rollout worker under supervision; returns its name."""
+        """Add one more rollout worker to the supervisor; return its name."""
         return self.add("rollout", new_worker_name(self.supervisor.names))
 
     def add_all(self, checkpoint: Path | None, *, has_trainer: bool) -> None:
-        """Put every process that the run begins with under supervision."""
+        """Add all processes with which the run starts to the supervisor."""
         for name in reward_names(self.config):
             self.add("reward", name)
         for name in trainer_names(self.config) if has_trainer else []:
@@ -101,7 +100,7 @@ class ProcessStarter:
 
 
 def make_hub(session: OpenSession) -> Hub:
-    """The controller's hub, not started. The keys of the run exist."""
+    """Make the controller's hub, not started. The keys of the run must exist."""
     launch = session.config.launch
     return Hub(
         run_id=session.run_id,
@@ -113,7 +112,7 @@ def make_hub(session: OpenSession) -> Hub:
 
 
 def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
-    """Supervises nothing yet."""
+    """Make the supervisor, without processes."""
     launch = session.config.launch
     return Supervisor(
         session.launcher, hub,
@@ -123,7 +122,7 @@ def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
 
 
 def _draws(session: OpenSession, start: StartingPoint) -> Draws | None:
-    """What chooses rows, where the configuration asks for more than one after the other."""
+    """Make the curriculum, if configured; None: rows are drawn in order."""
     config = session.config
     if config.data.curriculum is None or session.is_evaluation:
         return None
@@ -136,7 +135,7 @@ def _draws(session: OpenSession, start: StartingPoint) -> Draws | None:
 def compose(
     session: OpenSession, start: StartingPoint, hub: Hub, processes: ProcessStarter, new_address: Callable[[], str]
 ) -> RunComponents:
-    """The parts that the server works with. new_address: where the trainer's ranks meet after a restart."""
+    """Make the components for the server. new_address: returns where the trainer's ranks meet after a restart."""
     config, folder, telemetry, supervisor = session.config, session.folder, session.telemetry, processes.supervisor
     settings = coordinator_settings(
         config,
@@ -179,7 +178,7 @@ def _watch(session: OpenSession) -> EvaluationWatch:
 
 
 def server_settings(config: RunConfig) -> ServerSettings:
-    """What the server needs to know of the configuration."""
+    """Settings of the server, from the configuration."""
     return ServerSettings(
         tasks=TaskSettings(
             seed=config.seed,

@@ -1,7 +1,6 @@
-"""What is left of a session when its processes have ended: counts, trace, audit, summary, report, exit status.
+"""The end of a session after its processes have exited: counts, trace, audit, summary, report, exit status.
 
-Owns: `SessionResult`, which files and lines an end has. Refuses: how a run ends (server.py), the layout of the summary
-and the report (telemetry/, report/).
+How a run ends is decided in server.py; summary and report are in telemetry/ and report/.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ RUN_STATUS: Mapping[str, Status] = {
 
 @dataclass(frozen=True)
 class SessionResult:
-    """How a session ended, and what it counted if it got as far as the server."""
+    """How a session ended, with its counts if the server was started."""
 
     outcome: Outcome
     counts: Mapping[str, Any] = field(default_factory=dict)
     prepare_s: float = 0.0
-    """Time that the starting model took."""
+    """Duration of the preparation of the starting model."""
 
 
 def count_run(session: OpenSession, coordinator: Coordinator, start: StartingPoint) -> dict[str, Any]:
-    """Groups and samples by fate, sessions and restarts, as the coordinator and the ledger know them."""
+    """Add groups and samples by fate, sessions and restarts, from the coordinator and the ledger."""
     state, emulation = session.ledger.load(), session.config.emulation
     version = max(coordinator.version, start.version)
     counts = fates(coordinator.counts(), state.batches, group_size=session.config.group_size, version=version)
@@ -59,9 +58,10 @@ def count_run(session: OpenSession, coordinator: Coordinator, start: StartingPoi
 
 
 def conclude(session: OpenSession, result: SessionResult, wall_s: float) -> int:
-    """Summary, trace, audit, words; then the exit status, or the error that ended the run.
+    """Write summary, trace and audit and print how the run ended; return the exit status, or raise the error that ended
+    it.
 
-    Its processes have ended, and the ledger is closed.
+    Its processes have exited, and the ledger is closed.
     """
     folder, console = session.folder, Screen()
     outcome = result.outcome
@@ -89,7 +89,7 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
     for problem in session.telemetry.sinks.end(summary):
         console.print(problem)
     if outcome.status == "failed" and not tally.steps and not tally.accuracy:
-        return  # a page of zeros would hide the error
+        return  # a summary of zeros would hide the error
     print_summary(summary, folder.root, console)
     if session.config.metrics.report and not session.is_evaluation and not session.end.is_hurried:
         console.print(draw_report(folder.root))
@@ -100,7 +100,7 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
 
 
 def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None:
-    """Say how the run ended and how to continue it. Raises the error that ended it."""
+    """Print how the run ended and how to continue it. Raises the error that ended it."""
     error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
     if outcome.status == "stopped" and error is None:
         console.print(f"stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")

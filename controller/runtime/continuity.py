@@ -1,12 +1,12 @@
-"""Whether ledger, checkpoints and step metrics of a run tell the same story, before the run is continued.
+"""Checks whether ledger, checkpoints and step metrics of a run are consistent, before the run is continued.
 
-Owns: `check_continuity` (the comparison, the refusal, and what an accepted loss changes on disk). Refuses: choosing the
-checkpoint (trainer_restart.py), reading checkpoints byte by byte, repairing a file.
+`check_continuity` compares them, raises an error, and moves files if a loss is accepted. The checkpoint is chosen in
+trainer_restart.py. Checkpoints are not read completely, and files are not repaired.
 
-A controller that is killed leaves the three in this order: a batch is in the ledger before it is trained on, so neither
-metrics nor checkpoints are ever ahead of the ledger, and metrics lag behind a checkpoint by LAG_STEPS at most. Anything
-else means that a file was lost, replaced by an older copy, or belongs to another run. Going on as if nothing had
-happened would train steps a second time, from other samples, over good checkpoints.
+When a controller is killed, the files are consistent in this order: a batch is in the ledger before it is trained on,
+so neither metrics nor checkpoints are ever ahead of the ledger, and metrics are at most LAG_STEPS behind a checkpoint.
+Any other state means that a file was lost, replaced by an older copy, or belongs to another run. Continuing without a
+check would train steps a second time, from other samples, and overwrite valid checkpoints.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from controller.wiring.checkpoints import checkpoint_origin, checkpoints_on_disk
 log = logging.getLogger(__name__)
 
 LAG_STEPS = 2
-"""A checkpoint may be on disk although the controller has not written the rows of its last steps yet."""
+"""A checkpoint may be on disk before the controller has written the rows of its last steps."""
 LOSS_ROW = "loss_accepted"
-"""Kind of the metrics row after which the run is at `step`, whatever earlier rows say."""
+"""Kind of the metrics row after which the run is at `step`, independent of earlier rows."""
 SET_ASIDE = "set_aside"
-"""Folder under checkpoints/ for those of an abandoned history; nothing reads it."""
+"""Folder under checkpoints/ for checkpoints of an abandoned history; it is never read."""
 ACCEPT = "--accept-loss"
 
 
 @dataclass
 class Findings:
-    """What disagrees. `fatal`: cannot be continued; `lossy`: only with the loss accepted."""
+    """Inconsistencies. `fatal`: the run cannot be continued; `lossy`: only if the loss is accepted."""
 
     fatal: list[str] = field(default_factory=list)
     lossy: list[str] = field(default_factory=list)
     abandoned: list[Path] = field(default_factory=list)
-    """Checkpoints that the ledger does not lead to."""
+    """Checkpoints that are not in the ledger's history."""
     is_restart: bool = False
-    """Steps that are not recorded would be sampled again, from the starting policy on."""
+    """Whether unrecorded steps would be sampled again, from the starting policy on."""
 
 
 def has_progress(folder: RunFolder) -> bool:
-    """The run has trained or sampled something: its ledger cannot be absent."""
+    """Whether the run has trained or sampled something, so that its ledger must exist."""
     segments = folder.root / SEGMENT_FOLDER
     return (
         bool(checkpoints_on_disk(folder.root))
@@ -60,7 +60,7 @@ def has_progress(folder: RunFolder) -> bool:
 
 
 def refuse_absent_ledger(folder: RunFolder, ledger: Path, *, accept_loss: bool) -> None:
-    """Raise UserError where a run that has made progress has no ledger."""
+    """Raise UserError if a run that has made progress has no ledger."""
     if ledger.exists() or not has_progress(folder):
         return
     found = Findings(lossy=[f"there is no {LEDGER_FILE}"])
@@ -79,11 +79,11 @@ def check_continuity(
     is_mirror: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Raise UserError where the run's files disagree; with `accept_loss` only where nothing sound can be continued.
+    """Raise UserError if the run's files are inconsistent; with `accept_loss` only if no consistent state is left.
 
-    `is_mirror`: the ledger is a copy that is known to be as old as its last update. What it lacks is accepted, unless
-    steps that it does not record would be sampled again from the starting policy on. An accepted loss is written down
-    (metrics.jsonl), and checkpoints of the abandoned history are set aside.
+    `is_mirror`: the ledger is a copy that may be older than the run. Missing facts are accepted, unless unrecorded
+    steps would be sampled again from the starting policy on. An accepted loss is recorded in metrics.jsonl, and
+    checkpoints of the abandoned history are moved aside.
     """
     state = ledger.load()
     steps = len(state.batches)
@@ -106,7 +106,7 @@ def check_continuity(
 
 
 def refuse(folder: RunFolder, found: Findings) -> None:
-    """Raise UserError: what disagrees, and how to go on."""
+    """Raise UserError with the inconsistencies, and how to continue."""
     export = f"areal-like export {folder.root} MODEL_FOLDER"
     ways = [f"restore {LEDGER_FILE} (with its {LEDGER_FILE}-wal, if any), metrics.jsonl and checkpoints/ from a copy"]
     if not found.fatal:
@@ -131,7 +131,7 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
     for version, path in checkpoints_on_disk(folder.root):
         origin = checkpoint_origin(path)
         if origin is None:
-            continue  # damaged: find_checkpoint passes over it, and says so
+            continue  # damaged: find_checkpoint skips it with a message
         owner, lineage, ledger_seq = origin
         if owner not in ("", run_id):
             found.fatal.append(f"checkpoint {path} belongs to run {owner}, not to {run_id}")
@@ -165,7 +165,7 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
 def _abandoned(
     version: int, lineage: str, ledger_seq: int, *, steps: int, seq: int, lineages: Mapping[str, int]
 ) -> str:
-    """Why the ledger does not lead to this checkpoint; empty where it does."""
+    """Why this checkpoint is not in the ledger's history; empty if it is."""
     if version > steps:
         return f"is of step {version}, {LEDGER_FILE} ends at step {steps}"
     if ledger_seq > seq:
@@ -192,7 +192,7 @@ def last_step(metrics: Path) -> int:
 def _step_of(line: bytes, newest: int) -> int:
     try:
         row = msgspec.json.decode(line, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):  # cut by a crash
+    except (msgspec.DecodeError, RecursionError):  # truncated by a crash
         return newest
     step = row.get("step")
     if not isinstance(step, int) or isinstance(step, bool):

@@ -1,11 +1,11 @@
-"""What other processes ask a running controller for: drain a worker, add one, save a checkpoint.
+"""Requests of other processes to a running controller: drain a worker, add one, save a checkpoint.
 
-Owns: the files of one request (question and answer), their bounds. Refuses: doing what is asked (worker_admin.py), the
-command line (runs/crew.py).
+Reads and writes the files of a request and its answer. Requests are carried out in worker_admin.py; the commands are in
+runs/crew.py.
 
-A request is a small JSON file in <run>/requests, written whole and then named; the controller looks there at every
-tick, takes it away, and answers in a file of the same name, at once or when it is done. A user who may write into the
-run's folder may ask: no port, no key.
+A request is a small JSON file in <run>/requests, written completely and then renamed. The controller checks the folder
+at every tick, removes the file, and answers in a file of the same name, immediately or when the request is done. Every
+user who may write to the run's folder may send requests: there is no port and no key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Wish = Literal["drain", "add", "checkpoint"]
 WISHES: tuple[Wish, ...] = ("drain", "add", "checkpoint")
 MAX_BYTES = 4096
 MAX_AT_ONCE = 64
-"""Requests taken at one look; more wait for the next."""
+"""Requests taken at one tick; more wait for the next."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One wish. worker: whom it is about; for `drain` alone."""
+    """One request. worker: the worker concerned; only for `drain`."""
 
     key: str
     wish: Wish
@@ -38,7 +38,7 @@ class Request:
 
 
 class Requests:
-    """The controller's side. `folder` is made when somebody asks; what an earlier session left there is void."""
+    """The controller's side. `folder` is created by the first request; requests of an earlier session are ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Requests:
             self._remove(path)
 
     def take(self) -> list[Request]:
-        """Requests since the last call; what is no request is answered as such."""
+        """Return the requests since the last call; invalid ones are answered with an error."""
         taken = []
         for path in self._waiting()[:MAX_AT_ONCE]:
             found = _read(path)
@@ -59,7 +59,7 @@ class Requests:
         return taken
 
     def answer(self, key: str, text: str, *, is_granted: bool) -> None:
-        """Answer the command that asked. Nobody may be there to read it; a full disk is no reason to end the run."""
+        """Answer the command that sent the request. It may have exited; a full disk does not end the run."""
         with contextlib.suppress(OSError):
             _write(self._folder / f"{key}.answer", {"is_granted": is_granted, "text": text})
 
@@ -76,7 +76,7 @@ class Requests:
 
 
 def ask(folder: Path, wish: Wish, worker: str = "") -> str:
-    """Leave a request; returns its key. Raises UserError where the folder cannot be written."""
+    """Write a request; return its key. Raises UserError if the folder cannot be written."""
     key = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir(exist_ok=True)
@@ -89,7 +89,7 @@ def ask(folder: Path, wish: Wish, worker: str = "") -> str:
 
 
 def answer_to(folder: Path, key: str) -> tuple[bool, str] | None:
-    """Whether the request was granted, and the controller's words; None while there is no answer."""
+    """Whether the request was granted, and the controller's message; None if there is no answer yet."""
     path = folder / f"{key}.answer"
     found = _read(path)
     if not found:
@@ -100,12 +100,12 @@ def answer_to(folder: Path, key: str) -> tuple[bool, str] | None:
 
 
 def is_taken(folder: Path, key: str) -> bool:
-    """The controller has seen the request; its answer may take longer."""
+    """Return whether the controller has taken the request; its answer may take longer."""
     return not (folder / f"{key}.json").exists()
 
 
 def withdraw(folder: Path, key: str) -> None:
-    """Nobody waits for it any more."""
+    """Withdraw a request."""
     for suffix in ("json", "answer"):
         with contextlib.suppress(OSError):
             (folder / f"{key}.{suffix}").unlink()
@@ -121,7 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all: readers look for the final name only."""
+    """Write atomically: readers only use the final name."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(content))
     fresh.replace(path)

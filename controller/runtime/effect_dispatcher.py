@@ -1,10 +1,11 @@
-"""Hands events to the coordinator and carries out the effects it answers with.
+"""Passes events to the coordinator and carries out its effects.
 
-Owns: one ledger transaction for a burst and then its sends, the order of the two. Refuses: which effects an event has
-(coordinator.py), what a message from outside means (message_intake.py), how one is made (outbound.py).
+Makes one ledger transaction for a burst of events, then sends the messages. Effects are decided in coordinator.py,
+messages are interpreted in message_intake.py and made in outbound.py.
 
-An acknowledgement never precedes its commit (`exactly-once`). After a refused write the coordinator knows more than the
-ledger: from then on nothing is handled any more, or a resumed run would find facts whose causes are missing.
+An acknowledgement is never sent before its commit (`exactly-once`). After a failed write the coordinator's state is
+ahead of the ledger: from then on no event is handled any more, otherwise a resumed run would find facts without their
+causes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class EffectDispatcher:
-    """`handle` every burst of events."""
+    """Handles bursts of events. Call `handle` for each."""
 
     def __init__(
         self,
@@ -67,12 +68,11 @@ class EffectDispatcher:
         self._watch = components.watch
         self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
         self._is_unsettled = False
-        """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
-        failed.
+        """The coordinator's state is ahead of the ledger: during a transaction, and permanently after a failed write.
         """
 
     def handle(self, burst: Sequence[InboundEvent]) -> None:
-        """Events of one burst: one transaction for what must be remembered, then everything else, in order."""
+        """Handle the events of one burst: one transaction for ledger effects, then all other effects, in order."""
         if self._is_unsettled:
             return
         self._is_unsettled = True
@@ -88,7 +88,7 @@ class EffectDispatcher:
                     others.append(effect)
                 if isinstance(effect, Note) and HANDLING[effect.kind].is_recorded:
                     entries.append(LedgerEntry(effect=RecordIncident(kind=effect.kind, text=effect.text)))
-            if received.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
+            if received.metrics and self._coordinator.version != before:  # a repeated announcement is not a second step
                 steps.append((self._coordinator.version, received))
         if entries:
             with self._tracer.span("ledger", entries=len(entries)):
@@ -147,10 +147,11 @@ class EffectDispatcher:
                 log.info("%s: %s", effect.kind, effect.text)
                 if HANDLING[effect.kind].is_traced:
                     self._tracer.instant(effect.kind, text=effect.text)
-                if HANDLING[effect.kind].is_shown and self._end.outcome is None:  # leaving at the end is no news
+                # exits at the end of the run are not reported
+                if HANDLING[effect.kind].is_shown and self._end.outcome is None:
                     self._display.note(effect.text, "warning")
             case EndRun():
-                # With no worker left the last one's own words say more than that none is left.
+                # If no worker is left, the last one's own message is more informative.
                 has_no_rollout_workers = effect.status == "failed" and not self._supervisor.watches_role("rollout")
                 death = self._end.death if has_no_rollout_workers else None
                 self._end.decide(Outcome(effect.status, effect.reason, death))

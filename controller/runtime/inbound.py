@@ -1,7 +1,6 @@
-"""What processes say, as events of the coordinator; what it wants remembered, as entries of the ledger.
+"""Maps messages of processes to events of the coordinator, and ledger effects to ledger entries.
 
-Owns: the mapping of each message to its event and of each ledger effect to its payload. Refuses: state, sending, time,
-judging whether a message comes at the right moment (coordinator.py).
+Pure mapping; whether a message is valid in the present state is decided in coordinator.py.
 """
 
 from __future__ import annotations
@@ -48,29 +47,29 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.CheckpointSaved: "trainer",
     m.CheckpointFailed: "trainer",
 }
-"""Who may tell the controller what, alongside Hello, Heartbeat and Goodbye."""
+"""Messages that each role may send, in addition to Hello, Heartbeat and Goodbye."""
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
 
 
 @dataclass(frozen=True)
 class InboundEvent:
-    """An event and what its message carries alongside it."""
+    """An event and the payloads of its message."""
 
     event: Event
     segments: Mapping[int, Segment] = field(default_factory=dict)
     """Partial tokens by lease."""
     checkpoints: Mapping[int, TurnCheckpoint] = field(default_factory=dict)
-    """Of those that are episodes of several turns."""
+    """Checkpoints by lease, for episodes of several turns."""
     finished: m.SampleFinished | None = None
     worker: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the trainer measured in the step that ends with this event."""
+    """Metrics of the trainer for the step that ends with this event."""
 
 
 def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) -> InboundEvent | None:
-    """The event that `message` of `peer` means; None where it means none (Hello, Goodbye, what nobody awaits).
+    """The event of a `message` of `peer`; None if it has none (Hello, Goodbye, unexpected messages).
 
-    is_eval(lease_id): the lease was given for an evaluation.
+    is_eval(lease_id): whether the lease is for an evaluation.
     """
     match message:
         case m.Progress():
@@ -114,7 +113,7 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
 
 
 def _with_parts(event: Event, parts: Sequence[m.SampleProgress | m.SampleReturned], peer: str) -> InboundEvent:
-    """The event with the partial tokens that it speaks of."""
+    """The event with its partial tokens."""
     checkpoints = {part.lease_id: part.checkpoint for part in parts if part.checkpoint is not None}
     segments = {part.lease_id: part.segment for part in parts}
     return InboundEvent(event, segments=segments, checkpoints=checkpoints, worker=peer)
@@ -131,7 +130,7 @@ def _report(lease_id: int, start: int, segment: Segment) -> PartialReport:
 
 
 def entry_of(effect: Effect, inbound: InboundEvent) -> LedgerEntry:
-    """The ledger entry of an effect of `inbound`'s event."""
+    """Make the ledger entry for an effect of `inbound`'s event."""
     match effect:
         case StorePartial():
             lease_id = effect.lease_id

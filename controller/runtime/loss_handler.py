@@ -1,7 +1,6 @@
-"""What becomes of a run when a process is lost: note, restart of the trainer, or the end.
+"""Handles the loss of a process: a note, a restart of the trainer, or the end of the run.
 
-Owns: which losses end the run, the task that restarts the trainer. Refuses: noticing a loss and restarting other
-processes (supervisor.py), what a loss means for samples (coordinator.py).
+Losses are detected and other processes restarted in supervisor.py; the consequences for samples are in coordinator.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class LossHandler:
-    """`take` every loss. `start(work)`: run it as a task that lives no longer than the server's loops."""
+    """Handles losses. `start(work)`: runs it as a task that ends with the server's loops."""
 
     def __init__(
         self,
@@ -40,20 +39,20 @@ class LossHandler:
         self._display = components.telemetry.display
         self._dispatcher, self._monitor, self._trainer, self._start = dispatcher, monitor, trainer, start
         self.restart: asyncio.Task[None] | None = None
-        """Of the trainer: under way, or over."""
+        """The task that restarts the trainer."""
         self._diverged: set[str] = set()
-        """Rollout workers that ended because the policy has diverged, and have finished no sample since."""
+        """Rollout workers that exited because the policy has diverged, and have finished no sample since."""
 
     def is_restarting(self) -> bool:
-        """The trainer's restart is under way; it has deadlines of its own."""
+        """Return whether the trainer is being restarted; the restart has its own deadlines."""
         return self.restart is not None and not self.restart.done()
 
     def finished_sample(self, worker: str) -> None:
-        """The worker samples again: its policy is not divergent."""
+        """Record that the worker has finished a sample, so its policy is not divergent."""
         self._diverged.discard(worker)
 
     def take(self, loss: Loss) -> None:
-        """Report the loss; tell the coordinator, restart the trainer or end the run."""
+        """Report the loss; notify the coordinator, restart the trainer or end the run."""
         note = f"{loss.name}: {loss.reason}"
         if loss.role == "trainer" and self._trainer.is_done():
             log.warning("%s, after its work was done", note)
@@ -90,7 +89,9 @@ class LossHandler:
         self._dispatcher.handle([InboundEvent(event)])
 
     def _has_diverged(self, loss: Loss) -> bool:
-        """The trainer says so, or every rollout worker does: one alone may be at fault itself (`atomic-versions`)."""
+        """Return whether the policy has diverged: reported by the trainer, or by every rollout worker, because a single
+        one may have another fault (`atomic-versions`).
+        """
         if loss.role == "rollout":
             self._diverged.add(loss.name)
         return loss.role == "trainer" or self._diverged.issuperset(self._supervisor.names_of("rollout"))

@@ -1,7 +1,6 @@
-"""Reads the messages of processes: what each means to the coordinator, and the bookkeeping that goes with it.
+"""Reads the messages of processes: checks them, updates measurements and display, and converts them to events.
 
-Owns: who has which role, which messages are refused, what is measured and shown as a message comes. Refuses: the pure
-mapping from message to event (inbound.py), handling events (effect_dispatcher.py).
+The mapping from message to event is in inbound.py; events are handled in effect_dispatcher.py.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from controller.runtime.outbound import Outgoing
 from controller.runtime.trainer_progress import TrainerProgress
 
 Burst = Sequence[tuple[str, m.Message]]
-"""Messages in the order they came, each with its sender."""
+"""Messages in order of arrival, each with its sender."""
 
 
 class MessageIntake:
-    """`events` of every burst, then handle them, then `release_finished_trainer`."""
+    """Converts bursts of messages. For each burst call `events`, handle them, then call `release_finished_trainer`."""
 
     def __init__(
         self,
@@ -44,34 +43,34 @@ class MessageIntake:
         self._roles: dict[str, m.Role] = {}
 
     def events(self, burst: Burst) -> list[InboundEvent]:
-        """What the burst means to the coordinator."""
+        """The events of the burst for the coordinator."""
         return [one for peer, message in burst if (one := self._event(peer, message)) is not None]
 
     def mistakes(self, burst: Burst) -> list[UserError]:
-        """Prompts of the burst that can never run. Ask before the burst is handled."""
+        """Errors of prompts in the burst that can never run. Call before the burst is handled."""
         return [error for _, message in burst if (error := self._mistake(message)) is not None]
 
     def release_finished_trainer(self, burst: Burst) -> None:
-        """Let a trainer end that said Goodbye after its last step. Call after the burst was handled."""
+        """Release a trainer that sent Goodbye after its last step. Call after the burst was handled."""
         for peer, message in burst:
             if isinstance(message, m.Goodbye) and self._roles.get(peer) == "trainer" and self._trainer.is_done():
                 self._supervisor.release(peer)
 
     def _mistake(self, message: m.Message) -> UserError | None:
-        """The error that names a prompt too long for the model, where the message rejects one."""
+        """The error for a prompt that is too long for the model, if the message rejects one."""
         if not isinstance(message, m.SampleReturned) or message.reason != "rejected":
             return None
         where = "data.eval" if self._out.is_eval(message.lease_id) else "data.train"
         return UserError(f"rejected: {message.detail}", where=where, remedy="shorten it, or data.on_long_prompt=drop")
 
     def _event(self, peer: str, message: m.Message) -> InboundEvent | None:
-        """What the message means to the coordinator, if anything; bookkeeping on the way."""
+        """The event of the message for the coordinator, if any; also updates measurements."""
         match message:
             case m.Hello():
                 self._roles[peer] = message.role
                 self._supervisor.reported(peer)
                 self._monitor.received(peer)
-                # A Hello read after its sender was given up for good: leases to it would be lost without a notice.
+                # A Hello read after its sender was permanently lost: leases to it would be lost without a notification.
                 if message.role == "rollout" and self._supervisor.watches(peer):
                     return InboundEvent(
                         WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity)

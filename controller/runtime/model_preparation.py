@@ -1,10 +1,10 @@
-"""Brings about the folder of the starting model: loaded, made from a config, or warm-started; cached by its settings.
+"""Prepares the folder of the starting model: loaded, made from a config, or warm-started; cached by its settings.
 
-Owns: the cache, running `python -m trainer.prepare` as a process of its own. Refuses: torch; what preparing means.
+Runs `python -m trainer.prepare` as a separate process; torch is not imported.
 
 A prepared model is a pure function of `wiring.pinned_facts` and the demonstrations' rows; equal ones are prepared once
-and are stored in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all, and one run at a time
-makes it: others that want the same wait for it.
+and stored in <runs_dir>/.prepared/<digest>. The folder is created atomically by one run at a time; others that need the
+same model wait for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Prepared:
-    """The starting model's folder, and what it took."""
+    """The starting model's folder, and the duration of its preparation."""
 
     model_dir: Path
     wall_s: float
@@ -50,13 +50,15 @@ class Prepared:
 
 
 def needs_preparation(config: RunConfig) -> bool:
-    """False where model.path is a folder on this machine that is used as it is."""
+    """Return whether the model must be prepared: False if model.path is a folder on this machine that is used
+    directly.
+    """
     is_plain = config.model.path is not None and config.model.tokenizer == "from_model" and config.warm_start is None
     return not (is_plain and _plain_folder(config).is_dir())
 
 
 def prepared_before(config: RunConfig) -> Path | None:
-    """The folder of the starting model where an earlier run has prepared it. Raises UserError (demonstrations)."""
+    """The folder of the starting model if an earlier run has prepared it. Raises UserError (demonstrations)."""
     target = _cache_folder(config, load_demonstrations(config))
     return target if _is_there(target) else None
 
@@ -70,10 +72,10 @@ async def prepare(
     publish_to: Path | None = None,
     out_dir: Path | None = None,
 ) -> Prepared:
-    """Make the starting model, or find it in the cache.
+    """Prepare the starting model, or find it in the cache.
 
-    out_dir: put it there instead of the cache. publish_to: also publish it as version 0 in this weight store.
-    Raises UserError (what the preparation refused), ProcessDied, DeadlineExceeded (it does nothing any more).
+    out_dir: write it to this folder instead of the cache. publish_to: also publish it as version 0 in this weight
+    store. Raises UserError (reported by the preparation), ProcessDied, DeadlineExceeded (no more progress).
     """
     started_s = time.monotonic()
     if publish_to is None and out_dir is None and not needs_preparation(config):
@@ -97,13 +99,13 @@ async def prepare(
 def _specify(
     config: RunConfig, folder: RunFolder, demonstrations: Table | None, target: Path, publish_to: Path | None
 ) -> PrepareSpec:
-    """What is passed to the process; the demonstrations are written alongside it."""
+    """Spec of the process; the demonstrations are written next to it."""
     rows_path = None
     if demonstrations is not None:
         rows_path = folder.processes / "demonstrations.jsonl"
         write_rows(demonstrations, rows_path)
     status_path = folder.logs / "prepare.status.jsonl"
-    status_path.unlink(missing_ok=True)  # an earlier session of the run may have been stopped in its preparation
+    status_path.unlink(missing_ok=True)  # an earlier session of the run may have been stopped during its preparation
     return prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
 
 
@@ -122,10 +124,10 @@ async def _make(config: RunConfig, launcher: Launcher, display: Display, spec: P
 
 @contextlib.asynccontextmanager
 async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
-    """Wait until no other run prepares `target`; a run that dies gives its turn up.
+    """Wait until no other run prepares `target`; the lock of a killed run is released.
 
-    Where nothing can be locked (a file system without locks, a folder that cannot be written) nobody waits: what comes
-    second is not used, and the process says what is wrong with the folder.
+    If locks are not available (a file system without locks, a folder that cannot be written), there is no wait: of two
+    results the second is discarded, and the process reports problems of the folder.
     """
     lock, is_reported = None, False
     try:
@@ -144,7 +146,7 @@ async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
 
 
 def _is_taken(lock: int) -> bool:
-    """Whether somebody else has it; otherwise it is ours."""
+    """Try to lock it; return whether another process has the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -155,7 +157,7 @@ def _is_taken(lock: int) -> bool:
 
 
 def prepare_process(launcher: Launcher) -> dict[str, Any]:
-    """The process that prepares, as it stands in status.json; nothing while none runs."""
+    """The preparation process for status.json; empty if none runs."""
     if not launcher.is_running("prepare"):
         return {}
     return {
@@ -174,7 +176,7 @@ def _plain_folder(config: RunConfig) -> Path:
 
 
 async def _follow(launcher: Launcher, display: Display, status_path: Path, stall_after_s: float) -> None:
-    """Show progress lines until the process has ended; judge its end."""
+    """Show progress until the process has exited; raise an error if it failed."""
     num_shown = 0
     life = _Life(stall_after_s)
     while True:
@@ -196,14 +198,14 @@ async def _follow(launcher: Launcher, display: Display, status_path: Path, stall
 
 
 class _Life:
-    """Whether a process still does anything: computing, loading and downloading all cost processor time."""
+    """Checks whether a process still makes progress: computing, loading and downloading all use processor time."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._spent_s, self._moved_s = -1.0, time.monotonic()
 
     def look(self, cpu_s: float | None) -> None:
-        """`cpu_s`: processor time spent so far, where it is known. Raises DeadlineExceeded."""
+        """Check the process. `cpu_s`: its processor time so far, if known. Raises DeadlineExceeded."""
         if cpu_s is not None and cpu_s != self._spent_s:
             self._spent_s, self._moved_s = cpu_s, time.monotonic()
         if time.monotonic() - self._moved_s > self._patience_s:
@@ -211,7 +213,7 @@ class _Life:
 
 
 def _progress(row: Mapping[str, Any]) -> Progress:
-    """What a row of the preparation's status file says (trainer/prepare_progress.py writes them)."""
+    """Progress from a row of the preparation's status file (written by trainer/prepare_progress.py)."""
     if "num_bytes" in row:
         done, total = row["num_bytes"], row["total_bytes"]
         return Progress("download", done, total, _left_s(row, done, total), is_bytes=True)
@@ -221,7 +223,7 @@ def _progress(row: Mapping[str, Any]) -> Progress:
 
 
 def _left_s(row: Mapping[str, Any], done: int, total: int | None) -> float | None:
-    """Seconds to the end at the pace so far."""
+    """Estimated seconds to the end."""
     return row["seconds"] * (total - done) / done if total and done else None
 
 
@@ -240,14 +242,14 @@ def _cache_folder(config: RunConfig, demonstrations: Table | None) -> Path:
 
 
 def _cache_root(runs_dir: Path) -> Path:
-    """The folder of prepared models; one of our own where another user of the same runs_dir has made it first."""
+    """The folder of prepared models; a separate one if another user of the same runs_dir has created it first."""
     root = runs_dir / ".prepared"
     is_others = root.exists() and root.stat().st_uid != os.getuid()
     return runs_dir / f".prepared-{os.getuid()}" if is_others else root
 
 
 def write_rows(rows: Table, path: Path) -> None:
-    """Write rows as JSONL; the file appears whole."""
+    """Write rows as JSONL, atomically."""
     fresh = path.with_suffix(".tmp")
     with fresh.open("w") as file:
         for row in rows:

@@ -1,9 +1,9 @@
-"""Looks at a running job and reports it, to each reader at its own pace: display, status.json, metrics.jsonl.
+"""Reports a running job to display, status.json and metrics.jsonl, each at its own interval.
 
-Owns: the one view of the moment, pulses and process events. Refuses: deciding anything; layout (display.py), files
-(status.py, journal.py), totals (summary.py).
+Collects the current state, pulses and process events. The layout is in telemetry/display.py, files in status.py and
+journal.py, totals in summary.py.
 
-After a resume step and accuracy are the whole run's; elapsed and remaining time are this session's.
+After a resume, step and accuracy are those of the whole run; elapsed and remaining time those of this session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from controller.telemetry.step_reporter import StepReporter
 
 
 class Monitor:
-    """`tick` often; `last` once, before the processes are asked to leave."""
+    """Call `tick` often, and `last` once, before the processes are requested to exit."""
 
     def __init__(self, components: RunComponents, *, steps: StepReporter, clock: Callable[[], float]) -> None:
         telemetry = components.telemetry
@@ -37,10 +37,10 @@ class Monitor:
         self._cores = usable_cores(Machine())
         self._lost: set[str] = set()
         self._reported: set[str] = set()
-        """Sinks whose failure was shown."""
+        """Sinks whose failure was displayed."""
 
     def tick(self) -> None:
-        """Take in the newest heartbeats; show, and write down what is due."""
+        """Process the newest heartbeats; update display and files that are due."""
         now_s = self._clock()
         for name, info in self._hub.peers.items():
             if info.heartbeat is not None:
@@ -69,25 +69,25 @@ class Monitor:
             self._pulse(waits, counts, processes)
 
     def last(self) -> None:
-        """The end is near: what is known now is written down whatever was due."""
+        """Write the current state to all files, at the end of the run."""
         waits, counts, processes = self._coordinator.waits(), self._counts(), self._processes()
         self._stand(waits, counts, processes)
         self._pulse(waits, counts, processes)
 
     def lost(self, loss: Loss) -> None:
-        """A process is gone, for now or for good."""
+        """Record a lost process, temporarily or permanently."""
         self._lost.add(loss.name)
         event = "gone" if loss.is_permanent else "lost"
         self._journal.measure("process", name=loss.name, event=event, reason=loss.reason)
 
     def received(self, name: str) -> None:
-        """A process said Hello: one that was lost is back."""
+        """Record a Hello of a process: a lost one is back."""
         if name in self._lost:
             self._lost.discard(name)
             self._journal.measure("process", name=name, event="restarted", reason="")
 
     def checkpoint_saved(self, message: CheckpointSaved) -> None:
-        """A checkpoint is on disk; reported a second time it is no news."""
+        """Record a checkpoint on disk; repeated reports are ignored."""
         if message.num_bytes:
             self._journal.measure(
                 "checkpoint", version=message.version, path=message.path, stall_s=message.stall_s,
@@ -95,7 +95,7 @@ class Monitor:
             )  # fmt: skip
 
     def checkpoint_failed(self, message: CheckpointFailed) -> None:
-        """A checkpoint could not be written; the run goes on."""
+        """Record that a checkpoint could not be written; the run continues."""
         self._journal.measure("checkpoint_failed", version=message.version, reason=message.reason)
         text = f"no checkpoint of version {message.version}: {message.reason}; the run continues without it"
         self._display.note(text, "warning")
@@ -113,7 +113,7 @@ class Monitor:
         return {name: process.row() for name, process in self._supervisor.processes().items()}
 
     def _stand(self, waits: list[str], counts: dict[str, int], processes: dict[str, Any]) -> None:
-        """Where the run stands, into status.json and to sinks that show the present."""
+        """Write the current state to status.json and to sinks that show it."""
         step, version = self._tally.steps, self._coordinator.version
         self._status.write(
             "running", step=step, version=version, eta_s=self._steps.eta_s(), waits=waits, counts=counts,
@@ -142,6 +142,6 @@ class Monitor:
         )  # fmt: skip
 
     def _processor(self) -> dict[str, Any]:
-        """Cores this machine lends us, and what each process has had of them and of other machines."""
+        """Cores that the run may use on this machine, and processor time of each process."""
         spent = self._supervisor.cpu_seconds()
         return {"cores": self._cores, "cpu_s": {name: round(seconds, 2) for name, seconds in sorted(spent.items())}}

@@ -1,10 +1,10 @@
-"""One run from files at work: its process, what it reports, its end.
+"""One session of a run from files: its process, its reports, its end.
 
-Owns: the process, following metrics.jsonl (which the process writes), status.json, sinks, stop. Refuses: the folder and
-the command line (cli/offline_jobs.py), training (trainer/offline).
+Starts the process, follows metrics.jsonl (which the process writes), and updates status.json and sinks. The folder and
+the command are in cli/offline_jobs.py, training in trainer/offline.
 
-Map. `_follow` looks every POLL_S: it takes the new lines of metrics.jsonl, hands them to the view, and ends when the
-process has. A signal asks the process to end after the step it is in; a second one ends it at once.
+Map. `_follow` polls every POLL_S: it reads the new lines of metrics.jsonl, passes them to the view, and ends when the
+process has exited. A signal requests the process to exit after its current step; a second one kills it immediately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROCESS = "trainer"
 
 
 class OfflineSession:
-    """`run` from start, or resume, to its end."""
+    """One session, from start or resume to its end."""
 
     def __init__(self, config: OfflineConfig, folder: RunFolder, objective: Objective) -> None:
         self._config, self._folder, self._objective = config, folder, objective
@@ -51,7 +51,9 @@ class OfflineSession:
         self._num_signals = 0
 
     async def run(self) -> int:
-        """The exit status. Raises UserError, OperationError; what happened is in state.json then as well."""
+        """Run the session; return the exit status. Raises UserError, OperationError; the result is also in
+        state.json.
+        """
         lock = lock_folder(self._folder.root)
         try:
             with Signals() as signals, Display(self._config.metrics.display) as display:
@@ -86,7 +88,7 @@ class OfflineSession:
         return end, summary
 
     async def _conclude(self, end: Status, summary: Mapping[str, Any]) -> None:
-        """After the display has ended: summary, report, what to do next."""
+        """After the display has ended, print summary, report, and next steps."""
         root, screen = self._folder.root, Screen()
         print_summary(summary, root, screen)
         if self._config.metrics.report:
@@ -109,11 +111,11 @@ class OfflineSession:
         self._log_start = _size(self._launcher.log_of(PROCESS))
         self._metrics_start = _size(self._folder.metrics)
         await self._launcher.start(PROCESS, ["-m", OFFLINE, "--spec", str(path)], environment)
-        if self._num_signals:  # it came before there was a process
+        if self._num_signals:  # received before the process was started
             self._launcher.terminate(PROCESS)
 
     async def _follow(self, view: OfflineView) -> Exit:
-        """Until the process has ended; every row that it has written has been shown then."""
+        """Follow until the process has exited and all its rows were processed."""
         with closing(_new_rows(self._folder.metrics, self._metrics_start)) as rows:
             while True:
                 ended = next((one for one in self._launcher.reap() if one.name == PROCESS), None)
@@ -127,7 +129,7 @@ class OfflineSession:
     def _judge(self, ended: Exit, view: OfflineView) -> Status:
         if ended.returncode == 0:
             return "finished" if view.is_complete and self._folder.final.is_dir() else "stopped"
-        if self._num_signals and ended.returncode < 0:  # before it could answer the signal, or the second one
+        if self._num_signals and ended.returncode < 0:  # killed before it could handle the signal, or by the second one
             return "stopped"
         tail = tail_of(self._launcher.log_of(PROCESS), start=self._log_start)
         if ended.returncode == USER_MISTAKE:
@@ -142,7 +144,7 @@ def _size(path: Path) -> int:
 
 
 def _new_rows(path: Path, start: int) -> Generator[dict[str, Any] | None, None, None]:
-    """Rows of a JSON Lines file from byte `start` on, as they come; None each time that there is no further line."""
+    """Rows of a JSON Lines file from byte `start` on, as they arrive; None each time that there is no further line."""
     rest = b""
     while not path.is_file():
         yield None
@@ -154,7 +156,7 @@ def _new_rows(path: Path, start: int) -> Generator[dict[str, Any] | None, None, 
             for line in lines:
                 try:
                     row = msgspec.json.decode(line)
-                except msgspec.DecodeError:  # cut by a crash
+                except msgspec.DecodeError:  # truncated by a crash
                     continue
                 if isinstance(row, dict):
                     yield row

@@ -1,6 +1,6 @@
-"""What a session of a run holds open, from the lock on the run's folder to its end.
+"""`OpenSession`: open resources of a session, from the lock on the run's folder to its end.
 
-Owns: `OpenSession`, which the steps of a session share. Refuses: opening and closing (session.py).
+Opened and closed in session.py.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class OpenSession:
     launcher: Launcher
     ledger: Ledger
     ledger_home: LedgerHome | None
-    """Where the ledger is written when it is not in the run folder."""
+    """Location of the ledger if it is not in the run folder."""
     telemetry: Telemetry
     signals: Signals
     end: RunEnd
     stack: contextlib.ExitStack
-    """Closes what a later step opens, last opened first, after the processes have ended."""
+    """Closes resources opened by later steps in reverse order, after the processes have exited."""
 
     def note(self, text: str, level: Level = "info") -> None:
         """Show a line to the user."""

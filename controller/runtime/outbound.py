@@ -1,7 +1,8 @@
-"""Sends what the coordinator wants sent: leases with their rows and prefixes, batches with their payloads, short words.
+"""Sends the coordinator's messages: leases with their rows and prefixes, batches with their payloads, and short
+messages.
 
-Owns: the message of each `Send...` effect, who turned out to be unreachable, which leases are evaluations. Refuses:
-deciding what to send (coordinator.py), writing to the ledger (it reads prefixes and payloads only).
+Makes the message of each `Send...` effect, and records unreachable peers and leases of evaluations. What is sent is
+decided in coordinator.py; of the ledger only prefixes and payloads are read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Rows(Protocol):
-    """Where the data row of a draw (training) or of an evaluation is found."""
+    """Access to the data row of a draw (training) or of an evaluation."""
 
     def train(self, group_id: int) -> Mapping[str, Any]: ...
 
@@ -41,26 +42,28 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How samples are drawn."""
+    """Settings of sampling tasks."""
 
     seed: int
     train_sampling: m.Sampling
     eval_sampling: m.Sampling
     segment_tokens: int = 0
     forced_lengths: Callable[[int, int], int] | None = None
-    """Tokens of the answer of (group, sample) in training, samples counted from 1; None: as they come."""
+    """Forced tokens of the answer of (group, sample) in training, samples counted from 1; None: not forced."""
     load_deadline_s: float = 120.0
-    """For a worker to get an announced version onto its host."""
+    """Deadline for a worker to fetch an announced version onto its host."""
 
 
 def stream_seed(seed: int, purpose: m.Purpose, group_id: int, sample_index: int) -> int:
-    """Key of one sample's random stream: 62 bits, a pure function of the run's seed and the sample's name."""
+    """Seed of one sample's random stream: 62 bits, a pure function of the run's seed and the sample's name."""
     name = f"{seed}/{purpose}/{group_id}/{sample_index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 2
 
 
 class Outgoing:
-    """Sends. `is_live(lease_id)`: the coordinator still wants it. `on_unreachable(name)`: removed from the hub."""
+    """Sends messages. `is_live(lease_id)`: whether the lease is still valid. `on_unreachable(name)`: called when a peer
+    is removed from the hub.
+    """
 
     def __init__(
         self,
@@ -78,11 +81,11 @@ class Outgoing:
         self._lost: list[WorkerLost] = []
 
     def is_eval(self, lease_id: int) -> bool:
-        """The lease was given for an evaluation that goes on."""
+        """Return whether the lease is for an evaluation in progress."""
         return lease_id in self._eval_leases
 
     def forget_ended_evals(self) -> None:
-        """An evaluation is over: its leases are not asked about any more."""
+        """Remove the leases of evaluations that have ended."""
         self._eval_leases = {lease_id for lease_id in self._eval_leases if self._is_live(lease_id)}
 
     def take_lost(self) -> list[WorkerLost]:
@@ -91,7 +94,7 @@ class Outgoing:
         return lost
 
     def leases(self, effect: SendLeases) -> bool:
-        """Those of the leases that are still wanted; False where none is.
+        """Send the leases that are still valid; return False if there is none.
 
         A later event of the same burst may have ended a lease that an earlier one made.
         """
@@ -101,7 +104,7 @@ class Outgoing:
         return bool(live)
 
     def batch(self, effect: SendBatch, counts: Counts) -> m.Batch:
-        """The batch with its payloads and the position that goes with it; returns what was sent."""
+        """Send the batch with its payloads and position; return the sent message."""
         position = m.RunPosition(
             ledger_seq=self._ledger.seq,
             drawn=counts.drawn,
@@ -120,7 +123,9 @@ class Outgoing:
         return batch
 
     def version(self, effect: SendVersion) -> None:
-        """Announce a version to the process it is meant for; a successor is announced one when it has joined."""
+        """Announce a version to the process it is addressed to; a successor receives an announcement when it has
+        joined.
+        """
         if self._is_replaced(effect):
             log.info("version %d is not announced to %s: it was started again", effect.version, effect.worker)
             return
@@ -134,21 +139,22 @@ class Outgoing:
         self.send(effect.worker, announcement)
 
     def release(self, effect: SendRelease) -> None:
-        """Ask for memory from the process it is meant for; a successor has none."""
+        """Request the process to release its memory; a successor has none."""
         if self._is_replaced(effect):
             log.info("%s is not asked to release its memory: it was started again", effect.worker)
             return
         self.send(effect.worker, m.ReleaseMemory(number=effect.number))
 
     def _is_replaced(self, effect: SendVersion | SendRelease) -> bool:
-        """Another process of this name is there than the one that the effect is meant for."""
+        """Return whether the process that the effect is addressed to was replaced by another of the same name."""
         info = self._hub.peers.get(effect.worker)
         return info is not None and info.incarnation != effect.incarnation
 
     def send(self, peer: str, message: m.Message) -> None:
-        """Send; a peer out of reach is removed: it says Hello again, and then both sides repeat what matters.
+        """Send a message; an unreachable peer is removed. When it sends Hello again, both sides repeat pending
+        messages.
 
-        A rollout worker's leases go on elsewhere meanwhile; a trainer asks for its batch again.
+        A rollout worker's leases continue on other workers meanwhile; a trainer requests its batch again.
         """
         if self._hub.send(peer, message):
             return

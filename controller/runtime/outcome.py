@@ -1,7 +1,6 @@
-"""How a run ends, as a value.
+"""How a run ends, as a value: `Outcome`, and `RunEnd`, which stores the first one.
 
-Owns: `Outcome`, `RunEnd` that holds the first one, the user's second signal as an error, refusals of the operating
-system in our words. Refuses: deciding that a run is over (coordinator.py, server.py).
+Also converts errors of the operating system. The end of a run is decided in coordinator.py and server.py.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from controller.coordinator.effects import EndStatus
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `error`: what its command raises in the end, if anything."""
+    """How a run ended. `error`: the exception that its command raises, if any."""
 
     status: EndStatus
     reason: str
@@ -24,21 +23,21 @@ class Outcome:
 
     @staticmethod
     def of(error: BaseException) -> Outcome:
-        """The end by an error."""
+        """Make the outcome of an error."""
         cause = as_operation(error)
         return Outcome("failed", str(cause), cause)
 
 
 class RunEnd:
-    """The end of a run, decided once. `over` wakes the server; the session reads the rest afterwards."""
+    """The end of a run, decided once. `over` wakes the server; the session reads the outcome afterwards."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
         self.outcome: Outcome | None = None
         self.is_hurried = False
-        """The user wants it over now: no wait for anybody."""
+        """The user requested an immediate end, without waiting for processes."""
         self.death: OperationError | None = None
-        """The last process that is lost and not restarted."""
+        """The last process that was lost and not restarted."""
 
     def decide(self, outcome: Outcome) -> None:
         """End the run; the first outcome counts."""
@@ -48,14 +47,16 @@ class RunEnd:
 
 
 class StoppedAtOnce(OperationError):
-    """The user asked twice."""
+    """Raised if the user requested the end twice."""
 
     def __init__(self) -> None:
         super().__init__("stopped at once; continue with areal-like resume")
 
 
 def as_operation(error: BaseException) -> Exception:
-    """A refusal of the operating system (disk full, too many files) as an error of ours: words, no traceback."""
+    """Convert an error of the operating system (disk full, too many files) to an OperationError, which prints no
+    traceback.
+    """
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         remedy = ""

@@ -1,9 +1,9 @@
-"""Processes that wait for a place on the cluster: since when, what for, and when it has been too long. Pure.
+"""Tracks processes that wait for a placement on the cluster, with the deadline `launch.ray.node_wait_s`. Pure.
 
-Owns: the deadline `launch.ray.node_wait_s`, and when such a wait is worth a word. Refuses: places (launch/cluster),
-what becomes of a process that gets none (supervisor.py).
+Placements are in launch/cluster; the consequences are in supervisor.py.
 
-A place may be missing because a node died and no other has room. That is no failed start: it costs no restart.
+A placement may be missing because a node failed and no other has the resources. This is not a failed start and does not
+count as a restart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TELL_AFTER_S = 10.0
-"""Ray needs seconds for every place, more on a busy machine; a longer wait is said."""
+"""Waits longer than this are reported. Ray needs seconds for every placement, more on a busy machine."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class _Wait:
 
 
 class PlaceWaits:
-    """`look` again and again at each process that runs or is on its way."""
+    """Waits of processes. Call `look` regularly for each process that runs or waits."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -30,11 +30,11 @@ class PlaceWaits:
 
     @property
     def names(self) -> list[str]:
-        """Who waits."""
+        """Processes that wait."""
         return list(self._waits)
 
     def look(self, name: str, awaited: str, now_s: float) -> str:
-        """What `name` waits for (empty: nothing). Returns why it is given up, once it has waited for too long."""
+        """Update what `name` waits for (empty: nothing). Returns the reason once it has waited too long."""
         if not awaited:
             if (wait := self._waits.pop(name, None)) is not None and wait.is_reported:
                 self._news.append(f"{name} is placed")
@@ -49,10 +49,10 @@ class PlaceWaits:
         return ""
 
     def forget(self, name: str) -> None:
-        """It has ended."""
+        """Remove a process that has exited."""
         self._waits.pop(name, None)
 
     def take_news(self) -> list[str]:
-        """What is worth a word since the last call."""
+        """Messages since the last call."""
         news, self._news = self._news, []
         return news

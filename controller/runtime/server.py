@@ -1,20 +1,20 @@
-"""The thin asyncio and ZeroMQ shell around the pure coordinator.
+"""The asyncio and ZeroMQ shell around the pure coordinator: loops, clock, stop and shutdown.
 
-Owns: the loops, the clock, stop and farewell. Refuses: decisions about samples (coordinator.py), reading messages
-(message_intake.py), the ledger's transaction and sends (effect_dispatcher.py), losses of processes (loss_handler.py),
-process life (supervisor.py), what is shown and written down (telemetry/).
+Decisions about samples are in coordinator.py, messages are read in message_intake.py, the ledger's transaction and
+sends are in effect_dispatcher.py, losses of processes in loss_handler.py and supervisor.py, display and files in
+telemetry/.
 
 Map of the loops, all in one TaskGroup:
 
 - `_receive` waits for the hub, at most RECEIVE_S; any process of the run wakes it. It handles messages in bursts.
-- `_tick` runs every TICK_S: a stop that was requested, processes (supervisor), deadlines (the coordinator's Tick),
-  requests, display, watchdog.
-- The restart of the trainer is one task for each loss, started by `_tick`, which goes on meanwhile. It waits for
-  ranks to be gone and a thread that reads checkpoints, both with deadlines of their own, then tells the coordinator.
+- `_tick` runs every TICK_S: a requested stop, processes (supervisor), deadlines (the coordinator's Tick), requests,
+  display, watchdog.
+- The restart of the trainer is one task for each loss, started by `_tick`, which continues meanwhile. It waits for the
+  ranks to exit and for a thread that reads checkpoints, both with their own deadlines, then notifies the coordinator.
 
 `run` waits for `RunEnd.over`. It is set by the coordinator's EndRun (effect_dispatcher.py), a fatal loss
 (loss_handler.py) or a second signal (`request_stop`); `run` then cancels every loop. An error in a loop ends the group
-and with it the run. The watchdog in `_tick` is the deadline of all of them.
+and with it the run. The watchdog in `_tick` is the deadline of all loops.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ log = logging.getLogger(__name__)
 RECEIVE_S = 0.2
 TICK_S = 0.2
 BURST = 256
-"""Messages handled before their ledger transaction is committed: bounds the delay of an acknowledgement."""
+"""Maximum messages of one ledger transaction, which limits the delay of an acknowledgement."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The few facts that the shell itself needs; times in seconds."""
+    """Settings of the shell; times in seconds."""
 
     tasks: TaskSettings
     num_steps: int
@@ -63,7 +63,7 @@ class ServerSettings:
 
 
 class Server:
-    """Runs one job until it is over. `run` returns the outcome; nothing of the run is lost whatever it is."""
+    """Runs one job until it is over. `run` returns the outcome; no recorded data is lost in any case."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Server:
     # ------------------------------------------------------------ life
 
     async def run(self, first_events: Sequence[Event]) -> Outcome:
-        """Serve until the run is over. `first_events` bring the coordinator to life (RunStarted, ...)."""
+        """Serve until the run is over. `first_events` start the coordinator (RunStarted, ...)."""
         try:
             self._dispatcher.handle([InboundEvent(event) for event in first_events])
             async with asyncio.TaskGroup() as self._group:
@@ -124,9 +124,9 @@ class Server:
         return self._group.create_task(work)
 
     def request_stop(self, reason: str) -> None:
-        """First call: finish the running step, save, end. Second call, or one after the end: no more waiting.
+        """First call: finish the current step, save, end. Second call, or a call after the end: do not wait any more.
 
-        Called by a signal at any time, so it only leaves word: `_tick` carries it out.
+        Called by a signal handler at any time, so it only records the request: `_tick` carries it out.
         """
         if self._end.outcome is not None:
             self._end.is_hurried = True
@@ -140,9 +140,9 @@ class Server:
             self._end.decide(Outcome("stopped", f"{reason} twice: stopped at once", StoppedAtOnce()))
 
     async def farewell(self, grace_s: float) -> None:
-        """Tell every process to end; what they have finished meanwhile is still recorded."""
+        """Notify every process to exit; samples that they have finished meanwhile are still recorded."""
         deadline_s = self._clock() + grace_s
-        with contextlib.suppress(OSError):  # a full disk is why the run ends
+        with contextlib.suppress(OSError):  # a full disk may be the reason of the end
             self._monitor.last()
         for name in list(self._hub.peers):
             self._dismiss(name, grace_s)
@@ -151,7 +151,7 @@ class Server:
         for _ in range(BURST):
             if not await self._take_last_words(0.0, 0.0):
                 break
-        with contextlib.suppress(OSError):  # a full disk is why the run ends
+        with contextlib.suppress(OSError):  # a full disk may be the reason of the end
             self._telemetry.journal.measure(
                 "counters", hub=dict(self._hub.counters), processes=self._telemetry.tally.totals()
             )
@@ -170,11 +170,11 @@ class Server:
         peer, message = received
         try:
             if isinstance(message, m.Hello):
-                self._dismiss(peer, grace_s)  # it came up only now
+                self._dismiss(peer, grace_s)  # it registered only now
             else:
                 self._take_in([received])
         except (UserError, OperationError, OSError) as error:
-            log.warning("at the end: %s", error)  # why the run ends is known already
+            log.warning("at the end: %s", error)  # the reason of the end is already known
         return True
 
     # ------------------------------------------------------------ messages in
@@ -187,7 +187,7 @@ class Server:
                 while received is not None:
                     burst.append(received)
                     received = await self._hub.receive(0.0) if len(burst) < BURST else None
-            finally:  # also when cancelled: what was taken from the hub is not thrown away
+            finally:  # also when cancelled: messages taken from the hub are not lost
                 self._take_in(burst)
 
     def _take_in(self, burst: Burst) -> None:

@@ -1,21 +1,21 @@
 """One session of a run in this process: from the lock on its folder to summary and exit status.
 
-Owns: the lifetime of everything a session opens. Refuses: which session it is (jobs.py), making and connecting the
-parts (composition.py), what happens while samples flow (server, coordinator), how processes are spawned (launch/),
-what an end leaves behind (conclusion.py), words on screen (display.py).
+Opens and closes all resources of a session. New and resumed runs are distinguished in cli/jobs.py, components are made
+in composition.py, samples are handled by server and coordinator, processes are started in launch/, the final output is
+in conclusion.py.
 
-Opened in this order, closed in the reverse one:
+Opened in this order, closed in reverse order:
 
-1. Ledger: the lock on the run's folder. Nothing of the folder is touched before.
+1. Ledger: the lock on the run's folder. Nothing in the folder is changed before.
 2. Log file, status file, signals, display, journal, metrics sinks.
-3. Launcher. A signal ends the session from here on, until the server takes signals over.
+3. Launcher. From here on a signal ends the session, until the server handles signals.
 4. Starting model; weight folder in shared memory.
 5. Hub; rendezvous folder of the trainer's ranks.
-6. Processes under supervision, then the server's loops (server.py has their map). `RunEnd` ends them.
+6. Supervised processes, then the server's loops (map in server.py). `RunEnd` ends them.
 
-Whatever happens, the end is the same: the server says farewell while processes finish, the hub is closed, the launcher
-stops the processes that are left, sinks write what waits, the status file says how it ended; then the exit stack gives
-back folders and shared memory, and closes the ledger at last. Summary and trace are written after that.
+The end is the same in all cases: the server notifies the processes and they finish, the hub is closed, the launcher
+stops the remaining processes, sinks write their queues, the status file records how the run ended; then the exit stack
+releases folders and shared memory, and closes the ledger last. Summary and trace are written after that.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from controller.wiring.process_specs import Addresses, reward_names
 
 FAREWELL_S = 10.0
 SINK_GRACE_S = 5.0
-"""Time for metrics sinks to write what waits, all together."""
+"""Time for all metrics sinks together to write their queues."""
 FAILED_GRACE_S = 5.0
-"""Time to end for processes of a run that failed: there is nothing left to save."""
+"""Time for processes of a failed run to exit: nothing is left to save."""
 
 
 @dataclass(frozen=True)
 class RunSession:
-    """One session of a run. `run` once."""
+    """One session of a run. Call `run` once."""
 
     config: RunConfig
     folder: RunFolder
@@ -84,7 +84,7 @@ class RunSession:
     """Continue although files of the run are missing or older than others (continuity.py)."""
 
     async def run(self) -> int:
-        """To the end; prints the summary and returns the exit status. Raises what ended it."""
+        """Run to the end; print the summary and return the exit status. Raises the error that ended it."""
         started_s = time.monotonic()
         result = SessionResult(Outcome("failed", "ended by an error of the controller"))
         launcher = launcher_for(self.config, self.folder)
@@ -102,7 +102,9 @@ class RunSession:
     # ------------------------------------------------------------ open
 
     def _open(self, launcher: Launcher, stack: contextlib.ExitStack) -> OpenSession:
-        """Everything but the metrics sinks, whose errors are the run's. Raises UserError: another has the run."""
+        """Open everything except the metrics sinks, whose errors are recorded as the run's. Raises UserError if another
+        controller has the run.
+        """
         folder, run_id = self.folder, self._run_id()
         home = storage.open_ledger_home(self.config, folder, run_id, stack)
         ledger = stack.enter_context(
@@ -137,7 +139,7 @@ class RunSession:
         )
 
     def _with_sinks(self, session: OpenSession) -> OpenSession:
-        """The session with its metrics sinks open. Raises UserError."""
+        """Open the metrics sinks of the session. Raises UserError."""
         sinks = open_sinks(self.config, self.folder, session.run_id, session.note)
         session.telemetry.journal.listen(sinks)
         return replace(session, telemetry=replace(session.telemetry, sinks=sinks))
@@ -148,7 +150,7 @@ class RunSession:
         return str(run_id)
 
     def _check_continuity(self, ledger: Ledger, run_id: str, home: LedgerHome | None) -> None:
-        """Raises UserError where the run's files disagree. A mirror is known to be as old as its last copy."""
+        """Raise UserError if the run's files are inconsistent. A mirror may be older than the run."""
         check_continuity(
             self.folder, ledger, run_id,
             accept_loss=self.accept_loss,
@@ -159,7 +161,7 @@ class RunSession:
     # ------------------------------------------------------------ serve
 
     async def _serve(self, session: OpenSession) -> SessionResult:
-        """From the first note to the last process that said goodbye."""
+        """Run from the first note to the exit of the last process."""
         await self._greet(session)
         storage.sweep_dead_folders()
         if not await session.signals.unless_asked(session.launcher.open(session.note)):
@@ -180,14 +182,16 @@ class RunSession:
             await hub.close()
 
     async def _greet(self, session: OpenSession) -> None:
-        """Show which run it is and which services it uses. Raises what is wrong with one."""
+        """Display the run and its services. Raises the error of a service that cannot be used."""
         session.note(f"run {self.folder.name}: {self.folder.root}")
         if self.config.reward.addresses:
             for line in await check_services(self.config):
                 session.note(line)
 
     async def _prepare(self, session: OpenSession, published_to: Path | None) -> Prepared | None:
-        """The starting model; None where a signal came first. An evaluation's is published at once, as version 0."""
+        """Prepare the starting model; None if a signal arrived first. An evaluation's model is published immediately,
+        as version 0.
+        """
         display, launcher = session.telemetry.display, session.launcher
         preparing = prepare(
             self.config, self.folder, launcher, display,
@@ -197,7 +201,7 @@ class RunSession:
             return await session.signals.unless_asked(preparing)
 
     def _start(self, session: OpenSession) -> StartingPoint:
-        """Where earlier sessions ended; the totals go on from there."""
+        """Find where earlier sessions ended; the totals continue from there."""
         start, ledger = StartingPoint(session.ledger.load()), session.ledger
         if not self.is_evaluation:
             start = find_start(
@@ -216,7 +220,7 @@ class RunSession:
         prepared: Prepared,
         weight_dir: Path,
     ) -> SessionResult:
-        """Compose the parts, start the processes, serve until the run is over, say farewell, count."""
+        """Make the components, start the processes, serve until the run is over, shut down, and count."""
         rewards = tuple([await session.launcher.address_for(name) for name in reward_names(self.config)])
         rendezvous = session.stack.enter_context(storage.rendezvous_folder())
         new_address = functools.partial(storage.rendezvous_address, rendezvous)
@@ -236,7 +240,7 @@ class RunSession:
         return SessionResult(outcome, counts, prepared.wall_s)
 
     def _first_events(self, start: StartingPoint, weight_dir: Path) -> list[Event]:
-        """What brings the coordinator to life. An evaluation has no trainer to publish its version."""
+        """The first events of the coordinator. An evaluation has no trainer that publishes its version."""
         events: list[Event] = [RunStarted(lineage=start.lineage, checkpoint_version=start.version)]
         if self.is_evaluation:
             manifest = WeightStore(weight_dir, self.config.trainer.weights.layout, keep=2).newest()
@@ -246,7 +250,7 @@ class RunSession:
     # ------------------------------------------------------------ close
 
     async def _end_processes(self, session: OpenSession, outcome: Outcome) -> None:
-        """Stop what runs, close the sinks, write down how it ended."""
+        """Stop running processes, close the sinks, record how the run ended."""
         grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
         await session.launcher.stop_all(grace_s, lambda: session.end.is_hurried)
         await session.launcher.close()
@@ -255,10 +259,10 @@ class RunSession:
         self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
 
     async def _close_sinks(self, session: OpenSession) -> None:
-        """Within SINK_GRACE_S: what a sink has not written by then is lost, and counted."""
+        """Close the sinks within SINK_GRACE_S: rows that a sink has not written by then are lost and counted."""
         grace_s = 0.0 if session.end.is_hurried else SINK_GRACE_S
         for news in await asyncio.to_thread(session.telemetry.sinks.close, grace_s):
-            with contextlib.suppress(OSError):  # a full disk is why the run ends
+            with contextlib.suppress(OSError):  # a full disk may be the reason of the end
                 session.telemetry.journal.measure("sink", **news.facts())
         for row in session.telemetry.sinks.take_rows():
             with contextlib.suppress(OSError):
@@ -267,7 +271,7 @@ class RunSession:
 
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
-    """The controller's own log, alongside those of its processes; the screen belongs to the display."""
+    """Log the controller to its own file, next to those of its processes; the terminal is used by the display."""
     handler, root = logging.FileHandler(path, encoding="utf-8"), logging.getLogger()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s controller %(name)s: %(message)s"))
     level = root.level

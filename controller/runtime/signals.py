@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM of a job, in the order of its life.
+"""Handling of SIGINT and SIGTERM of a job.
 
-Owns: the two handlers. Refuses: what a stop means (server.py).
+The meaning of a stop is defined in server.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Signals(contextlib.AbstractContextManager["Signals"]):
-    """SIGINT and SIGTERM as calls, in order of life: during preparation they end it, later the server decides."""
+    """Converts SIGINT and SIGTERM to calls: during preparation they end it, later they are passed to the server."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -43,13 +43,13 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
             self._handle(name)
 
     def hand_to(self, handle: Callable[[str], None]) -> None:
-        """From now on signals go to `handle(name)`; one that came just before is handed over as well."""
+        """Pass signals to `handle(name)` from now on, including one received just before."""
         self._handle = handle
         if self._asked.is_set():
             handle("a signal")
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None when a signal came first (the work is cancelled)."""
+        """The result of `work`, or None if a signal arrived first (the work is cancelled)."""
         task, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
         try:
             await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Where a session starts: the ledger's memory of earlier sessions and the checkpoint that the trainer continues from.
+"""Where a session starts: the state of earlier sessions in the ledger, and the checkpoint that the trainer continues
+from.
 
-Owns: `StartingPoint`, the totals of steps that survive a resume. Refuses: which checkpoint is whole
-(trainer_restart.py), whether the files of a run agree (continuity.py).
+Checkpoints are verified in trainer_restart.py, consistency of files in continuity.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from controller.telemetry.summary import Tally
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The state that the coordinator is restored from, and what the trainer starts from."""
+    """The state from which the coordinator is restored, and the trainer's starting checkpoint."""
 
     state: LedgerState
     version: int = 0
     checkpoint: Path | None = None
-    """None: the starting policy."""
+    """Checkpoint; None: the starting policy."""
 
     @property
     def lineage(self) -> str:
@@ -36,7 +36,7 @@ class StartingPoint:
 def find_start(
     folder: RunFolder, ledger: Ledger, state: LedgerState, display: Display, *, is_resume: bool, accept_loss: bool
 ) -> StartingPoint:
-    """The newest whole checkpoint that the ledger knows. Raises UserError where damage left none."""
+    """Find the newest intact checkpoint recorded in the ledger. Raises UserError if all are damaged."""
     found = find_checkpoint(folder.root, num_batches=len(state.batches), ledger_seq=ledger.seq)
     for words in found.left_out:
         display.note(words, "warning")
@@ -50,7 +50,7 @@ def find_start(
 
 
 def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint, metrics: Path) -> None:
-    """After a resume: what the surviving steps of earlier sessions consumed and scored is part of the run."""
+    """After a resume, add what the surviving steps of earlier sessions consumed and scored."""
     tally.is_resumed = start.state.num_lives > 0
     for batch in start.state.batches:
         if batch.step <= start.version:

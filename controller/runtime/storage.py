@@ -1,7 +1,6 @@
-"""Folders that a session needs besides the run folder: the ledger's, the weight store's, the one where ranks meet.
+"""Folders of a session other than the run folder: for the ledger, the weight store, and the rendezvous of ranks.
 
-Owns: where each lies, the ledger's lock, giving them back at the end (through the session's exit stack). Refuses: what
-is written there.
+Determines their location, acquires the ledger's lock, and removes them at the end (through the session's exit stack).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from controller.runtime.continuity import refuse_absent_ledger
 from controller.runtime.open_session import OpenSession
 
 MIN_STORE_BYTES = 64 << 20
-"""Shared memory asked for at least, also where the model's size is not known yet."""
+"""Minimum of shared memory, also if the model's size is not known yet."""
 
 
 def open_ledger_home(
     config: RunConfig, folder: RunFolder, run_id: str, stack: contextlib.ExitStack
 ) -> LedgerHome | None:
-    """Where the ledger is written when it is not in the run folder; it is mirrored there, at last when all ends."""
+    """Open the ledger's location if it is not in the run folder; it is mirrored there, for the last time at the end."""
     mirroring = launcher_of(config).mirroring(config.launch)
     if mirroring is None:
         return None
@@ -48,9 +47,9 @@ def open_ledger_home(
 def open_ledger(
     config: RunConfig, folder: RunFolder, run_id: str, home: LedgerHome | None, *, is_resume: bool, accept_loss: bool
 ) -> Ledger:
-    """The ledger, and with it the lock that makes the folder ours. Raises UserError when another has it.
+    """Open the ledger and acquire the lock of the folder. Raises UserError if another process has it.
 
-    A run that was stopped during its preparation has an empty one; one that has made progress cannot have none.
+    A run that was stopped during its preparation has an empty ledger; a run that has made progress must have one.
     """
     root = home.folder if home else folder.root
     if is_resume:
@@ -65,7 +64,7 @@ def open_ledger(
 
 @contextlib.asynccontextmanager
 async def mirrored(session: OpenSession, saved_version: Callable[[], int]) -> AsyncIterator[None]:
-    """Keep the run folder's copy of the ledger up to date meanwhile, where it is one."""
+    """Keep the run folder's copy of the ledger up to date meanwhile, if it is a mirror."""
     mirroring = launcher_of(session.config).mirroring(session.config.launch)
     if session.ledger_home is None or mirroring is None:
         yield
@@ -78,33 +77,33 @@ async def mirrored(session: OpenSession, saved_version: Callable[[], int]) -> As
 
 
 def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
-    """The weight store's folder, in shared memory where all the versions it holds at once have room."""
+    """Open the weight store's folder, in shared memory if all versions that are kept at once fit."""
     config, run_dir, stack = session.config, session.folder.root, session.stack
     weights = config.trainer.weights
     need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (weights.keep + 1))
     disk_dir = Path(weights.shared_dir) / session.run_id if weights.shared_dir else run_dir
     is_one_machine = launcher_of(config).is_one_machine
-    place = weights.place if is_one_machine else "disk"  # each node has its own memory
+    place = weights.place if is_one_machine else "disk"  # each node has its own shared memory
     folder = default_root(session.run_id, place, disk_dir, need_bytes)
     if place == "shm" and folder.is_relative_to(run_dir):
         session.note(f"no room in shared memory: weights are transferred through {folder}", "warning")
     with contextlib.suppress(OSError):  # without it the next run removes what a killed one has left
         stack.callback(reaper.start())
-    stack.callback(sweep_dead)  # what workers that were killed had put together
+    stack.callback(sweep_dead)  # files of killed workers
     stack.callback(WeightStore(folder, weights.layout, keep=2).close, remove=True)
     return folder
 
 
 def sweep_dead_folders() -> None:
-    """Remove what controllers and workers that were killed have left."""
+    """Remove folders left by killed controllers and workers."""
     sweep_dead()
-    sweep_dead(Path(tempfile.gettempdir()))  # rendezvous folders where there is no shared memory
+    sweep_dead(Path(tempfile.gettempdir()))  # rendezvous folders if there is no shared memory
 
 
 def rendezvous_address(folder: Path) -> str:
-    """Where the trainer's ranks find each other: a file that only this user can open; another one each time they start.
+    """Address of the rendezvous of the trainer's ranks: a file that only this user can open, a new one for each start.
 
-    On a cluster the first one's seat finds a port of its own node instead.
+    On a cluster a port of the first rank's node is used instead.
     """
     return f"file://{folder / secrets.token_hex(8)}"
 
@@ -113,7 +112,7 @@ def rendezvous_address(folder: Path) -> str:
 def rendezvous_folder() -> Iterator[Path]:
     """A temporary folder with file locks, which the file system of the run folder may lack.
 
-    In shared memory where there is any: TMPDIR may be on a network file system too.
+    In shared memory if available: TMPDIR may also be on a network file system.
     """
     place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="areal_like-ranks-", dir=place))

@@ -1,20 +1,19 @@
-"""Keeps the processes of a run alive within their budgets, and says what happened to them.
+"""Starts, monitors and restarts the processes of a run within their restart limits, and reports losses.
 
-Owns: start, first sign of life, silence, exit, restart with backoff. Refuses: what a loss means for samples (the
-coordinator's): it returns `Loss`es for the server to report there.
+Detects start, first message, silence and exit, and restarts with backoff. The consequences of a loss for samples are
+decided by the coordinator; `Loss`es are returned for the server to report.
 
-A process ends in one of five ways: as requested (no news), by the user's mistake (status 2: the run ends with its
-words), by an accident within its restart budget (started again), by an accident beyond it (permanent), or because it
-announced that it leaves (a rollout worker on a spot machine) and may: not started again. Any other leaving without
-having been asked is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was
-seen: what the process said just before is read first.
+A process ends in one of five ways: as requested (not reported), by a user error (status 2: the run ends with its
+message), by a failure within its restart limit (restarted), by a failure beyond it (permanent), or because it announced
+that it drains (a rollout worker on a spot machine) and is allowed to: not restarted. Any other exit without a request
+is also a failure, even with a Goodbye and status 0. An exit is evaluated LAST_WORDS_S after it was detected, so that
+the last messages of the process are read first.
 
-The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when
-rank 0 does. When one dies, ranks that merely say that they lost it are judged after it, and all of them start again
-together, within one budget, once `renew` has said from where and none of the old ones is left.
+The trainer's ranks except the first have no connection to the controller: only their processes are monitored, and they
+exit when rank 0 does. When one fails, ranks that only report its loss are evaluated after it, and all of them restart
+together, counted as one restart, after `renew` has set their new address and all old ones have exited.
 
-A process on its way to a cluster's node is not judged by the time of a start before it has its place
-(placement_waits.py).
+The start deadline of a process on a cluster begins when it has its placement (placement_waits.py).
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ log = logging.getLogger(__name__)
 BACKOFF_S = (0.0, 1.0, 3.0, 10.0)
 """Wait before the first, second, ... restart of a process; the last value repeats."""
 LAST_WORDS_S = 0.3
-"""From the exit of a process to its judgement: its last messages are on their way."""
+"""Delay between the exit of a process and its evaluation, for its last messages to arrive."""
 LEAVE_S = 30.0
-"""From the announcement of a process that it leaves to its end; then it is killed."""
+"""Time between the announcement of a process that it drains and its exit; then it is killed."""
 SECONDARY_FAILURE = "RankLost"
-"""Begins the last words of a rank that ended because another one did."""
+"""Prefix of the last message of a rank that exited because another one did."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that is gone (for now, or for good)."""
+    """A lost process, temporarily or permanently."""
 
     name: str
     role: Role
@@ -56,11 +55,13 @@ class Loss:
     is_permanent: bool
     returncode: int | None = None
     may_live: bool = False
-    """It was killed, and its end is not seen yet: it may still hold memory. `Supervisor.take_ended` names it then."""
+    """It was killed, but its exit is not detected yet: it may still have memory. `Supervisor.take_ended` returns it
+    later.
+    """
 
     @property
     def is_divergence(self) -> bool:
-        """Not the process is at fault, but the policy it was given."""
+        """Whether the cause is a diverged policy, not the process."""
         return self.returncode == DIVERGED
 
 
@@ -74,15 +75,15 @@ class SupervisedProcess:
     restarts: int = 0
     started_s: float = field(init=False)
     start_due_s: float | None = None
-    """When to start it (again); None: it runs, or is not wanted."""
+    """Time of its next start; None: it runs, or will not be started."""
     has_reported: bool = field(init=False)
-    """It said Hello since its last start."""
+    """It sent Hello since its last start."""
     is_held: bool = False
-    """It is not started before `renew` has said how."""
+    """It is not started before `renew` was called."""
     log_start: int = 0
-    """Length of its log when it was started last."""
+    """Length of its log at its last start."""
     leaves_by_s: float | None = None
-    """It announced that it leaves, for good, and is gone by then; None: it stays."""
+    """Deadline of its exit after it announced that it drains; None: it does not drain."""
 
 
 class Supervisor:
@@ -96,25 +97,27 @@ class Supervisor:
         self._place_waits = PlaceWaits(node_wait_s)
         self._supervised: dict[str, SupervisedProcess] = {}
         self._exits: list[tuple[float, Exit]] = []
-        """Seen at, not judged yet."""
+        """Exits by time of detection, not evaluated yet."""
         self._kill_reason: dict[str, str] = {}
-        """Processes to end, with the reason."""
+        """Processes to kill, with the reason."""
         self._ended: list[str] = []
-        """Processes whose end was seen, since it was asked for last."""
+        """Processes whose exit was detected since the last call."""
         self.restarts = 0
 
     def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
-        """Put a process under supervision; `tick` starts it."""
+        """Add a process; `tick` starts it."""
         spec.save(spec_path)
         self._supervised[spec.name] = SupervisedProcess(spec, spec_path, max_restarts, start_due_s=now_s)
 
     def reported(self, name: str) -> None:
-        """The process said Hello."""
+        """Record the Hello of a process."""
         if process := self._supervised.get(name):
             process.has_reported = True
 
     def release(self, name: str) -> None:
-        """The process has done its work, or was asked to end: its exit is no surprise and it is not started again."""
+        """Release a process that has done its work, or was requested to exit: its exit is expected and it is not
+        restarted.
+        """
         self._place_waits.forget(name)
         process = self._supervised.pop(name, None)
         if process is not None and process.spec.num_ranks > 1 and process.spec.rank == 0:
@@ -122,71 +125,73 @@ class Supervisor:
                 self.release(follower)
 
     def leaving(self, name: str, now_s: float) -> None:
-        """The process announced that it leaves: its end is no accident, and it is not started again."""
+        """Record that the process announced that it drains: its exit is expected, and it is not restarted."""
         if (process := self._supervised.get(name)) and process.leaves_by_s is None:
             process.leaves_by_s = now_s + LEAVE_S
 
     def is_leaving(self, name: str) -> bool:
-        """It announced that it leaves for good, or has left."""
+        """Return whether it announced that it drains, or has drained."""
         process = self._supervised.get(name)
         return process is None or process.leaves_by_s is not None
 
     def end(self, name: str, reason: str) -> None:
-        """Others wait for this process in vain: `tick` kills it and starts it again, within its budget."""
+        """End a process for which others wait in vain: `tick` kills and restarts it, within its restart limit."""
         self._kill_reason[name] = reason
 
     def lost_touch(self, name: str, now_s: float) -> None:
-        """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
+        """Record that it cannot be reached: it must send Hello again within the start deadline, or counts as lost."""
         if process := self._supervised.get(name):
             process.has_reported, process.started_s = False, now_s
 
     @property
     def names(self) -> list[str]:
-        """Processes under supervision, and those that have not ended yet."""
+        """Supervised processes, and released ones that have not exited yet."""
         return [*self._supervised, *self._launcher.names]
 
     def watches(self, name: str) -> bool:
-        """The process is under supervision: it runs, or will be started again."""
+        """Return whether the process is supervised: it runs, or will be restarted."""
         return name in self._supervised
 
     def watches_role(self, role: Role) -> bool:
-        """Some process of this role is under supervision."""
+        """Return whether a process of this role is supervised."""
         return bool(self.names_of(role))
 
     def names_of(self, role: Role) -> list[str]:
-        """Processes of this role under supervision."""
+        """Supervised processes of this role."""
         return [name for name, process in self._supervised.items() if process.spec.role == role]
 
     def is_running(self, name: str) -> bool:
-        """The process lives."""
+        """Return whether the process is running."""
         return self._launcher.is_running(name)
 
     def living(self, role: Role) -> list[str]:
-        """Those of this role whose process has not ended yet, also where it was killed."""
+        """Processes of this role that have not exited yet, including killed ones."""
         return [name for name in self.names_of(role) if self._launcher.is_running(name)]
 
     def is_pool_unplaced(self) -> bool:
-        """The trainer, or every rollout worker or reward service, waits for places on the cluster."""
+        """Return whether the trainer, or every rollout worker or reward service, waits for placements on the
+        cluster.
+        """
         waiting = set(self._place_waits.names)
         pools = [set(self.names_of(role)) for role in ("rollout", "reward")]
         return bool(waiting & set(self.names_of("trainer"))) or any(pool and pool <= waiting for pool in pools)
 
     def take_news(self) -> list[str]:
-        """Words on processes that wait for a place, since the last call."""
+        """Messages about processes that wait for a placement, since the last call."""
         return self._place_waits.take_news()
 
     def take_ended(self) -> list[str]:
-        """Processes that are gone, whatever the reason, since the last call; not where a new one has reported already.
+        """Processes that have exited for any reason since the last call, unless a new one has already registered.
 
-        What they said last was read before.
+        Their last messages were read before.
         """
         ended, self._ended = self._ended, []
         return [name for name in ended if name not in self._hub.peers]
 
     async def tick(self, now_s: float) -> list[Loss]:
-        """Start what is due, and look at who ended or fell silent.
+        """Start processes that are due, and check for exits and silence.
 
-        Raises UserError (a process says the user must change something), OperationError (it cannot be started).
+        Raises UserError (reported by a process), OperationError (a process cannot be started).
         """
         self._exits += [(now_s, end) for end in self._launcher.reap()]
         due = [end for seen_s, end in self._exits if now_s - seen_s >= LAST_WORDS_S]
@@ -196,7 +201,7 @@ class Supervisor:
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         losses.extend(self._end_condemned(now_s))
-        if losses:  # they are reported before any successor can say Hello
+        if losses:  # reported before any successor can send Hello
             return losses
         is_old_group_here = any(self._lingers(name) for name in self.names_of("trainer"))
         for name, process in list(self._supervised.items()):
@@ -258,7 +263,7 @@ class Supervisor:
         return losses
 
     def _on_the_way(self, process: SupervisedProcess, now_s: float) -> list[Loss]:
-        """It waits for its place, or it has one and is to report."""
+        """Return whether it waits for its placement, or has one and has not registered yet."""
         name = process.spec.name
         awaited = self._launcher.awaits(name)
         if why := self._place_waits.look(name, awaited, now_s):
@@ -275,7 +280,7 @@ class Supervisor:
         return [self._lose(process, f"no heartbeat within {self._startup_timeout_s:g} s of its start", now_s)]
 
     def _has_ended(self, name: str) -> bool:
-        """Its exit was seen and is judged in a moment."""
+        """Return whether its exit was detected and is not evaluated yet."""
         return any(end.name == name and not end.expected for _, end in self._exits)
 
     def _lose(
@@ -305,20 +310,20 @@ class Supervisor:
         return Loss(process.spec.name, process.spec.role, reason, is_permanent, returncode, may_live)
 
     def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
-        """The trainer's ranks, which wait to be started again, start with the changed spec."""
+        """Start the trainer's ranks, which wait for their restart, with the changed spec."""
         for process in self._supervised.values():
             if process.is_held:
                 process.spec, process.is_held = change(process.spec), False
                 process.spec.save(process.spec_path)
 
     def _tail(self, name: str) -> str:
-        """The end of what the process wrote since it was started."""
+        """The end of the process's log since its start."""
         process = self._supervised.get(name)
         return tail_of(self._launcher.log_of(name), start=process.log_start if process is not None else 0)
 
     def died(self, loss: Loss) -> OperationError:
         """The error that ends a run because of this loss: ProcessDied with the end of the process's own log, unless its
-        last words say it all.
+        last message is sufficient.
         """
         if loss.is_divergence:
             return OperationError(loss.reason)
@@ -326,7 +331,7 @@ class Supervisor:
         return ProcessDied(loss.name, loss.returncode if loss.returncode is not None else -9, tail)
 
     def states(self) -> Mapping[str, str]:
-        """What each process does now, by name."""
+        """Current state of each process, by name."""
         found = {}
         for name, process in self._supervised.items():
             info = self._hub.peers.get(name)
@@ -345,7 +350,7 @@ class Supervisor:
         return found
 
     def processes(self) -> dict[str, ProcessNow]:
-        """The same with all that is known of each process."""
+        """All known facts of each process."""
         found = {}
         for name, state in self.states().items():
             now = ProcessNow(
@@ -361,5 +366,5 @@ class Supervisor:
         return found
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor time so far by process, the controller's own included; those it is not known of are left out."""
+        """Processor time so far by process, including the controller; unknown ones are left out."""
         return self._launcher.cpu_seconds()

@@ -1,10 +1,11 @@
-"""How fast each rollout worker samples, from the counters of its heartbeats.
+"""Measures the sampling speed of each rollout worker from the counters of its heartbeats.
 
-Owns: `SpeedGauge`. Refuses: sockets (counters are handed in), what follows from a speed (routing.py).
+The use of speeds is in coordinator/routing.py.
 
-Tokens and decode steps per second in which some slot was busy. A batch of three makes fewer tokens than a full one on
-the same device, and a full one fewer steps; so both gauges rise at once and fall slowly: they say what the worker can
-do, not how much it has to do. An answer cannot be faster than one token a step, however idle its worker is.
+Tokens and decode steps per second in which some slot was busy. A batch of three generates fewer tokens per second than
+a full one on the same device, and a full one makes fewer steps. Both gauges therefore rise immediately and fall slowly:
+they measure what the worker can do, not its present load. An answer cannot be faster than one token per step, however
+idle its worker is.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BUSY_S = 1.0
-"""Busy time that one reading spans at least."""
+"""Minimum busy time of one reading."""
 FADE = 0.9
-"""Weight of what was known, where a reading is lower."""
+"""Weight of the previous value if a reading is lower."""
 NEWS = 0.05
-"""A change by less than this share is not reported."""
+"""A smaller relative change is not reported."""
 
 
 @dataclass
@@ -38,9 +39,9 @@ class SpeedGauge:
         self._readings: dict[str, _Reading] = {}
 
     def read(self, name: str, incarnation: str, counters: Mapping[str, float]) -> tuple[float, float] | None:
-        """The worker's tokens and steps per second, where one has changed; None where there is no news.
+        """The worker's tokens and steps per second if one has changed, else None.
 
-        An engine that counts no steps has 0 of them.
+        For an engine that does not count steps they are 0.
         """
         tokens, steps, busy_s = (counters.get(key, 0.0) for key in ("tokens", "steps", "busy_s"))
         last = self._readings.get(name)

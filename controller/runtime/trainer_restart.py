@@ -1,11 +1,10 @@
-"""A trainer that died: from which checkpoint it starts again, and as what.
+"""Chooses the checkpoint from which a lost trainer restarts (also used by `resume`), and the name of its lineage.
 
-Owns: the choice of the checkpoint (also for `resume`), the lineage's name. Refuses: judging who died and whether there
-is a budget left (supervisor.py), replaying batches (coordinator.py).
+Whether it restarts is decided in supervisor.py; batches are replayed by coordinator.py.
 
-The disk says what checkpoints there are: a crash may have come between a checkpoint and its report, and runs are moved.
-It is looked at once every rank is gone, or one might still complete what was passed over. A thread reads every byte of
-the checkpoint; the run goes on meanwhile.
+Existing checkpoints are determined from the disk, because a crash may occur between a checkpoint and its report, and
+runs may be moved. The disk is read when every rank has exited; otherwise one might still complete a checkpoint. A
+thread reads every byte of the checkpoint while the run continues.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ from controller.wiring.checkpoints import checkpoint_problem, checkpoints_on_dis
 log = logging.getLogger(__name__)
 
 GONE_S = 30.0
-"""From the kill of all ranks to their end."""
+"""Time limit between the kill of all ranks and their exit."""
 GONE_POLL_S = 0.05
 READ_S = 1800.0
-"""To find the newest checkpoint that is whole: every byte of it is read."""
+"""Time limit of finding the newest intact checkpoint, of which every byte is read."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The checkpoint to continue from; `path` None: none, so from the starting policy. left_out: others, and why."""
+    """The checkpoint to continue from; `path` None: none, so the starting policy is used. left_out: skipped ones, with
+    reasons.
+    """
 
     version: int = 0
     path: Path | None = None
@@ -44,9 +45,10 @@ class Found:
 
 
 def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Found:
-    """The newest that is whole on disk and that the ledger knows: it holds `num_batches` steps in `ledger_seq` facts.
+    """Find the newest intact checkpoint on disk that is recorded in the ledger, which has `num_batches` steps in
+    `ledger_seq` facts.
 
-    Reads every byte of it. No trainer of the run may live: what one left half done when it was killed is undone first.
+    Reads every byte of it. No trainer of the run may be running: incomplete files of a killed one are removed first.
     """
     repair_checkpoints(run_dir)
     left_out: list[str] = []
@@ -60,7 +62,7 @@ def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Foun
 
 
 class TrainerRestart:
-    """`begin` for each loss of the trainer that is within its budget."""
+    """Restarts the trainer. Call `begin` for each loss within the restart limit."""
 
     def __init__(
         self,
@@ -71,15 +73,18 @@ class TrainerRestart:
         num_lineages: int,
         new_address: Callable[[], str],
     ) -> None:
-        """num_lineages: that the ledger knows, the present one included. new_address: where the ranks meet next."""
+        """num_lineages: number of lineages in the ledger, including the present one. new_address: returns where the
+        ranks meet next.
+        """
         self._run_dir, self._ledger, self._supervisor = run_dir, ledger, supervisor
         self._num_lineages, self._new_address = num_lineages, new_address
 
     async def begin(self, loss: Loss) -> tuple[TrainerRestarted, list[str]]:
-        """Prepare the trainer's next life: its processes start when they may, the coordinator takes the event.
+        """Prepare the restart of the trainer; return the event for the coordinator, and messages on checkpoints that
+        cannot be used.
 
-        Also returns words on checkpoints that cannot be used. The caller lets the coordinator take the event before
-        anything else happens: it holds the batches that are recorded now. Raises LedgerError, DeadlineExceeded.
+        The caller must pass the event to the coordinator before any other event: it contains the batches recorded now.
+        Raises LedgerError, DeadlineExceeded.
         """
         await self._until_all_are_gone()
         num_batches, ledger_seq = len(self._ledger.batches_after(0)), self._ledger.seq
@@ -109,7 +114,9 @@ class TrainerRestart:
         return event, found.left_out
 
     async def _until_all_are_gone(self) -> None:
-        """Every rank was killed by now. One that the kernel holds on to delays its successor (supervision), not us."""
+        """Wait until all ranks have exited. A killed rank that the kernel has not released delays its successor, but
+        not this wait.
+        """
         due_s = time.monotonic() + GONE_S
         while names := self._supervisor.living("trainer"):
             if time.monotonic() > due_s:
@@ -119,13 +126,13 @@ class TrainerRestart:
 
 
 async def _in_thread(work: Callable[[], Found]) -> Found:
-    """As asyncio.to_thread, in a thread that nobody waits for: a run that is to end now does not read to the end."""
+    """Like asyncio.to_thread, but in a daemon thread, so that the end of the run does not wait for it."""
     found: Future[Found] = Future()
 
     def live() -> None:
         try:
             found.set_result(work())
-        except BaseException as error:  # the fault boundary of this thread: the caller raises it
+        except BaseException as error:  # fault boundary of this thread: the caller raises the exception
             found.set_exception(error)
 
     found.set_running_or_notify_cancel()

@@ -1,7 +1,6 @@
-"""`owned-waits` for the whole run: it makes progress, or it ends with a message that says who waits for whom.
+"""`owned-waits` for the whole run: if it makes no progress, it ends with a message about the current waits.
 
-Owns: two deadlines, of any progress and of an end that was asked for. Refuses: knowing what progress is (it compares),
-ending anything.
+Has two deadlines: for any progress, and for a requested stop. Progress is only compared, not interpreted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from areal_like.errors import DeadlineExceeded
 
 
 class Watchdog:
-    """Looked at on every tick. Times in seconds of the caller's clock."""
+    """Checked on every tick. Times in seconds of the caller's clock."""
 
     def __init__(self, *, stall_after_s: float, stop_grace_s: float, now_s: float) -> None:
         self._stall_after_s, self._stop_grace_s = stall_after_s, stop_grace_s
@@ -22,14 +21,15 @@ class Watchdog:
         self._stop_due_s: float | None = None
 
     def stop_requested(self, now_s: float) -> None:
-        """The running step and its checkpoint are due within the grace from now."""
+        """Start the deadline of the current step and its checkpoint after a requested stop."""
         if self._stop_due_s is None:
             self._stop_due_s = now_s + self._stop_grace_s
 
     def look(self, now_s: float, progress: object, waits: Sequence[str]) -> str:
-        """A warning, once per stall, when half of the patience is gone; else nothing. Raises DeadlineExceeded.
+        """Return a warning, once per stall, when half of the limit has passed; else an empty text. Raises
+        DeadlineExceeded.
 
-        progress: anything that differs from the last look's as soon as something useful happened.
+        progress: a value that changes whenever something useful happened.
         """
         words = "; ".join(waits) or "no reason reported"
         if self._stop_due_s is not None and now_s > self._stop_due_s:

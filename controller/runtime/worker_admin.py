@@ -1,10 +1,11 @@
-"""What is asked of a run that goes on: rollout workers drained or added, a checkpoint; and how fast its workers are.
+"""Handles requests to a running run: drain or add rollout workers, save a checkpoint; and reports workers' speeds.
 
-Owns: granting requests, who is asked to leave, what the coordinator learns of it. Refuses: samples (the coordinator's),
-starting and ending processes (supervisor.py), the files of a request (control_requests.py).
+Samples are handled by the coordinator, processes are started and ended in supervisor.py, files of requests are in
+control_requests.py.
 
-A worker that leaves on notice and one that is drained go the same way: it says Draining, hands its leases back, says
-Goodbye. The only one there is stays: a drain is refused, and one that leaves all the same is started again.
+A worker that receives a spot notice and one that is drained by request behave the same: it sends Draining, returns its
+leases, sends Goodbye. The only worker is not drained: a request is refused, and if it exits nevertheless, it is
+restarted.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from controller.runtime.throughput_gauge import SpeedGauge
 Say = Callable[[str], None]
 MAX_SAVERS = 64
 SHUTDOWN_S = LEAVE_S / 3
-"""Time a drained worker has for its last answers and their acknowledgement."""
+"""Time for a drained worker to send its last answers and receive their acknowledgement."""
 
 
 class WorkerAdmin:
-    """`tick` often; `draining` and `goodbye` when a rollout worker says so.
+    """Call `tick` often, and `draining` and `goodbye` for the messages of a rollout worker.
 
-    `add_worker()` puts a new worker under supervision and returns its name.
+    `add_worker()` adds a new worker to the supervisor and returns its name.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class WorkerAdmin:
         self._add_worker, self._say = add_worker, say
         self._gauge = SpeedGauge()
         self._leaving: set[str] = set()
-        """Those that may leave; of a burst of announcements the coordinator hears only later."""
+        """Workers allowed to drain; the coordinator is notified of a burst of announcements only later."""
         self._pending_checkpoints: list[tuple[int, str]] = []
-        """Requests for a checkpoint that the trainer has not answered: the version it was at, and the request's key."""
+        """Requests for a checkpoint without an answer of the trainer: its version at that time, and the request's
+        key.
+        """
 
     def tick(self, now_s: float) -> list[InboundEvent]:
-        """Grant what was asked for; tell of speeds that changed."""
+        """Handle requests; report changed speeds."""
         events = [
             event for request in self._requests.take() if (event := self._handle_request(request, now_s)) is not None
         ]
@@ -63,7 +66,7 @@ class WorkerAdmin:
         return events
 
     def draining(self, worker: str, now_s: float) -> InboundEvent:
-        """The worker announced that it leaves."""
+        """Handle the announcement of a worker that it drains."""
         if self._coordinator.can_spare({worker, *self._leaving}):
             self._let_leave(worker, now_s)
         return self._reported(worker)
@@ -77,7 +80,9 @@ class WorkerAdmin:
         self._supervisor.leaving(worker, now_s)
 
     def goodbye(self, worker: str, reason: str) -> InboundEvent:
-        """The worker's last word. Who announced it, or was asked to, is gone for good; others the supervisor judges."""
+        """Handle the worker's Goodbye. A worker that announced its exit, or was requested to, is permanently removed;
+        others are evaluated by the supervisor.
+        """
         self._leaving.discard(worker)
         is_gone = self._supervisor.is_leaving(worker)
         if is_gone:
@@ -107,7 +112,7 @@ class WorkerAdmin:
         return self._reported(request.worker)
 
     def _ask_for_checkpoint(self, request: Request) -> None:
-        """Answered when the trainer has: checkpoint_saved, checkpoint_failed."""
+        """Request a checkpoint; the request is answered by checkpoint_saved or checkpoint_failed."""
         if len(self._pending_checkpoints) >= MAX_SAVERS:
             self._requests.answer(request.key, "too many requests are pending", is_granted=False)
         elif not self._hub.send("trainer", m.SaveCheckpoint(reason="requested by a command")):
@@ -117,20 +122,20 @@ class WorkerAdmin:
             self._pending_checkpoints.append((self._coordinator.trained, request.key))
 
     def checkpoint_saved(self, version: int, path: str) -> None:
-        """A checkpoint is complete: a command that asked for one when the trainer was no further has it."""
+        """Handle a complete checkpoint: answer the requests made when the trainer had reached at most this version."""
         for asked, key in self._pending_checkpoints:
             if asked <= version:
                 self._requests.answer(key, path, is_granted=True)
         self._pending_checkpoints = [(asked, key) for asked, key in self._pending_checkpoints if asked > version]
 
     def checkpoint_failed(self, reason: str) -> None:
-        """It could not be written, or the trainer is gone."""
+        """Handle a failed checkpoint, or the loss of the trainer."""
         for _, key in self._pending_checkpoints:
             self._requests.answer(key, reason, is_granted=False)
         self._pending_checkpoints.clear()
 
     def _refusal(self, worker: str) -> str:
-        """Why this worker cannot be drained now; empty where it can."""
+        """Why this worker cannot be drained now; empty if it can."""
         info = self._hub.peers.get(worker)
         if info is None or info.role != "rollout":
             known = ", ".join(sorted(name for name, peer in self._hub.peers.items() if peer.role == "rollout"))

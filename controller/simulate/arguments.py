@@ -1,7 +1,4 @@
-"""The arguments of `areal-like simulate`.
-
-Owns: their names and words. Refuses: meaning (command.py).
-"""
+"""Arguments of `areal-like simulate`. The command is in command.py."""
 
 from __future__ import annotations
 

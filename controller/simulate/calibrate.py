@@ -1,9 +1,10 @@
-"""Costs of a machine from a run made on it: straight lines through what its processes counted.
+"""Costs of a machine, fitted linearly to the counters of a run on it.
 
-Owns: the fits. Refuses: reading files (report/data.py does), simulating.
+Files are read in report/data.py.
 
 Between two pulses a worker was busy for  a x decode steps + b x tokens + c x prefilled tokens;  a step of the trainer
-took  d + e x tokens.  Least squares with no negative coefficient; d is 0 where batches are too much alike to tell.
+took  d + e x tokens.  Least squares without negative coefficients; d is 0 if batch sizes are too similar to determine
+it.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ FEWEST_STEPS = 5
 NEEDED = {"tokens", "step_s", "num_sampled_tokens", "num_samples"}
 WORK = ("steps", "tokens", "prefill_tokens")
 BORROWED = "shared_prefill_tokens"
-"""Of prompts that another answer of the group had computed. Simulated engines compute each prompt, so the cost of a
-prefilled token is that of one of either kind."""
+"""Prompt tokens that were reused from another answer of the group. Simulated engines compute every prompt, so the cost
+per prefilled token is averaged over both kinds.
+"""
 SPREAD = 2.0
-"""Of batches' tokens the highest tenth over the lowest, from which on a step's fixed part can be distinguished from
-its tokens' part; one odd batch does not count. Where they are more alike, a line through them ends anywhere: from nine
-runs of 5,000 tokens a step it foretold steps of a quarter of them 97 % too long on average, a line through 0 17 % too
-short."""
+"""Minimum ratio of the highest to the lowest tenth of batches' tokens for determining a step's fixed cost; single
+outliers are ignored. With more similar batches the intercept of a line is not determined: fitted to nine runs of 5,000
+tokens a step, it predicted steps of a quarter of the tokens 97 % too long on average, and a line through 0 17 % too
+short.
+"""
 TENTHS = 11
-"""Steps from which on one of them is less than a tenth."""
+"""Minimum steps: a single step is then less than a tenth."""
 FIRST_STEP = 2
-"""Earlier steps pay for the start of everything."""
+"""Earlier steps include startup costs."""
 
 
 def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
-    """The costs that a run's own figures show, and its mean prompt in tokens. Raises UserError for too short a run."""
+    """Fit the costs of a run; return also its mean prompt in tokens. Raises UserError if the run is too short."""
     data = RunData.load(folder, max_samples=1)
     work, busy_s = _rollout(data)
     if len(busy_s) < FEWEST_PULSES:
@@ -61,8 +64,10 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
 
 
 def other_threads(measured: RunConfig, planned: RunConfig) -> str | None:
-    """Why costs of one job on this machine are not those of another, as words about threads; None if they may be."""
-    on_cores: list[Role] = []  # on a GPU hardly any of the work is the threads'
+    """Why costs of one job on this machine differ from those of another, as text about threads; None if they may be
+    equal.
+    """
+    on_cores: list[Role] = []  # on a GPU the threads do hardly any of the work
     if planned.rollout.engine.device == "cpu":
         on_cores.append("rollout")
     if planned.trainer.device == "cpu":
@@ -101,7 +106,7 @@ def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _training(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds of a trainer's step whatever its size, and of a token in it."""
+    """Fixed seconds of a trainer's step, and seconds per token."""
     tokens, seconds = (np.asarray([step[key] for step in steps], np.float64) for key in ("tokens", "step_s"))
     low, high = np.quantile(tokens, [0.1, 0.9])
     if len(tokens) < TENTHS or high < SPREAD * low:

@@ -1,6 +1,6 @@
-"""`areal-like simulate`: a config on machines that need not exist.
+"""`areal-like simulate`: simulates a config on machines that need not exist.
 
-Owns: from arguments to a setup, and what is printed. Refuses: simulating (plan.py), the arguments (arguments.py).
+Converts arguments to a setup and prints the result. The simulation is in plan.py, the arguments in arguments.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT_GPU, DEFAULT_GPUS, DEFAULT_SHARE = "h800", 8, 0.75
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
-    """Simulate what was asked for, print it, and return the exit status. Raises UserError."""
+    """Run the requested simulations, print them, and return the exit status. Raises UserError."""
     trials = simulated(arguments, describe=not arguments.json)
     if arguments.json:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
@@ -53,9 +53,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
 
 def simulated(arguments: argparse.Namespace, *, describe: bool) -> list[plan.Trial]:
-    """Every plan that was asked for, simulated. Raises UserError.
+    """Simulate every requested plan. Raises UserError.
 
-    describe: print first what is simulated.
+    describe: first print what is simulated.
     """
     variants = [plan.parse_sweep(text) for text in arguments.sweep]
     if arguments.calibrate:
@@ -88,13 +88,13 @@ def simulated(arguments: argparse.Namespace, *, describe: bool) -> list[plan.Tri
 
 
 def print_trials(trials: Sequence[plan.Trial], arguments: argparse.Namespace) -> None:
-    """The table, and the best plan as settings of the config."""
+    """Print the table, and the best plan as settings of the config."""
     _print(trials)
     _print_overrides(trials, arguments)
 
 
 def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """A measured run's costs are those of its own machines. Raises UserError."""
+    """Raise UserError for machine options together with --calibrate: measured costs are those of the run's machines."""
     machine = ("gpu", "gpus", "rollout_share", "tp", "model", "efficiency")
     conflicting = [*(f"--sweep {key}" for key, _ in variants if key in plan.MACHINE_KEYS),
             *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
@@ -107,7 +107,7 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
 
 
 class MeasuredRun:
-    """The run that --calibrate names. Raises UserError where there is none."""
+    """The run given by --calibrate. Raises UserError if there is none."""
 
     def __init__(self, name: str) -> None:
         self.folder = RunFolder(find_run(name).root)
@@ -116,13 +116,13 @@ class MeasuredRun:
         self._reported: set[str] = set()
 
     def costs(self, slots: int) -> tuple[Measured, int]:
-        """Its costs for engines of so many slots, and its mean prompt. Raises UserError where it is too short."""
+        """Its costs for engines with the given slots, and its mean prompt. Raises UserError if it is too short."""
         if slots not in self._costs:
             self._costs[slots] = calibrate(self.folder, slots=slots)
         return self._costs[slots]
 
     def warn(self, config: RunConfig) -> None:
-        """Say once why its costs are not those of a job, if so."""
+        """Print once why its costs differ from those of a job, if they do."""
         words = other_threads(self._config, config)
         if words is not None and words not in self._reported:
             self._reported.add(words)
@@ -130,7 +130,7 @@ class MeasuredRun:
 
 
 def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun | None = None) -> plan.Setup:
-    """What the arguments describe. Raises UserError."""
+    """Make the setup from the arguments. Raises UserError."""
     setup = plan.Setup(
         config=config,
         lengths=_lengths(arguments.lengths or (str(run.folder.root) if run else ""), config),
@@ -159,7 +159,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
 
 
 def _lengths(argument: str, config: RunConfig) -> Lengths:
-    """Those given, else those that the config forces, else a guess from the longest answer."""
+    """The given lengths, else the config's forced lengths, else an estimate from the maximum length."""
     return parse_lengths(argument, config.sampling.max_new_tokens) if argument else assumed_lengths(config)
 
 
@@ -234,7 +234,7 @@ def _print(trials: Sequence[plan.Trial]) -> None:
 
 
 def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace) -> None:
-    """The best plan as settings, and whether it fits its GPUs."""
+    """Print the best plan as settings, and whether it fits its GPUs."""
     chosen = plan.best(trials)
     settings = overrides_of(chosen)
     if not settings:
@@ -258,7 +258,7 @@ def _histogram(staleness: Mapping[int, int]) -> str:
 
 
 def facts(trial: plan.Trial) -> dict[str, Any]:
-    """One trial as plain data."""
+    """Convert one trial to plain data."""
     o = trial.outcome
     return {
         "varied": dict(trial.varied), "workers": trial.num_workers, "trainer_gpus": trial.trainer_gpus,

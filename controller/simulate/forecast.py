@@ -1,6 +1,6 @@
-"""How long a run takes and what it costs, before it starts: the simulator on the GPUs and the split that a config has.
+"""Predicts duration and cost of a run before it starts, by simulating the config's GPUs and split.
 
-Owns: `forecast` and its words. Refuses: simulating (plan.py), looking for other splits (`areal-like simulate`).
+The simulation is in plan.py; other splits are compared by `areal-like simulate`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from controller.data.forced_lengths import forced_lengths
 from controller.simulate import plan
 
 NUM_STEPS = 10
-"""Simulated; the rest goes on as these."""
+"""Number of simulated steps; the rest is extrapolated."""
 CHEAP_SAMPLES = 20_000
-"""A job of more samples than this in NUM_STEPS is simulated for fewer steps, with whole groups as the unit of work."""
+"""A job with more samples in NUM_STEPS is simulated for fewer steps, with whole groups as leases."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run would take, by the simulator. lengths: of answers, as they were assumed."""
+    """Predicted duration of a run. lengths: the assumed lengths of answers."""
 
     step_s: float
     hours: float
@@ -36,14 +36,14 @@ class Forecast:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all GPUs together."""
+        """Total GPU-hours."""
         return self.hours * self.gpus
 
 
 def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = None) -> Forecast:
-    """Simulate the start of a run on `hardware.gpu`. Raises UserError where it cannot be simulated.
+    """Simulate the start of a run on `hardware.gpu`. Raises UserError if it cannot be simulated.
 
-    lengths: of answers; None: those that the config forces, else log-normal with a third of the longest as mean.
+    lengths: lengths of answers; None: the config's forced lengths, else log-normal with a third of the maximum as mean.
     """
     if not all(device.startswith("cuda") for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
@@ -74,7 +74,7 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
 
 
 def assumed_lengths(config: RunConfig) -> Lengths:
-    """Those that the config forces, else a guess from the longest answer."""
+    """The config's forced lengths, else an estimate from the maximum length."""
     if (forced := forced_lengths(config)) is not None:
         return forced.lengths
     cap = config.sampling.max_new_tokens

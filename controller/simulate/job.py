@@ -1,6 +1,6 @@
-"""A simulated job, and what came of it.
+"""A simulated job (`Job`) and its result (`Outcome`).
 
-Owns: `Job`, `Outcome` and what follows from their numbers. Refuses: simulating (world.py), machines (plan.py).
+The simulation is in world.py, the machines in plan.py.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from areal_like.staleness import Mode, OnStale
 from controller.coordinator.events import RoutingPolicy
 
 MAX_LEASES = 1_000_000
-"""Samples above which a lease is a whole group."""
+"""Number of samples above which a lease is a whole group."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained. Without defaults: what the configuration decides (RunConfig has them)."""
+    """The job to simulate. Fields without defaults are determined by the configuration."""
 
     groups_per_step: int
     group_size: int
@@ -34,29 +34,29 @@ class Job:
     routing: RoutingPolicy
     affinity: float
     migration: bool
-    """Running answers move to idle workers. Not where a lease is a whole group."""
+    """Running answers move to idle workers. Not supported if a lease is a whole group."""
     min_gain_s: float
     updates_per_step: int
     passes_per_batch: int = 1
-    """Over each batch; 1 where the costs are of a measured run, which hold its passes already."""
+    """Passes over each batch; 1 with costs of a measured run, which already include its passes."""
     prompt_tokens: int = 200
     reward_s: float = 0.0
     seed: int = 1
     heartbeat_s: float = 30.0
-    """Between two reports of a worker's speed and its answers so far, which only migration asks for."""
+    """Seconds between two reports of a worker's speed and tokens, which only migration uses."""
     num_tail_steps: int = 0
-    """Last steps that do not count, as the first ones: no new groups start towards the end of a job."""
+    """Last steps that are not counted, because no new groups start at the end of a job."""
     by_group: bool | None = None
     """A lease is a whole group; None: in jobs of more than MAX_LEASES samples."""
 
     @property
     def mean_length(self) -> float:
-        """Of an answer, in tokens, by estimate."""
+        """Estimated mean tokens of an answer."""
         return _mean_length(self.lengths, self.seed)
 
     @property
     def is_by_group(self) -> bool:
-        """A lease is a whole group."""
+        """Whether a lease is a whole group."""
         if self.by_group is not None:
             return self.by_group
         return self.groups_per_step * self.group_size * self.num_steps > MAX_LEASES
@@ -64,55 +64,55 @@ class Job:
 
 @functools.lru_cache
 def _mean_length(lengths: Lengths, seed: int) -> float:
-    """Estimated by draws, which takes longer than a step of a small job."""
+    """Mean length estimated by draws. Cached, because it takes longer than a step of a small job."""
     return lengths.mean_length(seed)
 
 
 @dataclass
 class Outcome:
-    """What happened. Times in seconds, after the warm-up (`first_step`)."""
+    """Result of a simulation. Times in seconds, after the warm-up (`first_step`)."""
 
     steps: int
-    """Up to the last that counts."""
+    """Number of steps up to the last counted one."""
     wall_s: float
-    """From the end of step `first_step` to the end of the last that counts."""
+    """Time from the end of step `first_step` to the end of the last counted step."""
     first_step: int
     total_s: float
-    """From the job's start to there."""
+    """Time from the job's start to the end of the last counted step."""
     tokens: float
-    """Sampled tokens of the steps counted in wall_s."""
+    """Sampled tokens consumed by the counted steps."""
     samples: int
     trainer_wait_share: float
     rollout_idle_share: float
     rollout_paused_share: float
     rollout_prefill_share: float
     train_s: float
-    """Mean time the trainer computes a step."""
+    """Mean computing time of a step."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Groups by staleness."""
     imbalance: float = 1.0
     mean_batch: float = 0.0
     """Mean sequences in a worker's batch while it decodes."""
     generated_per_s: float = 0.0
-    """Tokens a second that the workers sample, consumed or not, while they have something to do."""
+    """Tokens per second that the workers sample, consumed or not, while they have work."""
 
     @property
     def step_s(self) -> float:
-        """Mean seconds a step."""
+        """Mean seconds per step."""
         return self.wall_s / max(1, self.steps - self.first_step)
 
     @property
     def tokens_per_s(self) -> float:
-        """Consumed tokens a second."""
+        """Consumed tokens per second."""
         return self.tokens / self.wall_s if self.wall_s > 0 else math.nan
 
     @property
     def samples_per_s(self) -> float:
-        """Consumed samples a second."""
+        """Consumed samples per second."""
         return self.samples / self.wall_s if self.wall_s > 0 else math.nan
 
     @property
     def staleness_mean(self) -> float:
-        """Over groups."""
+        """Mean staleness over groups."""
         total = self.staleness.total()
         return sum(value * count for value, count in self.staleness.items()) / total if total else math.nan

@@ -1,6 +1,6 @@
-"""The best plan as settings of the config: what to write into the YAML file, or behind the command.
+"""Converts the best plan to settings of the config, for the YAML file or the command line.
 
-Owns: `overrides_of`, `unfit_words`. Refuses: choosing the plan (plan.py), memory (config/memory/).
+The plan is chosen in plan.py; memory is estimated in config/memory/.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from controller.simulate import plan
 
 
 def overrides_of(trial: plan.Trial) -> list[str]:
-    """`key=value` of everything by which the plan's machines and varied keys differ from the config that was given.
+    """`key=value` for every difference between the plan's machines and varied keys and the given config.
 
-    Empty where costs were measured: the machines are the config's own then. In `mode: sync`, where each phase has all
-    GPUs, engines and trainer share them.
+    Empty with measured costs, because the machines are then the config's own. In `mode: sync`, in which each phase uses
+    all GPUs, engines and trainer share them.
     """
     setup, config = trial.setup, trial.setup.config
     varied = [f"{key}={value}" for key, value in trial.varied.items() if key not in plan.MACHINE_KEYS]
@@ -49,7 +49,9 @@ def overrides_of(trial: plan.Trial) -> list[str]:
 
 
 def _engine_settings(config: RunConfig, devices: int) -> dict[str, str]:
-    """Settings for workers of so many GPUs: of the configured engine, else of the first that can."""
+    """Settings for workers with the given number of GPUs: of the configured engine, else of the first engine that
+    supports it.
+    """
     own = configured_engine(config).settings_for_devices(devices)
     if own is not None:
         return own

@@ -1,7 +1,4 @@
-"""A sweep as a picture: throughput and waits over what was varied.
-
-Owns: the figure. Refuses: numbers (plan.py).
-"""
+"""Draws a sweep: throughput and waits over the varied keys."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ WIDTH_IN, HEIGHT_IN = 9.0, 4.2
 def draw(trials: Sequence[Trial], path: Path) -> None:
     """Write the picture (.png, .svg or .pdf by its name): the first varied key along x, the others as lines.
 
-    Raises UserError where it cannot be written.
+    Raises UserError if it cannot be written.
     """
     import matplotlib
 

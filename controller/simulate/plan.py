@@ -1,7 +1,6 @@
-"""One simulated job or many: a config laid over machines on paper, varied, and compared.
+"""Simulates one or many jobs: a config on assumed machines, varied in a sweep, and compared.
 
-Owns: `Setup` (config and machines), the sweep, the choice of the best. Refuses: events (world.py), drawing
-(picture.py).
+`Setup` is a config with machines. Events are in world.py, drawing in picture.py.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from controller.simulate.job import Job, Outcome
 from controller.simulate.world import World
 
 MACHINE_KEYS = ("gpus", "rollout_share", "tp")
-"""What a sweep varies alongside keys of the config."""
+"""Names that a sweep can vary in addition to keys of the config."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class Setup:
     model: Model | None = None
     gpus: int = 8
     rollout_share: float = 0.75
-    """Of the GPUs, in modes where rollout and trainer have their own; in `sync` each phase has all."""
+    """Share of the GPUs for rollout, in modes with separate GPUs; in `sync` each phase uses all."""
     split: tuple[int, int] | None = None
-    """GPUs of rollout and of the trainer; None: by rollout_share."""
+    """GPUs of rollout and of the trainer; None: determined by rollout_share."""
     tp: int | None = None
-    """GPUs of one rollout worker; None: as many as the weights need."""
+    """GPUs of one rollout worker; None: as many as the weights require."""
     reached: Efficiencies = field(default_factory=Efficiencies)
     measured: Measured | None = None
     prompt_tokens: int = 200
@@ -65,13 +64,13 @@ class Trial:
     num_workers: int
     trainer_gpus: int
     wall_s: float
-    """Time the simulation took."""
+    """Duration of the simulation."""
 
 
 def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
-    """Run one. Raises UserError where the machines cannot hold the job."""
+    """Simulate one setup. Raises UserError if the job does not fit the machines."""
     job = job_of(setup)
-    if setup.measured is not None:  # as fast as the machine it was measured on, so workers report as often as there
+    if setup.measured is not None:  # on a measured machine workers report as often as in the measured run
         job = replace(job, heartbeat_s=setup.config.launch.heartbeat_s)
     costs, num_workers, trainer_gpus = machines_of(setup)
     held = setup.config.worker_capacity
@@ -81,9 +80,9 @@ def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
 
 
 def job_of(setup: Setup) -> Job:
-    """The job that the config describes, going on after `num_steps` for as long as it runs ahead.
+    """The job of the config, extended after `num_steps` by the steps that generation runs ahead.
 
-    Those steps do not count: for them nothing is left to generate, which would flatter asynchrony.
+    The last steps are not counted: no generation is left for them, which would favour asynchrony.
     """
     config = setup.config
     bound = config.staleness.bound
@@ -160,7 +159,9 @@ def sweep(
     make: Callable[[tuple[str, ...]], Setup], variants: Sequence[tuple[str, Sequence[str]]],
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:  # fmt: skip
-    """Every combination of the values. make: the setup with further `key=value` overrides. Raises UserError."""
+    """Simulate every combination of the values. make: makes the setup with further `key=value` overrides. Raises
+    UserError.
+    """
     trials = []
     for values in itertools.product(*(choices for _, choices in variants)):
         varied = dict(zip((key for key, _ in variants), values, strict=True))
@@ -191,7 +192,7 @@ def _with_machine(setup: Setup, key: str, text: str) -> Setup:
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
-    """`key=a,b,c`. Raises UserError."""
+    """Parse `key=a,b,c`. Raises UserError."""
     key, _, values = text.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not key or not found:
@@ -200,7 +201,7 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The one with most samples a second; of those within 2 % of it the freshest (lowest mean staleness)."""
+    """The trial with the lowest mean staleness of those within 2 % of the most samples per second."""
     top = max(trial.outcome.samples_per_s for trial in trials)
     near = [trial for trial in trials if trial.outcome.samples_per_s >= 0.98 * top]
     return min(near, key=lambda trial: (trial.outcome.staleness_mean, -trial.outcome.samples_per_s))

@@ -1,6 +1,6 @@
-"""What a simulated job is measured by, step by step.
+"""Measurements of a simulated job: which steps are counted, and the numbers of the outcome.
 
-Owns: `Record`: which steps count, and the figures of the outcome. Refuses: events (world.py).
+Events are in world.py.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from areal_like.packing import partition
 from controller.simulate.job import Job, Outcome
 
 DEALT_STEPS = 8
-"""Steps whose batch is really dealt to the ranks; later ones take their mean imbalance."""
+"""Steps whose batch is distributed to the ranks by the real code; for later steps the mean imbalance is used."""
 
 
 class Record:
-    """Filled by the world while it runs."""
+    """Measurements, filled by the world during the simulation."""
 
     def __init__(self, job: Job) -> None:
         self._last = last = job.num_steps - job.num_tail_steps
         self.first = min(last - 1, max(1, last // 5))
-        """The steps after this one are counted, up to `_last`."""
+        """Steps after this one are counted, up to `_last`."""
         self.imbalances: list[float] = []
-        """Heaviest rank's tokens over the mean, of the batches that were really dealt."""
+        """Ratio of the largest rank's tokens to the mean, for the batches distributed by the real code."""
         self._waits_s: list[float] = []
         self._train_s: list[float] = []
         self._ends_s: list[float] = []
@@ -34,10 +34,10 @@ class Record:
         self._samples: list[int] = []
         self._staleness: list[Counter[int]] = []
         self._spent: dict[int, np.ndarray] = {}
-        """Of the workers, after the steps between which it is counted."""
+        """Work of the workers at the first and the last counted step."""
 
     def batch(self, lengths: Sequence[int], staleness: Counter[int], *, wait_s: float, train_s: float) -> None:
-        """The trainer begins a step. staleness: groups by it; wait_s: how long it had nothing to do."""
+        """Record the start of a step. staleness: groups by staleness; wait_s: idle time of the trainer before it."""
         self._tokens.append(sum(lengths))
         self._samples.append(len(lengths))
         self._staleness.append(staleness)
@@ -45,28 +45,28 @@ class Record:
         self._train_s.append(train_s)
 
     def imbalance(self, lengths: Sequence[int], ranks: int) -> float:
-        """Heaviest rank's tokens over the mean, by the dealing that runs in production; of DEALT_STEPS batches."""
+        """Ratio of the largest rank's tokens to the mean, by the production code, for DEALT_STEPS batches."""
         if len(self.imbalances) < DEALT_STEPS:
             loads = [sum(lengths[i] for i in share) for share in partition(lengths, ranks)]
             self.imbalances.append(max(loads) * ranks / sum(loads))
         return sum(self.imbalances) / len(self.imbalances)
 
     def step_ended(self, now_s: float) -> None:
-        """A version is published."""
+        """Record a published version."""
         self._ends_s.append(now_s)
 
     @property
     def wants_workers(self) -> bool:
-        """`workers` is due after this step."""
+        """Return whether `workers` must be called after this step."""
         return len(self._ends_s) in (self.first, self._last)
 
     def workers(self, replicas: Sequence[Replica]) -> None:
-        """What they have spent so far; bring them to now before."""
+        """Record the workers' work so far; they must be brought up to date before."""
         spent = [(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in replicas]
         self._spent[len(self._ends_s)] = np.asarray(spent).sum(axis=0)
 
     def outcome(self, num_workers: int) -> Outcome:
-        """Of the whole job."""
+        """Make the outcome of the job."""
         done, first = self._last, self.first
         assert len(self._ends_s) >= done
         counted = slice(first, done)

@@ -1,7 +1,6 @@
-"""What simulated workers tell of answers that have not ended: tokens so far, speeds, samples handed back.
+"""Reports of simulated workers on unfinished answers: tokens so far, speeds, returned samples.
 
-Owns: `Lease`, and the events that a heartbeat and a recall make of a worker. Refuses: when they are made (world.py),
-what follows from them (the coordinator's migration).
+Makes the events of heartbeats and recalls. Their time is decided in world.py; migration is decided by the coordinator.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from controller.runtime.throughput_gauge import SpeedGauge
 
 @dataclass(slots=True)
 class Lease:
-    """A lease of a worker, until all its answers have ended."""
+    """A lease of a worker, until all its answers are finished."""
 
     group_id: int
     index: int
     worker: int
     left: int
-    """Answers that have not ended: one, or those of a whole group."""
+    """Unfinished answers: one, or those of a whole group."""
     first_version: int = NO_VERSION
 
 
 class Reporter:
-    """Knows which sequence belongs to which lease, and with which version a moved one began."""
+    """Maps sequences to leases, and records the first version of moved samples."""
 
     def __init__(self) -> None:
         self._gauge = SpeedGauge()
         self._sequences: dict[int, Sequence] = {}
         self._began: dict[tuple[int, int], int] = {}
-        """First version of samples that were handed back, by group and index."""
+        """First version of returned samples, by group and index."""
 
     def began(self, lease_id: int, lease: Lease, sequence: Sequence) -> None:
-        """A worker has taken a lease of one sample."""
+        """Record that a worker has started a lease of one sample."""
         self._sequences[lease_id] = sequence
         lease.first_version = self._began.pop((lease.group_id, lease.index), NO_VERSION)
 
     def ended(self, lease_id: int) -> None:
-        """The sample is reported as finished."""
+        """Remove a sample that is reported as finished."""
         self._sequences.pop(lease_id, None)
 
     def heartbeat(self, replica: Replica, leases: dict[int, Lease]) -> list[Event]:
-        """Tokens of the running answers, and the worker's speed where it has changed."""
+        """Tokens of the running answers, and the worker's speed if it has changed."""
         events: list[Event] = []
         parts = [self._part(replica, sequence, leases[sequence.lease_id]) for sequence in replica.active]
         if parts:
@@ -57,7 +56,7 @@ class Reporter:
         return events
 
     def returned(self, replica: Replica, lease_ids: Iterable[int], leases: dict[int, Lease]) -> list[Event]:
-        """Take these off the worker; what has ended meanwhile stays."""
+        """Remove these samples from the worker, except those that finished meanwhile."""
         events: list[Event] = []
         for lease_id in lease_ids:
             lease = leases.get(lease_id)
@@ -73,7 +72,7 @@ class Reporter:
         return events
 
     def _part(self, replica: Replica, sequence: Sequence, lease: Lease) -> PartialReport:
-        """Everything it has, from the first token on: the coordinator keeps what is new to it."""
+        """All its tokens, from the first on: the coordinator keeps those that are new."""
         tokens = int(replica.tokens_of(sequence))
         if lease.first_version == NO_VERSION:
             tokens = 0

@@ -1,11 +1,11 @@
-"""A whole job under a virtual clock: simulated workers and trainer around the real coordinator.
+"""Simulates a job under a virtual clock: simulated workers and trainer around the real coordinator.
 
-Owns: the queue of events, and what each effect of the coordinator does to the machines. Refuses: how long things take
-and answers are (areal_like/emulation), the figures of the outcome (record.py), sweeping (plan.py).
+Manages the queue of events and applies the coordinator's effects to the machines. Durations and lengths are in
+areal_like/emulation, measurements in record.py, sweeps in plan.py.
 
-The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
-time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are notified
-of a version at the same moment load it at the same moment, and the coordinator learns of it at once.
+The trainer requests one batch ahead, like the real one. Rewards take `reward_s` each, in parallel. Messages take no
+time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are notified of
+a version at the same time load it at the same time, and the coordinator is notified immediately.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from controller.simulate.record import Record
 from controller.simulate.reporter import Lease, Reporter
 
 GRID_PARTS = 8
-"""Where a lease is a group, answers end on multiples of this part of their mean length: several at once."""
+"""If a lease is a group, answers end on multiples of this part of their mean length, so that several end at once."""
 GROUP_STRIDE_TOKENS = 4096.0
-"""There the rate is looked at again after so many tokens at the latest."""
+"""In that case the rate is recomputed after at most this many tokens."""
 DRAWN_GROUPS = 256
-"""Groups whose lengths are drawn at once."""
+"""Number of groups whose lengths are drawn at once."""
 MOST_TOKENS = 32_768
-"""Longest answer where lengths have no cap: what the coordinator assumes before it has seen any."""
+"""Maximum length if lengths are unlimited, used by the coordinator for its first estimates."""
 NEVER_S = 1e18
-"""Deadlines that machines on paper cannot miss."""
+"""Deadlines that simulated machines cannot miss."""
 
 
 class World:
-    """`run()` once."""
+    """One simulation. Call `run` once."""
 
     def __init__(self, job: Job, costs: Costs, num_workers: int, *, held: int | Ordered[int] | None = None) -> None:
-        """held: samples each worker holds at most, waiting ones included; None: twice what it decodes at once."""
+        """held: maximum samples of each worker, including waiting ones; None: twice the number it decodes at once."""
         self.job, self.costs = job, costs
         self._is_by_group = job.is_by_group
         per_lease = job.group_size if self._is_by_group else 1
         self._group_size = job.group_size // per_lease
         self._at_once = min(per_lease, costs.slots)
-        """Answers of a lease that start together."""
+        """Number of answers of a lease."""
         mean = job.mean_length
         samples = held or 2 * costs.max_sequences(job.prompt_tokens + mean)
         each = [samples] * num_workers if isinstance(samples, int) else samples
@@ -80,7 +80,7 @@ class World:
         self._staging = [False] * num_workers
         self._leases: dict[int, Lease] = {}
         self._lengths: dict[int, tuple[list[int], list[int]]] = {}
-        """By group: see `_draw`."""
+        """Lengths by group; see `_draw`."""
         self._is_moving = job.migration and not job.is_by_group and num_workers > 1
         self._reporter = Reporter()
         self._drawn: deque[tuple[list[int], list[int]]] = deque()
@@ -102,7 +102,9 @@ class World:
             SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
             EndRun: self._end,
         }
-        """What effects of the coordinator do; SendVersion: see `_handle`. Others are about files and sockets."""
+        """Handlers of the coordinator's effects; for SendVersion see `_handle`. Other effects concern files and
+        sockets.
+        """
         self._serial = 0
         self._wake_at = [math.inf] * num_workers
         self._batches: dict[int, SendBatch] = {}
@@ -116,7 +118,7 @@ class World:
     # ------------------------------------------------------------ the clock
 
     def run(self) -> Outcome:
-        """Simulate to the end."""
+        """Run the simulation to its end."""
         self._handle(RunStarted(lineage="l0"))
         joining = zip(self._replicas, self._capacities, strict=True)
         self._handle(*(WorkerJoined(worker=r.name, incarnation="0", capacity=held) for r, held in joining))
@@ -189,7 +191,7 @@ class World:
         self._refill(worker)
 
     def _draw(self) -> tuple[list[int], list[int]]:
-        """Answer lengths of the next group; and once more, ascending and on the grid, where a group is a lease."""
+        """Answer lengths of the next group; if a lease is a group, also sorted and rounded to the grid."""
         if not self._drawn:
             lengths = self.job.lengths.draw_groups(self._rng, self.job.group_size, DRAWN_GROUPS)
             cells = np.maximum(1, np.rint(np.asarray(lengths) / (self._grid or 1))).astype(np.int64)
@@ -197,14 +199,14 @@ class World:
         return self._drawn.popleft()
 
     def _catch_up(self, worker: int) -> None:
-        """Bring the worker to now, and report what ended."""
+        """Advance the worker to the current time, and report finished answers."""
         replica = self._replicas[worker]
         replica.advance(self._now_s)
         if ended := self._ended(replica):
             self._at(self._now_s, self._report_ended, ended)
 
     def _ended(self, replica: Replica) -> list[int]:
-        """Leases of which all answers have ended."""
+        """Leases whose answers have all ended."""
         found: list[int] = []
         for sequence in replica.take_ended():
             lease = self._leases[sequence.lease_id]
@@ -214,14 +216,14 @@ class World:
         return found
 
     def _report_ended(self, lease_ids: list[int]) -> None:
-        """Once the answers have their rewards."""
+        """Report answers when they have their rewards."""
         if self.job.reward_s:
             self._at(self._now_s + self.job.reward_s, self._finish, lease_ids)
         else:
             self._finish(lease_ids)
 
     def _report(self) -> None:
-        """A heartbeat of every worker: its answers so far, and its speed."""
+        """Make a heartbeat of every worker: its answers so far, and its speed."""
         events: list[Event] = []
         for worker, replica in enumerate(self._replicas):
             self._catch_up(worker)
@@ -232,7 +234,9 @@ class World:
             self._at(self._now_s + self.job.heartbeat_s, self._report)
 
     def _hand_back(self, recall: SendRecall) -> None:
-        """What the worker still holds of these goes back with its tokens; it is leased to another one at once."""
+        """Return the worker's remaining leases of these with their tokens; they are immediately leased to another
+        worker.
+        """
         worker = self._index[recall.worker]
         self._catch_up(worker)
         events = self._reporter.returned(self._replicas[worker], recall.lease_ids, self._leases)
@@ -268,7 +272,7 @@ class World:
 
     def _wake(self, worker: int, time_s: float) -> None:
         if self._wake_at[worker] != time_s:
-            return  # repriced since
+            return  # outdated: its time was recomputed
         self._wake_at[worker] = math.inf
         replica = self._replicas[worker]
         replica.advance(self._now_s)
@@ -306,7 +310,7 @@ class World:
         self._drained(workers)
 
     def _drained(self, workers: Iterable[int]) -> None:
-        """Those of them that wait for nothing else take the new version."""
+        """Swap the new version in on workers that have no running answers."""
         ready = [w for w in workers if not self._replicas[w].is_admitting and not self._replicas[w].num_active]
         for worker in ready:
             self._replicas[worker].is_admitting = True
@@ -348,7 +352,7 @@ class World:
             self._handle(BatchRequested(step=self._asked))
 
     def _batches_missing(self) -> tuple[int, ...]:
-        """The step asked for and not answered, if any."""
+        """The requested step without an answer, if any."""
         answered = self._asked <= self._trained + self._is_training or self._asked in self._batches
         return () if answered or not self._asked else (self._asked,)
 
@@ -389,7 +393,7 @@ class World:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No event leaves a cycle behind; looking for some among all that lives only takes time."""
+    """Disable garbage collection: events leave no reference cycles, and the collection takes time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
-"""What a running job shows: a live table with bars on a terminal, plain lines anywhere else.
+"""Display of a running job: a live table with bars on a terminal, otherwise plain lines.
 
-Owns: what is shown when. Refuses: collecting numbers (summary.py), words and layout of steps (step_table.py) and of
-progress (progress.py), deciding anything.
+Decides what is shown when. Numbers are collected in summary.py; step lines are in step_table.py, progress in
+progress.py.
 
-Plain lines carry no control characters, and no kind of them comes more often than PLAIN_EVERY_S (steps) or
-PROGRESS_EVERY_S (the rest); what is left out there is in metrics.jsonl. On a terminal the last table stays.
+Plain lines contain no control characters, and no kind of line is printed more often than every PLAIN_EVERY_S (steps) or
+PROGRESS_EVERY_S (the rest); omitted ones are in metrics.jsonl. On a terminal the last table remains.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ PLAIN_EVERY_S = 1.0
 PROGRESS_EVERY_S = 5.0
 MOST_ROWS = 12
 OTHER_LINES = 12
-"""Lines of a terminal that are left to what is not the table of steps."""
+"""Lines of a terminal reserved for everything except the table of steps."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of the run right now."""
+    """Current state of the run."""
 
     version: int
     waits: Sequence[str]
     states: Mapping[str, str]
-    """What each process does, by name."""
+    """State of each process, by name."""
     counts: Mapping[str, object]
     elapsed_s: float
     progress: Sequence[Progress] = ()
-    """Of the steps, and of evaluations that go on."""
+    """Progress of the steps, and of evaluations in progress."""
     is_resumed: bool = False
     """`elapsed_s` counts from the last resume."""
 
 
 @dataclass
 class Display:
-    """Shows a job. Use as a context manager; every method may be called at any rate."""
+    """Displays a job. Use as a context manager; every method may be called at any rate."""
 
     kind: Literal["auto", "live", "plain"] = "auto"
     console: Console = field(default_factory=Screen)
@@ -66,18 +66,18 @@ class Display:
     _snapshot: Snapshot | None = None
     _progress: Progress | None = None
     _shown_s: dict[str, float] = field(default_factory=dict)
-    """When a plain line of each kind was last shown."""
+    """Time of the last plain line of each kind."""
 
     @property
     def progress_text(self) -> str:
-        """What preparation said last; empty once steps come."""
+        """Last progress of the preparation; empty once there are steps."""
         return self._progress.line() if self._progress is not None else ""
 
     def __enter__(self) -> Display:
         is_live = self.kind == "live" or (self.kind == "auto" and self.console.is_terminal)
         if is_live:
             self._is_over = False
-            self.console.soft_wrap = False  # rich counts the lines that it replaces
+            self.console.soft_wrap = False  # rich must count the lines that it replaces
             self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
             self._live.start()
         return self
@@ -93,11 +93,11 @@ class Display:
             self.console.soft_wrap = True
 
     def note(self, text: str, level: Level = "info") -> None:
-        """An event in one line; it stays on screen above the live table."""
+        """Print an event as one line, which stays above the live table."""
         self.console.print(Text(f"{time.strftime('%H:%M:%S')} {one_line(text)}", style=_STYLE[level]))
 
     def progress(self, progress: Progress) -> None:
-        """What preparation is doing; on a terminal it replaces what was said last."""
+        """Show the progress of the preparation; on a terminal it replaces the previous one."""
         is_news = progress != self._progress
         self._progress = progress
         if self._live is None and is_news:
@@ -105,7 +105,7 @@ class Display:
             self._print_at_most(PROGRESS_EVERY_S, progress.label, progress.line(), is_important=is_end)
 
     def step(self, row: StepRow) -> None:
-        """A finished step."""
+        """Show a finished step."""
         self._progress = None
         is_first = not self._rows
         self._rows.append(row)
@@ -114,7 +114,7 @@ class Display:
             self._print_at_most(PLAIN_EVERY_S, "step", row.line(), is_important=is_first or is_end)
 
     def accuracy(self, version: int, metrics: Mapping[str, float], num_rows: int) -> None:
-        """A finished evaluation, with its numbers by name."""
+        """Show a finished evaluation, with its metrics by name."""
         value = metrics["accuracy"]
         self._accuracy.append((version, value))
         others = ", ".join(f"{name} {one:.3f}" for name, one in metrics.items() if name != "accuracy")
@@ -122,7 +122,7 @@ class Display:
         self.note(f"evaluation of version {version}: {value:.3f} on {num_rows:,} {what}{others and f' ({others})'}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """The state of the run. Without a terminal only evaluations are shown, which no other line speaks of."""
+        """Show the state of the run. Without a terminal only evaluations are shown, which have no other lines."""
         self._snapshot = snapshot
         if self._live is None:
             for one in snapshot.progress[1:]:
@@ -141,7 +141,7 @@ class Display:
 
     def _render(self) -> Group:
         size, parts = self.console.size, list[RenderableType]()
-        # Drawn by a thread of its own, while rows are added.
+        # Called by rich's thread, while rows are added.
         rows, snapshot, progress = tuple(self._rows), self._snapshot, self._progress
         if rows:
             num_shown = min(MOST_ROWS, max(3, size.height - OTHER_LINES))

@@ -1,9 +1,9 @@
-"""What the policy answered to the first held-out prompts, before training and after.
+"""Answers of the policy to the first held-out prompts, before training and after.
 
-Owns: `EvalAnswers`. Refuses: values of whole evaluations (summary.py), storing answers of training (the ledger does).
+Values of whole evaluations are in summary.py; training answers are stored in the ledger.
 
-Which prompts: always the first of the evaluation's rows, so that nobody has chosen them. The answers of a finished
-evaluation go into its row of metrics.jsonl, and a resumed run finds the first and the newest of them there.
+Always the first rows of the evaluation are used, so that prompts are not selected. The answers of a finished evaluation
+are stored in its row of metrics.jsonl, where a resumed run finds the first and the newest of them.
 """
 
 from __future__ import annotations
@@ -16,35 +16,37 @@ import msgspec
 
 NUM_ANSWERS = 3
 MAX_CHARS = 2000
-"""Of a prompt or an answer: a summary is read, not parsed."""
+"""Maximum characters of a prompt or an answer in the summary."""
 
 
 class EvalAnswers:
-    """`record` each answer, `finish` each evaluation."""
+    """Collects answers. Call `record` for each answer and `finish` for each evaluation."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[int, dict[str, Any]]] = {}
-        """Answers by row, of evaluations under way by version."""
+        """Answers by row, for evaluations in progress by version."""
         self._done: dict[int, Sequence[Mapping[str, Any]]] = {}
-        """The first and the newest evaluation that have any."""
+        """Answers of the first and the newest evaluation that have any."""
 
     def record(self, version: int, row: int, data: Mapping[str, Any], answer: str, value: float | None) -> None:
-        """Row number `row`, which is `data`, was answered by `version` and judged `value` (None: no score)."""
+        """Record that row number `row` with content `data` was answered by `version` and scored `value` (None: no
+        score).
+        """
         if row < NUM_ANSWERS and (prompt := _prompt(data)) and answer:
             found = {"row": row, "prompt": _short(prompt), "answer": _short(answer), "value": value}
             self._open.setdefault(version, {})[row] = found
 
     def finish(self, version: int) -> Sequence[Mapping[str, Any]]:
-        """The answers of an evaluation that has ended, in order of rows."""
+        """Return the answers of a finished evaluation, in order of rows."""
         rows = self._open.pop(version, {})
         for older in [other for other in self._open if other < version]:
-            del self._open[older]  # given up
+            del self._open[older]  # dropped
         answers = [rows[row] for row in sorted(rows)]
         self._keep(version, answers)
         return answers
 
     def restore(self, metrics: Path, last_version: int) -> None:
-        """What earlier sessions of the run have left in its metrics.jsonl, up to `last_version`."""
+        """Restore answers from metrics.jsonl of earlier sessions, up to `last_version`."""
         try:
             with metrics.open("rb") as lines:
                 for line in lines:
@@ -59,7 +61,7 @@ class EvalAnswers:
             if row["kind"] == "eval" and row["version"] <= last_version:
                 self._keep(row["version"], row["answers"])
         except (msgspec.DecodeError, KeyError, TypeError):
-            return  # cut by a crash
+            return  # truncated by a crash
 
     def _keep(self, version: int, answers: Sequence[Mapping[str, Any]]) -> None:
         if answers:

@@ -1,7 +1,6 @@
-"""metrics.jsonl, the always-on record of a run, and the sinks that listen to it.
+"""metrics.jsonl, the record of a run that is always written, and its listeners (sinks).
 
-Owns: what every row has (kind, time_s), the newest step row, handing rows on. Refuses: what a row says (its author's),
-how a sink works (sinks.py).
+Adds kind and time_s to every row, keeps the newest step row, and passes rows on. Sinks are in sinks.py.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from areal_like.metrics import JsonlLog
 
 
 class Listener(Protocol):
-    """Takes rows and never waits."""
+    """Receives rows without blocking."""
 
     def offer(self, record: Mapping[str, Any]) -> None: ...
 
 
 class Journal:
-    """Appends rows to metrics.jsonl; each is with the operating system before a listener sees it."""
+    """Appends rows to metrics.jsonl; each is written to the operating system before listeners receive it."""
 
     def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._log, self._wall_clock = JsonlLog(path), wall_clock
         self._listeners: list[Listener] = []
         self.last_step = newest_row(path, "step")
-        """The newest step row, also of an earlier session of the run; None before the first."""
+        """The newest step row, including earlier sessions; None before the first."""
 
     def listen(self, listener: Listener) -> None:
-        """Hand every further row to `listener` as well."""
+        """Pass every further row to `listener` as well."""
         self._listeners.append(listener)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One row as it is."""
+        """Append one row unchanged."""
         self._log.append(record)
         if record["kind"] == "step":
             self.last_step = dict(record)
@@ -45,7 +44,7 @@ class Journal:
             listener.offer(record)
 
     def measure(self, kind: str, **facts: Any) -> None:
-        """One row of these facts."""
+        """Append one row of these facts."""
         self.append({"kind": kind, "time_s": self._wall_clock(), **facts})
 
     def close(self) -> None:
@@ -54,13 +53,13 @@ class Journal:
 
 
 def newest_row(path: Path, kind: str) -> dict[str, Any] | None:
-    """The last row of this kind in a JSON Lines file, read line by line; None when there is none."""
+    """The last row of this kind in a JSON Lines file, read line by line; None if there is none."""
     mark, found = f'"kind":"{kind}"'.encode(), None
     try:
         with path.open("rb") as lines:
             for line in lines:
                 if mark in line:
-                    with contextlib.suppress(msgspec.DecodeError):  # cut by a crash
+                    with contextlib.suppress(msgspec.DecodeError):  # truncated by a crash
                         found = msgspec.json.decode(line, type=dict[str, Any])
     except FileNotFoundError:
         return None

@@ -1,7 +1,6 @@
-"""What a run from files shows of itself: lines on the screen, status.json, the summary.
+"""Display of a run from files: lines on the terminal, status.json, the summary.
 
-Owns: words, the summary's keys. Refuses: following the process (runtime/offline_session.py), the rows themselves
-(trainer/offline/loop.py writes them).
+The process is followed in runtime/offline_session.py; rows are written by trainer/offline/loop.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PROCESS = "trainer"
 
 
 class OfflineView:
-    """`take` every row of metrics.jsonl, `look` often."""
+    """Call `take` for every row of metrics.jsonl, and `look` often."""
 
     def __init__(
         self, display: Display, status: StatusFile, sinks: Sinks, clock: Callable[[], float] = time.monotonic
@@ -36,11 +35,11 @@ class OfflineView:
 
     @property
     def is_complete(self) -> bool:
-        """The last step has been taken."""
+        """Whether the last step was processed."""
         return bool(self._opening) and self._step == self._num_steps
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """One row that the process has written."""
+        """Process one row that the process has written."""
         kind = row.get("kind")
         if kind == "offline":
             self._open(row)
@@ -54,7 +53,7 @@ class OfflineView:
         self._sinks.offer(row)
 
     def look(self, pid: int | None, rss_mb: float | None) -> None:
-        """Write status.json where that is due, and say which sinks went down or came back."""
+        """Write status.json if due, and print which sinks went down or recovered."""
         for news in self._sinks.news():
             self._say(news)
         if not self._status.is_due():
@@ -65,7 +64,7 @@ class OfflineView:
         self._status.write("running" if self._opening else "preparing", **facts, **self._progress())
 
     def summary(self, end: str) -> dict[str, Any]:
-        """What the run prints at its end, and writes into summary.json."""
+        """The summary, printed at the end and written to summary.json."""
         versions = sorted(self._evals)
         before = self._evals[versions[0]] if versions and versions[0] == 0 else {}
         after = self._evals[versions[-1]] if versions else {}
@@ -121,7 +120,7 @@ class OfflineView:
         return found | ({"accuracy": accuracy} if accuracy else {})
 
     def close(self, grace_s: float) -> None:
-        """End the sinks within `grace_s`, write what is known into status.json."""
+        """Close the sinks within `grace_s`, and write the final state to status.json."""
         for news in self._sinks.close(grace_s):
             if news.lost:
                 self._say(news)
@@ -133,7 +132,7 @@ class OfflineView:
         self._display.note(f"metrics sink {news.sink} is {news.event}{lost}{why}", "warning" if news.lost else "info")
 
     def _eta_s(self) -> float | None:
-        """Seconds to the last step at the pace of the newest ones."""
+        """Estimated seconds to the last step, from the newest steps."""
         return self._pace.left_s(self._clock(), self._num_steps - self._step)
 
 

@@ -1,7 +1,6 @@
-"""Opens the sinks that a config asks for.
+"""Opens the configured sinks, and reports all user errors at once.
 
-Owns: from settings to sinks, with everything that is a user's mistake reported at once. Refuses: what they do then
-(sinks.py, *_sink.py).
+Sinks are in sinks.py and *_sink.py.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from controller.telemetry.sinks import Sink, Sinks
 
 
 def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
-    """The run's sinks, listening and writable. Raises UserError; `note` receives where things can be found."""
+    """Open the run's sinks. Raises UserError; `note` receives messages with their addresses."""
     settings, remedies = config.metrics, {kind.name: kind.remedy for kind in KINDS}
     opened: list[Sink] = []
     sinks: Sinks | None = None

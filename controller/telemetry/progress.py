@@ -1,7 +1,4 @@
-"""How far one activity has come, and when it will be done: as a line, and as a bar of a terminal.
-
-Owns: `Progress`, `Pace`. Refuses: what is counted (its author's), when it is shown (display.py).
-"""
+"""Progress of an activity and its estimated remaining time, as a line and as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from controller.coordinator.snapshot import EvaluationUnderWay
 from controller.run_folder.formatting import megabytes, span
 
 PACE_LOOKS = 100
-"""Looks at an evaluation that its pace is judged by."""
+"""Number of newest readings used to estimate the rate of an evaluation."""
 WIDEST_BAR = 40
 NARROWEST_BAR = 6
 WIDTH_FOR_NOTES = 90
-"""Columns of a terminal below which a bar stands without its note."""
+"""Width of a terminal below which a bar is shown without its note."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +29,16 @@ class Progress:
     label: str
     done: float = 0
     total: float | None = None
-    """None: unknown; then there is no bar."""
+    """Total; None: unknown, and no bar is shown."""
     left_s: float | None = None
-    """Seconds to its end; None: unknown."""
+    """Estimated seconds to its end; None: unknown."""
     note: str = ""
     is_bytes: bool = False
     """`done` and `total` are bytes."""
 
     @property
     def count(self) -> str:
-        """`150/300`, `12 MB of 1.4 GB`, or what is done alone."""
+        """Text such as `150/300` or `12 MB of 1.4 GB`, or only the amount done."""
         if self.is_bytes:
             done = megabytes(self.done / 1e6)
             return f"{done} of {megabytes(self.total / 1e6)}" if self.total else done
@@ -51,18 +48,18 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """`12 s left`; empty where it is not known, and at the end."""
+        """Text such as `12 s left`; empty if unknown, and at the end."""
         is_over = self.total is not None and self.done >= self.total
         return "" if self.left_s is None or is_over else f"{span(self.left_s)} left"
 
     def line(self) -> str:
-        """All of it as one plain line."""
+        """The progress as one plain line."""
         head = " ".join(filter(None, (self.label, self.count)))
         return one_line("  ".join(filter(None, (head, self.note, self.left))))
 
 
 def bars(progress: Sequence[Progress], width: int) -> Table:
-    """One line for each: label, bar, count, time left and, where there is room, the note."""
+    """One line for each: label, bar, count, time left and, if the width suffices, the note."""
     has_notes = width >= WIDTH_FOR_NOTES
     texts = [(one_line(one.label), one.count, one.left, one_line(one.note) if has_notes else "") for one in progress]
     taken = sum(max(len(line[column]) for line in texts) + 1 for column in range(4)) if texts else 0
@@ -77,13 +74,13 @@ def bars(progress: Sequence[Progress], width: int) -> Table:
 
 
 class EvaluationBars:
-    """Progress of the evaluations under way, each by its own pace."""
+    """Progress of the evaluations in progress, each with its own rate."""
 
     def __init__(self) -> None:
         self._paces: dict[int, Pace] = {}
 
     def progress(self, under_way: Sequence[EvaluationUnderWay], now_s: float) -> list[Progress]:
-        """One for each; call it regularly."""
+        """Progress of each evaluation; call it regularly."""
         self._paces = {one.version: self._paces.get(one.version) or Pace(PACE_LOOKS) for one in under_way}
         found = []
         for one in under_way:
@@ -95,18 +92,18 @@ class EvaluationBars:
 
 
 class Pace:
-    """Time left by the pace of the newest counts."""
+    """Estimates the remaining time from the newest counts."""
 
     def __init__(self, num_kept: int) -> None:
-        """num_kept: newest counts that the pace is judged by."""
+        """num_kept: number of newest counts used for the estimate."""
         self._counts: deque[tuple[float, float]] = deque(maxlen=num_kept + 1)
 
     def at(self, now_s: float, done: float) -> None:
-        """So much was done at `now_s`."""
+        """Record the count at `now_s`."""
         self._counts.append((now_s, done))
 
     def left_s(self, now_s: float, left: float) -> float | None:
-        """Seconds until `left` more are done; None before anything was."""
+        """Estimated seconds until `left` more are done; None without progress."""
         if len(self._counts) < 2:
             return None
         (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]

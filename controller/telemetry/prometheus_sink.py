@@ -1,12 +1,11 @@
-"""An endpoint that Prometheus scrapes: http://host:port/metrics, the newest view of the run at every moment.
+"""An endpoint that Prometheus scrapes: http://host:port/metrics, with the newest values of the run.
 
-Owns: the listening socket, names, types and labels by Prometheus's conventions. Refuses: history (Prometheus keeps it),
-counting what other sinks lose (it is reported).
+Uses Prometheus's conventions for names, types and labels. History is kept by Prometheus.
 
-Names: areal_like_<what>, seconds and bytes as units, `_total` for what only grows. Counters of a process's heartbeat
-carry the labels process and role, those of one scorer also scorer; a restarted process begins at zero, as Prometheus
-expects. areal_like_run_* is of the whole run, areal_like_train_* are gauges of the newest step, areal_like_eval_* of
-the newest evaluation.
+Names: areal_like_<what>, seconds and bytes as units, `_total` for counters. Counters of a process's heartbeat have the
+labels process and role, those of one scorer also scorer; a restarted process starts at zero, as Prometheus expects.
+areal_like_run_* describe the whole run, areal_like_train_* are gauges of the newest step, areal_like_eval_* of the
+newest evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from controller.telemetry.sinks import absent
 
 PREFIX = "areal_like_"
 GAUGES = frozenset({"queue", "busy_workers", "processes", "cache.entries", "cache.bytes"})
-"""Counters of a heartbeat that also fall; percentiles do as well."""
+"""Values of a heartbeat that may decrease; percentiles may too."""
 _PERCENTILE = re.compile(r"(?:^|[._])p\d+_s$")
 _HELP: Mapping[str, str] = {
     "tokens": "Tokens sampled (rollout) or trained on (trainer).",
@@ -40,11 +39,11 @@ _HELP: Mapping[str, str] = {
 }
 
 Name = tuple[str, bool, str]
-"""Metric, whether it only grows, scorer (or nothing)."""
+"""Metric, whether it is a counter, scorer (or empty)."""
 
 
 class PrometheusSink:
-    """Listens from the moment it is made until it is closed."""
+    """Listens from its construction until it is closed."""
 
     name = "prometheus"
     kinds = frozenset({"step", "eval", "now"})
@@ -52,7 +51,9 @@ class PrometheusSink:
     def __init__(
         self, host: str, port: int, *, run: str, losses: Callable[[], Mapping[str, Mapping[str, int]]], remedy: str
     ) -> None:
-        """`losses`: rows written and lost by every sink. Raises UserError: no package, or the port is not available."""
+        """`losses`: returns rows written and lost by every sink. Raises UserError if the package is missing or the port
+        is not available.
+        """
         try:
             from prometheus_client import CollectorRegistry, core, start_http_server
         except ImportError as error:
@@ -76,16 +77,16 @@ class PrometheusSink:
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """The newest row of its kind is what a scrape finds."""
+        """Keep the newest row of its kind for the next scrape."""
         self._newest[record["kind"]] = record
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """What a scrape answers; called by the endpoint's own threads."""
+        """Metrics of a scrape; called by the endpoint's own threads."""
         core, newest = self._core, dict(self._newest)
         info = core.GaugeMetricFamily(f"{PREFIX}run_info", "The run that is served here.", labels=["run"])
         info.add_metric([self._run], 1)
@@ -105,7 +106,7 @@ class PrometheusSink:
             yield family
 
     def describe(self) -> Iterable[Any]:
-        """Nothing in advance: the metrics depend on the run."""
+        """Empty, because the metrics depend on the run."""
         return []
 
     # ------------------------------------------------------------ families
@@ -162,7 +163,7 @@ def metric_of(key: str) -> Name:
 
 
 def _words(key: str) -> str:
-    """`busy_s` as busy_seconds, and nothing in it that Prometheus does not take in a name."""
+    """Convert a key such as `busy_s` to busy_seconds, with only characters that Prometheus allows."""
     if key.endswith(("_s", ".s")) and not key.endswith("_per_s"):
         key = key[:-1] + "seconds"
     elif key.endswith("_per_s"):

@@ -1,6 +1,6 @@
-"""What a run looks like at one moment, and how often that is written down.
+"""Pulses: the state of a run's processes at one moment, and the interval at which it is written.
 
-Owns: the facts of a process as rows show them, the pace of pulses. Refuses: collecting them (monitor.py).
+The state is collected in runtime/monitor.py.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Any
 
 FIRST_INTERVAL_S = 2.0
 PULSES_PER_LIFETIME = 500
-"""A pulse comes after one 500th of the time so far: a run of a day has some 2700 of them, one of a week 3700."""
+"""A pulse is written after one 500th of the elapsed time: a run of a day has some 2700 of them, one of a week 3700."""
 PROCESSES_PER_PULSE = 16
-"""With more processes a pulse is longer, and comes more rarely in proportion."""
+"""With more processes a pulse is larger, and is written less often in proportion."""
 
 
 @dataclass(frozen=True)
 class ProcessNow:
-    """One process of the run. `counters`: of its newest heartbeat, cumulative since this incarnation began."""
+    """One process of the run. `counters`: from its newest heartbeat, cumulative since its incarnation started."""
 
     role: str
     state: str
     pid: int | None = None
     incarnation: str = ""
-    """Empty while it starts."""
+    """State; empty while it starts."""
     counters: Mapping[str, float] = field(default_factory=dict)
     rss_mb: float | None = None
-    """Resident memory in MiB, without its children; None when it cannot be known."""
+    """Resident memory in MiB, without its children; None if unknown."""
 
     def row(self) -> dict[str, Any]:
-        """As it stands in pulses and status.json."""
+        """The process as written to pulses and status.json."""
         return {
             "role": self.role, "state": self.state, "pid": self.pid, "incarnation": self.incarnation,
             "rss_mb": self.rss_mb, "counters": {key: round(value, 4) for key, value in self.counters.items()},

@@ -1,6 +1,6 @@
-"""Rows of metrics.jsonl as named numbers over an axis, for sinks that draw curves.
+"""Converts rows of metrics.jsonl to named numbers over an axis, for sinks that draw curves.
 
-Owns: names and axes. Refuses: which rows a sink takes (the sink), Prometheus's own names (prometheus_sink.py).
+Prometheus's own names are in prometheus_sink.py.
 
     train/<metric>              of a step row, over `step`
     eval/accuracy ...           of an evaluation, over `version`
@@ -35,12 +35,12 @@ class Scalars:
     axis: str
     at: float
     time_s: float
-    """Wall clock."""
+    """Wall-clock time."""
     values: Mapping[str, float]
 
 
 def scalars(record: Mapping[str, Any]) -> Scalars | None:
-    """What can be drawn of a row; None where nothing can. Values that are not finite are left out."""
+    """The numbers of a row that can be drawn; None if there are none. Values that are not finite are left out."""
     found = AXES.get(record["kind"])
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""The metrics sinks there are, and which of them a config asks for.
+"""The kinds of metrics sinks, with config key, package and extra of each, and which of them a config enables.
 
-Owns: key, package and extra of each. Refuses: importing any of the packages, writing to them (the *_sink modules).
+The packages are only imported in the *_sink modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SinkKind:
 
     name: str
     package: str
-    """Import name of what it needs."""
+    """Import name of its package."""
 
     @property
     def key(self) -> str:
@@ -26,7 +26,7 @@ class SinkKind:
 
     @property
     def remedy(self) -> str:
-        """What to do where the package is absent."""
+        """Remedy if the package is missing."""
         off = "false" if self.name == "tensorboard" else "null"
         return f"pip install 'areal-like[{self.name}]', or {self.key}: {off}"
 
@@ -41,11 +41,11 @@ KINDS = (
 
 
 def is_installed(package: str) -> bool:
-    """The package can be imported; a mere folder of that name (wandb leaves one behind) cannot."""
+    """Return whether the package can be imported; a plain folder of that name (wandb creates one) does not count."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def sinks_of(settings: SinkSettings) -> list[SinkKind]:
-    """The sinks that are switched on."""
+    """The enabled sinks."""
     return [kind for kind in KINDS if getattr(settings, kind.name) not in (None, False)]

@@ -1,13 +1,13 @@
-"""Metrics sinks alongside metrics.jsonl: each in a thread of its own behind a bounded queue, none able to hold up the
+"""Metrics sinks in addition to metrics.jsonl: each in its own thread behind a bounded queue, so that none can delay the
 run.
 
-Owns: the threads, the queues, counting what is lost, saying so once. Refuses: what a sink does with a row (*_sink.py),
-which rows there are (journal.py).
+Manages threads and queues, counts lost rows, and reports failures once. What a sink does with a row is in *_sink.py,
+rows are made in journal.py.
 
-Map. The event loop calls `offer`, which never waits: a full queue loses the row, and that is counted. Each thread takes
-rows in order and calls `Sink.write`, which may wait, raise or hang: a row it raises over is lost and counted. `news`
-hands over what changed (a sink went down, came back) for the journal; `close` gives all threads one common grace, then
-leaves them behind (they are daemons) and counts what they had not written.
+Map. The event loop calls `offer`, which never waits: if the queue is full the row is lost and counted. Each thread
+takes rows in order and calls `Sink.write`, which may wait, raise or hang: a row for which it raises is lost and
+counted. `news` returns changes (a sink went down, recovered) for the journal. `close` gives all threads one common
+grace period, then abandons them (they are daemons) and counts the rows they had not written.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from controller.telemetry.callbacks import CallbackSink
 log = logging.getLogger(__name__)
 
 QUEUE_ROWS = 256
-"""Rows that wait for a slow sink: minutes of a run, and some 10 MB at the very most."""
+"""Maximum rows queued for a slow sink: minutes of a run, and at most some 10 MB."""
 RECOVERED_S = 10.0
-"""A sink that lost nothing for so long is up again; bounds how often its ups and downs are reported."""
+"""A sink that lost no rows for this long counts as up again; limits how often changes are reported."""
 
 
 class Sink(Protocol):
-    """Takes rows of some kinds; `write` and `close` are called by one thread only."""
+    """Receives rows of some kinds; `write` and `close` are called by one thread only."""
 
     name: str
     kinds: frozenset[str]
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one row; raising, or never coming back, loses it."""
+        """Write one row; if it raises or never returns, the row is lost."""
         ...
 
     def close(self) -> None:
-        """Finish what was written."""
+        """Finish writing."""
         ...
 
 
 @dataclass(frozen=True)
 class SinkNews:
-    """Something changed at a sink."""
+    """A change of a sink's state."""
 
     sink: str
     event: Literal["down", "up", "closed"]
@@ -57,7 +57,7 @@ class SinkNews:
     lost: int
 
     def facts(self) -> dict[str, Any]:
-        """As it stands in metrics.jsonl."""
+        """The change as written to metrics.jsonl."""
         return {
             "sink": self.sink, "event": self.event, "error": self.error, "written": self.written, "lost": self.lost,
         }  # fmt: skip
@@ -74,7 +74,7 @@ class SinkThread:
         self._is_closing = self._is_busy = False
         self._error = ""
         self._failed_s: float | None = None
-        """When it last lost a row, while it counts as down."""
+        """Time of its last lost row, while it counts as down."""
         self._is_down_reported = False
         self.written = self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
@@ -82,11 +82,11 @@ class SinkThread:
 
     @property
     def name(self) -> str:
-        """Of the sink."""
+        """Name of the sink."""
         return self._sink.name
 
     def offer(self, record: Mapping[str, Any]) -> None:
-        """A row for this sink, if it wants rows of that kind. Never waits."""
+        """Queue a row for this sink, if it uses rows of that kind. Never waits."""
         if record["kind"] not in self._sink.kinds:
             return
         with self._changed:
@@ -102,7 +102,7 @@ class SinkThread:
             self._changed.notify()
 
     def news(self) -> SinkNews | None:
-        """That it went down or came back since the last call."""
+        """Whether it went down or recovered since the last call."""
         with self._changed:
             if self._failed_s is None:
                 return None
@@ -115,13 +115,13 @@ class SinkThread:
         return None
 
     def ask_to_close(self) -> None:
-        """No more rows: write what waits, then end."""
+        """Accept no more rows: write the queue, then end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
 
     def closed(self, timeout_s: float) -> SinkNews:
-        """Its last news, once it has ended or the time is over; what it did not write is lost."""
+        """Its last news, once it has ended or the deadline has passed; unwritten rows are lost."""
         self._thread.join(timeout_s)
         with self._changed:
             if self._thread.is_alive():
@@ -136,13 +136,13 @@ class SinkThread:
         while (record := self._next()) is not None:
             try:
                 self._sink.write(record)
-            except Exception as error:  # somebody else's library: whatever it raises costs one row
+            except Exception as error:  # third-party library: any exception loses one row
                 self._done(error)
             else:
                 self._done(None)
         try:
             self._sink.close()
-        except Exception as error:  # as above; nothing is counted, the rows were written
+        except Exception as error:  # same as above; nothing is counted, because the rows were written
             log.warning("closing the sink %s: %s", self.name, first_line(error))
             with self._changed:
                 self._lose(0, first_line(error))
@@ -150,7 +150,7 @@ class SinkThread:
     def _next(self) -> Mapping[str, Any] | None:
         with self._changed:
             while not self._rows and not self._is_closing:
-                self._changed.wait()  # owed by the run: it offers rows or closes
+                self._changed.wait()  # woken by the run, which offers rows or closes
             if not self._rows:
                 return None
             self._is_busy = True
@@ -181,12 +181,12 @@ class Sinks:
         self._threads += [SinkThread(one, one.refusal) for one in callbacks]
 
     def offer(self, record: Mapping[str, Any]) -> None:
-        """A row for all sinks."""
+        """Queue a row for all sinks."""
         for thread in self._threads:
             thread.offer(record)
 
     def news(self) -> list[SinkNews]:
-        """What changed since the last call."""
+        """Changes since the last call."""
         return [news for thread in self._threads if (news := thread.news()) is not None]
 
     def take_rows(self) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ class Sinks:
         return [problem for callback in self._callbacks if (problem := callback.end(summary))]
 
     def close(self, grace_s: float) -> list[SinkNews]:
-        """End all threads within `grace_s` together; the last news of each."""
+        """End all threads within `grace_s` in total; return the last news of each."""
         for thread in self._threads:
             thread.ask_to_close()
         deadline_s = time.monotonic() + grace_s

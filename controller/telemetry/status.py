@@ -1,10 +1,9 @@
-"""status.json: what can be known of a run right now from another terminal, replaced atomically about once a second.
+"""status.json: the current state of a run for other terminals, replaced atomically about once a second.
 
-Owns: the file and its pace. Refuses: the facts in it (monitor.py), what a file that is no longer replaced means
-(runs/whereabouts.py).
+The facts are collected in runtime/monitor.py; an outdated file is interpreted in run_folder/owner_host.py.
 
-It is written while the starting model is prepared, while samples flow, and once more at every kind of end; a run that
-was killed leaves the last one. A file that cannot be written never ends a run: it is said once in the log.
+It is written while the starting model is prepared, during the run, and at every kind of end; after a kill the last one
+remains. A file that cannot be written never ends a run: a warning is logged once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class StatusFile:
     """One run's status.json."""
 
     def __init__(self, path: Path, *, run: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """What an earlier session of the run left there stands until this one knows better."""
+        """Values of an earlier session are kept until this one replaces them."""
         self._path, self._clock = path, clock
         self._started_s, self._written_s = clock(), -EVERY_S
         self._is_broken = False
@@ -46,11 +45,11 @@ class StatusFile:
         }  # fmt: skip
 
     def is_due(self) -> bool:
-        """The last write is EVERY_S old."""
+        """Return whether the last write is EVERY_S old."""
         return self._clock() - self._written_s >= EVERY_S
 
     def write(self, status: Phase, **facts: Any) -> None:
-        """Replace the file; facts not given stay as they were."""
+        """Replace the file; facts not given are kept."""
         self._written_s = self._clock()
         self._facts |= {
             "status": status,
@@ -68,13 +67,13 @@ class StatusFile:
             self._is_broken = True
 
     def end(self, status: Phase) -> None:
-        """The run is over: nobody waits any more, and no process lives."""
+        """Record the end of the run: no waits, and no running processes."""
         processes = {name: {**one, "state": "ended"} for name, one in self._facts["processes"].items()}
         self.write(status, waits=[], processes=processes, eta_s=None)
 
     @contextlib.asynccontextmanager
     async def preparing(self, words: Callable[[], str], processes: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
-        """While the body prepares the starting model: its latest words, once a second."""
+        """Context manager: write the latest progress once a second while the starting model is prepared."""
 
         async def follow() -> None:
             while True:
@@ -90,7 +89,7 @@ class StatusFile:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """How far an earlier session of the run came, by its last status.json."""
+    """Progress of an earlier session, from its last status.json."""
     try:
         found = json.loads(path.read_text())
         return {key: found[key] for key in ("step", "version", "counts", "last_step", "accuracy") if key in found}

@@ -1,6 +1,6 @@
-"""Joins what is known of a step when it is shipped with what the trainer measured, for metrics and display.
+"""Combines the facts of a step when its batch is sent with the trainer's measurements, for metrics and display.
 
-Owns: the step rows of metrics.jsonl. Refuses: totals of the run (summary.py), layout (display.py).
+Writes the step rows of metrics.jsonl. Totals are in summary.py, layout in display.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from controller.telemetry.step_table import StepRow
 from controller.telemetry.summary import Tally
 
 PACE_STEPS = 20
-"""Newest steps that the time left is judged by."""
+"""Number of newest steps used to estimate the remaining time."""
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """A batch on its way; staleness by group."""
+    """A batch sent to the trainer; staleness by group."""
 
     staleness: list[int]
     num_samples: int
@@ -31,7 +31,7 @@ class Shipment:
 
 
 class StepReporter:
-    """One line per finished step."""
+    """Reports finished steps."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class StepReporter:
         self._pace = Pace(PACE_STEPS)
 
     def shipped(self, step: int, *, staleness: list[int], num_samples: int, num_tokens: int, is_replay: bool) -> None:
-        """The batch of `step` left for the trainer."""
+        """Record that the batch of `step` was sent to the trainer."""
         self.starts()
         self._shipments[step] = Shipment(staleness, num_samples, num_tokens, is_replay, self._clock())
 
     def starts(self) -> None:
-        """The first lease or, when a resumed run replays, the first batch goes out: throughput counts from here."""
+        """Record the first lease or, if a resumed run replays, the first batch: throughput is counted from here."""
         if self._first_s is None:
             self._first_s = self._clock()
             self._pace.at(self._first_s, self._tally.steps)
@@ -67,11 +67,11 @@ class StepReporter:
         return 0.0 if self._first_s is None else self._clock() - self._first_s
 
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the pace of the newest ones; None before this session has made one."""
+        """Estimated seconds to the last step from the newest steps; None before the first step of this session."""
         return self._pace.left_s(self._clock(), self._num_steps - self._tally.steps)
 
     def progress(self) -> Progress:
-        """Of the whole run, with the time left at this session's pace."""
+        """Progress of the whole run, with the remaining time estimated from this session."""
         return Progress("steps", self._tally.steps, self._num_steps, self.eta_s())
 
     def _totals(self) -> tuple[float, float, float]:
@@ -79,7 +79,7 @@ class StepReporter:
         return total("rollout", "tokens"), total("trainer", "wait_s"), total("trainer", "busy_s")
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step` is done."""
+        """Report a finished step."""
         shipment = self._shipments.pop(step, None) or Shipment([], 0, 0, False, self._clock())
         for old in [key for key in self._shipments if key < step]:
             del self._shipments[old]

@@ -1,6 +1,6 @@
 """Finished steps as lines and as a table that fits the terminal.
 
-Owns: `StepRow`, words and columns. Refuses: collecting the numbers (step_reporter.py).
+Numbers are collected in step_reporter.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from controller.run_folder.formatting import span
 
 GAP = 2
 PRIORITY = ("step", "reward", "staleness", "waited", "loss", "rollout", "trainer", "grad")
-"""Columns, the last to be left out of a narrow terminal first."""
+"""Columns by priority: in a narrow terminal the last ones are left out first."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One finished step, as shown."""
+    """One finished step, as displayed."""
 
     step: int
     num_steps: int
@@ -34,9 +34,9 @@ class StepRow:
     """Share of the last interval that the trainer waited."""
     is_replay: bool = False
     bound: int | None = None
-    """Largest staleness that the run allows; None: unbounded."""
+    """Maximum staleness of the run; None: unbounded."""
     left_s: float | None = None
-    """Seconds to the last step; None: not known yet."""
+    """Estimated seconds to the last step; None: not known yet."""
 
     def line(self) -> str:
         """The step as one plain line."""
@@ -51,7 +51,7 @@ class StepRow:
 
 
 def bound_words(bound: int | None) -> str:
-    """`bound 2`, or that there is none."""
+    """Text such as `bound 2`, or that there is no bound."""
     return "no bound" if bound is None else f"bound {bound}"
 
 
@@ -74,7 +74,7 @@ def step_table(rows: Sequence[StepRow], width: int) -> Table:
 
 
 def _columns(rows: Sequence[StepRow]) -> dict[str, tuple[str, list[str]]]:
-    """Title and cells of each column, in the order in which they stand."""
+    """Title and cells of each column, in display order."""
     bound = bound_words(rows[-1].bound) if rows else ""
     return {
         "step": ("step", [f"{row.step}/{row.num_steps}{'*' if row.is_replay else ''}" for row in rows]),

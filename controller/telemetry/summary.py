@@ -1,11 +1,11 @@
-"""What a run did, in numbers: collected while it runs, and written to summary.json.
+"""Totals of a run, collected during the run and written to summary.json.
 
-Owns: the sums and the keys of the summary. Refuses: words (summary_page.py), judging invariants (audit.py).
+The text is in summary_page.py, the audit in audit.py.
 
-After a resume steps, staleness, accuracies, fates and lengths are the whole run's; times, rates and shares
-(OF_LAST_STRETCH) are those of the last session. Wherever they are shown, it is said which (`lives` says how many there
-were, `trainer_restarts` how often the trainer alone began again). Shares are of a process's own time:
-trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
+After a resume, steps, staleness, accuracies, fates and lengths are those of the whole run; times, rates and shares
+(OF_LAST_STRETCH) are those of the last session. Wherever they are shown, the part is stated (`lives` counts the
+sessions, `trainer_restarts` the restarts of the trainer alone). Shares are of a process's own time: trainer_wait_share
+of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OF_LAST_STRETCH = (
     "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
     "trainer_wait_share", "rollout_idle_share", "rollout_paused_share",
 )  # fmt: skip
-"""Keys that count from the last resume; all others are of the whole run."""
+"""Keys that count from the last resume; all others cover the whole run."""
 SINCE_RESUME = "since the last resume"
 
 
@@ -42,7 +42,7 @@ class Tally:
     steps: int = 0
     samples: int = 0
     tokens: int = 0
-    """Tokens the policy sampled that a step has consumed."""
+    """Tokens sampled by the policy that a step has consumed."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Groups by staleness at consumption."""
     accuracy: dict[int, float] = field(default_factory=dict)
@@ -54,32 +54,34 @@ class Tally:
     solved_value: float = 1.0
     """`eval.solved_value`"""
     eval_rows: dict[int, int] = field(default_factory=dict)
-    """Rows that got a score, by evaluated version."""
+    """Rows with a score, by evaluated version."""
     train_wall_s: float = 0.0
-    """From the first lease to the last step."""
+    """Seconds from the first lease to the last step."""
     counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """Newest counters of each process, by name and incarnation."""
     is_resumed: bool = False
-    """An earlier session of the run has left records."""
+    """Whether an earlier session of the run has left records."""
     answers: EvalAnswers = field(default_factory=EvalAnswers)
-    """To the first held-out prompts."""
+    """Answers to the first held-out prompts."""
     lengths: SampleLengths = field(default_factory=SampleLengths)
-    """Of drawn and of trained samples."""
+    """Lengths of drawn and of trained samples."""
 
     def add_step(self, num_samples: int, num_tokens: int, staleness: Sequence[int]) -> None:
-        """One consumed batch."""
+        """Add one consumed batch."""
         self.steps += 1
         self.samples += num_samples
         self.tokens += num_tokens
         self.staleness.update(staleness)
 
     def add_history(self, staleness: Sequence[int]) -> None:
-        """A batch that an earlier session of the run consumed."""
+        """Add a batch that an earlier session of the run consumed."""
         self.steps += 1
         self.staleness.update(staleness)
 
     def add_evaluation(self, version: int, values: Sequence[float | None]) -> int:
-        """A finished evaluation; returns how many answers got a score. None of them: no accuracy, not a zero."""
+        """Add a finished evaluation; return the number of answers with a score. Without any score there is no accuracy
+        (not zero).
+        """
         scored = [value for value in values if value is not None]
         if scored:
             found = metrics_of(values, self.layout, solved=self.solved_value)
@@ -88,7 +90,7 @@ class Tally:
         return len(scored)
 
     def add_counters(self, name: str, incarnation: str, counters: Mapping[str, float]) -> None:
-        """The latest counters of one process; a restarted one begins at zero and is added to its predecessor."""
+        """Update the counters of one process; a restarted process starts at zero and is added to its predecessor."""
         self.counters[name, incarnation] = dict(counters)
 
     def total(self, prefix: str, key: str) -> float:
@@ -96,7 +98,7 @@ class Tally:
         return sum(found.get(key, 0.0) for (name, _), found in self.counters.items() if name.startswith(prefix))
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """All counters by process name, its incarnations added up."""
+        """All counters by process name, summed over incarnations."""
         sums: dict[str, Counter[str]] = {}
         for (name, _), found in self.counters.items():
             mine = sums.setdefault(name, Counter())
@@ -105,7 +107,7 @@ class Tally:
         return {name: dict(found) for name, found in sums.items()}
 
     def summary(self, counts: Mapping[str, Any], *, status: str, wall_s: float, prepare_s: float) -> dict[str, Any]:
-        """The summary's keys; None where a run had nothing to measure (no evaluation, no step)."""
+        """The summary's values; None if a run had nothing to measure (no evaluation, no step)."""
         num_groups = sum(self.staleness.values())
         versions = sorted(self.accuracy)
         after = self.eval_metrics.get(versions[-1], {}) if versions else {}
@@ -141,10 +143,10 @@ class Tally:
 
 
 def fates(counts: Counts, batches: Sequence[BatchRecord], *, group_size: int, version: int) -> dict[str, Any]:
-    """Groups and samples by fate, where the policy is at `version`.
+    """Groups and samples by fate, with the policy at `version`.
 
-    A batch that was shipped but not trained (a stop came between) is in flight. A filtered or dropped group counts with
-    all its samples; a consumed one with those that were kept, the others were dropped.
+    A batch that was sent but not trained (because of a stop) is in flight. A filtered or dropped group counts with all
+    its samples; of a consumed one the kept samples count as consumed, and the others as dropped.
     """
     done = [batch for batch in batches if batch.step <= version]
     num_groups = sum(len(batch.groups) for batch in done)

@@ -1,6 +1,6 @@
-"""The summary of a run on the screen: five plain sentences, answers before and after, the keys, what to do next.
+"""The summary of a run on the terminal: up to five sentences, answers before and after, all keys, next steps.
 
-Owns: words and layout. Refuses: the numbers (summary.py).
+The numbers are in summary.py.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDS = {
     "stopped": "The run was stopped", "failed": "The run failed",
 }  # fmt: skip
 NO_GAIN = 0.01
-"""A rise of the accuracy below this is none."""
+"""Minimum increase of the accuracy."""
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
-    """Sentences, answers and keys, then where the run is stored."""
+    """Print sentences, answers and keys, then the run's folder."""
     for line in sentences(summary):
         console.print(Text(line), soft_wrap=not console.is_terminal)
     console.print()
@@ -47,7 +47,7 @@ def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) ->
 
 
 def next_steps(summary: Mapping[str, Any], folder: Path, config: Path) -> list[str]:
-    """Commands that make sense after a run that came to its end."""
+    """Commands for a run that has ended."""
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     lines = [f"look at answers:   areal-like samples {folder}"]
     if before is not None and after is not None and after - before < NO_GAIN:
@@ -59,7 +59,7 @@ def next_steps(summary: Mapping[str, Any], folder: Path, config: Path) -> list[s
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
-    """How the run went, in at most five lines; what was not measured is left out."""
+    """The summary in at most five lines; values that were not measured are left out."""
     if _is_evaluation(summary):
         lines = [_end({**summary, "steps": None}), _evaluated(summary), _time({**summary, "rollout_idle_share": None})]
     else:
@@ -170,7 +170,7 @@ def _parts(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _row_words(key: str, value: Any) -> str:
-    """A value as shown; accuracies always with three decimals, as while the run went on."""
+    """A value as text; accuracies always with three decimals, same as during the run."""
     if key.startswith("accuracy") and isinstance(value, float):
         return f"{value:.3f}"
     if key == "eval_metrics":
@@ -189,7 +189,7 @@ def _words(value: Any) -> str:
 
 
 def _length_words(lengths: Mapping[str, Any]) -> str:
-    """Tokens an answer: trained, drawn and, by cause, lost ones."""
+    """Tokens per answer: trained, drawn and, by cause, lost ones."""
     parts = {"trained": lengths["trained"], "drawn": lengths["drawn"], **lengths["lost"]}
     return "  ".join(
         f"{name}: mean {found['mean']:g}, p50 {found['p50']}, p99 {found['p99']} ({found['samples']} samples)"

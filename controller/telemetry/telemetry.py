@@ -1,6 +1,6 @@
-"""The places where a run reports itself.
+"""`Telemetry`: the display and files to which the runtime's components report.
 
-Owns: `Telemetry`, the bundle that the runtime's parts receive. Refuses: opening and closing them (runtime/session.py).
+Opened and closed in runtime/session.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Maps the configuration to processes; the only code here that imports rollout, trainer and services."""
+"""Maps the configuration to processes; the only package here that imports rollout, trainer and services."""

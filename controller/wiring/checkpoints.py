@@ -15,7 +15,7 @@ def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def checkpoint_origin(folder: Path) -> tuple[str, str, int] | None:
-    """Run, lineage and the number of ledger facts that a checkpoint names; None where it cannot be read. Unverified."""
+    """Run, lineage and number of ledger facts recorded in a checkpoint; None if it cannot be read. Unverified."""
     try:
         state = read_state(folder)
     except WeightError:
@@ -24,17 +24,17 @@ def checkpoint_origin(folder: Path) -> tuple[str, str, int] | None:
 
 
 def repair_checkpoints(run_dir: Path) -> None:
-    """Undo what a trainer that was killed while it saved left half done; none of the run's may live."""
+    """Repair the checkpoints of a trainer that was killed while saving. No trainer of the run may be running."""
     repair(run_dir)
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """It looks like one; unverified."""
+    """Return whether the folder looks like a checkpoint; unverified."""
     return (folder / MANIFEST).is_file() and (folder / STATE).is_file()
 
 
 def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | None:
-    """Why this checkpoint cannot be used (with a ledger of so many facts), or None where it is whole and can."""
+    """Why this checkpoint cannot be used (with a ledger of the given number of facts), or None if it can."""
     try:
         verify(folder)
         position = read_state(folder).position
@@ -46,9 +46,10 @@ def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | Non
 
 
 def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_export.Form | None) -> str:
-    """A Hugging Face folder of a checkpoint; the type of its weights. Raises UserError, OperationError.
+    """Convert a checkpoint to a Hugging Face folder; return the data type of its weights. Raises UserError,
+    OperationError.
 
-    lora: form of an adapter, merged where None.
+    lora: form of an adapter; None: merged.
     """
     if adapter_export.holds_adapter(folder):
         return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype)
@@ -58,5 +59,7 @@ def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_
 
 
 def import_folder(source: Path, out: Path) -> tuple[int, str]:
-    """A checkpoint of a Hugging Face folder; its number of tensors and their type. Raises UserError, OperationError."""
+    """Convert a Hugging Face folder to a checkpoint; return the number of tensors and their type. Raises UserError,
+    OperationError.
+    """
     return convert.import_folder(source, out)

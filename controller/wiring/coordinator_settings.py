@@ -6,13 +6,15 @@ from controller.config.run_config import RunConfig
 from controller.coordinator.settings import CoordinatorSettings
 
 LOAD_GRACE_S = 5.0
-"""The worker itself, which knows what it waits for, speaks before the controller gives up on its loading."""
+"""Margin of the controller's deadline, so that the worker, which knows what it waits for, reports a failed load
+first.
+"""
 
 
 def coordinator_settings(
     config: RunConfig, *, max_draws: int | None, num_eval_rows: int, num_periodic_rows: int
 ) -> CoordinatorSettings:
-    """What the pure coordinator needs of the configuration."""
+    """Settings of the coordinator, from the configuration."""
     return CoordinatorSettings(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
@@ -49,5 +51,5 @@ def coordinator_settings(
 
 
 def drain_s(config: RunConfig) -> float:
-    """Seconds in which a worker, with `drain`, first finishes what it runs: a group's deadline bounds it."""
+    """Seconds in which a worker with `drain` first finishes its running answers; limited by a group's deadline."""
     return config.staleness.group_timeout_s if config.rollout.interruption == "drain" else 0.0

@@ -1,6 +1,6 @@
-"""Turns an OfflineConfig into what its process is started with, and looks at its rows before a run begins.
+"""Converts an OfflineConfig to the spec of its process, and checks its rows before a run starts. torch is not imported.
 
-Owns: the mapping, `check_rows`. Refuses: starting anything (runtime/offline_session.py). Torch-free.
+The process is started in runtime/offline_session.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OFFLINE = "trainer.offline"
 
 
 def offline_spec(config: OfflineConfig, folder: RunFolder, objective: Objective, run_id: str) -> OfflineSpec:
-    """What the process of a run from files is started with."""
+    """Spec of the process of a run from files."""
     threads = config.trainer.threads
     files = {"train": _absolute(config.data.train)}
     if config.data.eval is not None:
@@ -46,7 +46,7 @@ def offline_spec(config: OfflineConfig, folder: RunFolder, objective: Objective,
 
 
 def check_rows(config: OfflineConfig, objective: Objective) -> dict[str, str]:
-    """Look at every row; sha256 of each file by its key. Raises UserError naming the line that cannot be used."""
+    """Check every row; return the sha256 of each file by its key. Raises UserError naming the invalid line."""
     if objective == "reward_model" and (config.data.prompt_template is not None or config.data.add_bos != "auto"):
         what = "a reward model reads prompt and answer as scorer `reward_model` gives them"
         raise UserError(what, where="data.prompt_template, data.add_bos", remedy="leave both out")
@@ -60,7 +60,7 @@ def check_rows(config: OfflineConfig, objective: Objective) -> dict[str, str]:
 
 
 def refuse_other_rows(config: OfflineConfig, recorded: object, objective: Objective) -> None:
-    """Raise UserError where the files are not those that the run was started with: steps are numbers of rows."""
+    """Raise UserError if the files differ from those that the run was started with: steps refer to row numbers."""
     found = check_rows(config, objective)
     known = recorded if isinstance(recorded, dict) else {}
     changed = [key for key, digest in found.items() if known.get(key) != digest]

@@ -1,8 +1,7 @@
-"""Turns one RunConfig into what each process is started with and what the coordinator must know.
+"""Converts one RunConfig to the specs of its processes and the settings of the coordinator.
 
-Owns: the mapping from configuration to processes. Refuses: starting anything (jobs.py, launch/), reading files.
-This and controller/config/run_config.py are the only controller modules that import the middle layer, and only their
-torch-free parts.
+Processes are started in cli/jobs.py and launch/. This module and controller/config/run_config.py are the only
+controller modules that import the middle layer, and only its torch-free parts.
 """
 
 from __future__ import annotations
@@ -34,26 +33,27 @@ PRELOAD = (
     "torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker",
     "services.reward.server", "services.reward.standalone",
 )  # fmt: skip
-"""What they need, whatever the model: importing it starts no thread and touches no device."""
+"""Modules that they need for any model; importing them starts no thread and uses no device."""
 SCORER_CHECK = "services.reward.check_functions"
 ENVIRONMENT_CHECK = "services.environment.check_environment"
 WORKFLOW_CHECK = "rollout.check_workflow"
 ENGINE_CHECK = "rollout.check_engine"
 OBJECTIVE_CHECK = "trainer.check_objectives"
-"""`python -m` names of the processes that try to import the user's scorers, environment, workflow, engine, loss and
-advantages."""
+"""`python -m` names of the processes that test the import of the user's scorers, environment, workflow, engine, loss
+and advantages.
+"""
 SERVER = "rollout.serve"
-"""`python -m` name of what `areal-like serve` becomes."""
+"""`python -m` name of the server that `areal-like serve` executes."""
 PROBE_ANSWERS, TRY_ANSWERS, PROBE_LOGPROBS = (
     "rollout.probe_answers",
     "services.reward.try_answers",
     "trainer.probe_logprobs",
 )
-"""`python -m` names of what `areal-like probe` runs, alongside PREPARATION."""
+"""`python -m` names of the processes of `areal-like probe`, in addition to PREPARATION."""
 EVENTS_PER_SAMPLE = 4
-"""On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
+"""Trace events of a sample in a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2
-"""On the timeline of the reward service."""
+"""Trace events of a sample in the reward service."""
 
 
 def num_cores() -> int:
@@ -63,14 +63,14 @@ def num_cores() -> int:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the processes of a run find each other."""
+    """Addresses of the processes of a run."""
 
     hub: str
     rewards: tuple[str, ...]
-    """The run's own reward services, in the order of `reward_names`; empty where it uses shared ones."""
+    """The run's own reward services, in the order of `reward_names`; empty if it uses shared ones."""
     weight_dir: Path
     keys: Path
-    """Credentials of the run; each process has a folder of its own in it."""
+    """Folder of the run's credentials; each process has its own subfolder."""
     ranks: str = ""
     """Where the trainer's ranks meet."""
 
@@ -81,7 +81,7 @@ def worker_names(config: RunConfig) -> list[str]:
 
 
 def reward_names(config: RunConfig) -> list[str]:
-    """Names of the reward services that the run starts: none where it uses shared ones, or needs none."""
+    """Names of the reward services that the run starts: none if it uses shared ones, or needs none."""
     if config.reward.addresses or not config.reward.is_needed:
         return []
     count = config.reward.num_services
@@ -94,12 +94,12 @@ def worker_number(name: str) -> int:
 
 
 def new_worker_name(taken: Collection[str]) -> str:
-    """The lowest number that no rollout worker has."""
+    """The name with the lowest number that is not used by a rollout worker."""
     return next(name for name in (f"rollout-{index}" for index in itertools.count()) if name not in taken)
 
 
 def trainer_names(config: RunConfig) -> list[str]:
-    """Names of the trainer's ranks, in order: the first one talks to the controller, the others follow it."""
+    """Names of the trainer's ranks, in order: the first communicates with the controller, the others follow it."""
     return ["trainer", *(f"trainer-{rank}" for rank in range(1, config.trainer.ranks))]
 
 
@@ -126,7 +126,7 @@ def process_spec(
     lineage: str,
     resume_from: Path | None = None,
 ) -> ProcessSpec:
-    """What the process `name` is started with."""
+    """Spec of the process `name`."""
     return ProcessSpec(
         role=role,
         name=name,
@@ -172,7 +172,7 @@ def process_spec(
 
 
 def trace_settings(config: RunConfig) -> TraceSettings:
-    """What each process of the run writes onto the timeline, the controller included."""
+    """Trace settings of each process of the run, including the controller."""
     if not config.metrics.trace:
         return TraceSettings()
     max_events = config.metrics.max_trace_events
@@ -193,7 +193,7 @@ def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
     if role == "reward":
         return config.reward.model_dump(mode="json")
     section = config.rollout.model_dump(mode="json")
-    devices = config.rollout_devices  # a worker added in mid-run takes the device of one that was planned
+    devices = config.rollout_devices  # a worker added during the run uses the device of a configured one
     section["engine"]["device"] = devices[worker_number(name) % len(devices)]
     for model in section["models"]:
         model["path"] = model["path"] and str(Path(model["path"]).expanduser().resolve())
@@ -203,7 +203,7 @@ def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
 def prepare_spec(
     config: RunConfig, *, out_dir: Path, sft_rows: Path | None, status_path: Path, publish_to: Path | None = None
 ) -> PrepareSpec:
-    """What the preparation of the starting model is started with."""
+    """Spec of the preparation of the starting model."""
     sft = config.warm_start.sft if config.warm_start and sft_rows else None
     threads = sft.threads if sft and isinstance(sft.threads, int) else num_cores()
     return PrepareSpec(
@@ -237,7 +237,7 @@ def pinned_facts(config: RunConfig) -> dict[str, object]:
 
 
 def serve_spec(model: str, *, dtype: DType, out_dir: Path, publish_to: Path) -> PrepareSpec:
-    """What the preparation of a model that is to be served is started with: no run, no supervised steps."""
+    """Spec of the preparation of a model for serving: no run, no supervised steps."""
     return PrepareSpec(
         run_id=f"serve-{os.getpid()}",
         parent_pid=os.getpid(),

@@ -1,1 +1,1 @@
-"""Bytes that a run takes on every device and in host memory, by formula: no torch, no device is asked."""
+"""Memory estimate: bytes that a run needs on every device and in host memory, by formula, without torch or a device."""

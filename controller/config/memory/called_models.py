@@ -1,7 +1,6 @@
-"""What declared models with weights of their own take on a rollout worker's device.
+"""Memory of declared models with their own weights on a rollout worker's device.
 
-Owns: those parts. Refuses: the engine of the policy (its descriptor), models on another device than that of the
-worker.
+Models on other devices are not counted here; the policy's engine is counted by its descriptor.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from controller.config.run_config import CalledModelSettings, RunConfig
 
 
 def called_model_parts(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[str, float]]:
-    """Name and bytes of each: weights (of a copy twice: one set is filled while the other answers) and a cache for
-    every slot. shape: of the policy. Left out where the sizes are not known."""
+    """Name and bytes of each part: weights (a copy of the policy twice: one set is loaded while the other is in use)
+    and a cache for every slot. shape: shape of the policy. Models of unknown size are left out.
+    """
     for model in config.rollout.models:
         own = shape if model.path is None else _shape_in(model.path)
         if model.has_weights and own is not None and _is_on_workers_device(config, model):

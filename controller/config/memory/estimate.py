@@ -1,7 +1,8 @@
-"""What every process of a run takes on its device and in host memory, part by part, from a config and a model's shape.
+"""Estimates the memory of every process of a run on its device and in host memory, part by part, from a config and a
+model's shape.
 
-Owns: `estimate`, the parts of a trainer's rank and of a rollout worker, the host's. Refuses: formulas of a pass
-(passes.py), where a backend or an engine keeps what (their descriptors), what does not fit (fit.py).
+The formulas of a pass are in passes.py, the placement of state in the descriptors of backends and engines, the
+comparison with devices in fit.py.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ from controller.config.trainer_memory import adapter_parameters, trainer_state
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 BUILT_IN_VOCABULARY = 259
-"""Tokens of the tokenizer `bytes`; those of `characters:` tokenizers have fewer."""
+"""Vocabulary of the tokenizer `bytes`; `characters:` tokenizers have fewer tokens."""
 MERGED_VERSIONS = 3
-"""Of each worker where adapters travel alone: two files and the tensors of the one being made."""
+"""Copies of the model per worker if only adapters are transferred: two files and the tensors of the version being
+merged.
+"""
 COPIED_STATE_BYTES = 12
-"""Of one parameter in a checkpoint: itself and AdamW's two moments, float32."""
+"""Bytes of one parameter in a checkpoint: itself and AdamW's two moments, in float32."""
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process's device, or all of a kind. parts: bytes by name, at the moment it holds most."""
+    """Memory on the device of one process, or of all processes of a kind. parts: bytes by name, at the peak."""
 
     name: str
     count: int
     parts: Mapping[str, float]
     needed_bytes: float
-    """With less it cannot work."""
+    """The minimum with which the process works."""
     words: str = ""
-    """What follows from it, for people."""
+    """Explanation for users."""
     pool: Literal["trainer", "rollout", "both"] = "trainer"
     """`both`: a rank and a worker on one GPU."""
 
@@ -49,7 +52,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Of a whole run. host: bytes by name, all processes together."""
+    """Memory estimate of a whole run. host: bytes by name, all processes together."""
 
     trainer: tuple[ProcessMemory, ...]
     rollout: ProcessMemory
@@ -62,8 +65,8 @@ class MemoryEstimate:
 
 
 def shape_of_run(config: RunConfig, model: Mapping[str, Any] | None) -> DecoderShape | None:
-    """The shape of a run's model: by its config.json (`model`) where it was read, else by its public name, else by
-    `model.init`; None where none of them gives all sizes.
+    """The shape of a run's model: from its config.json (`model`) if it was read, else from its public name, else from
+    `model.init`; None if none of them gives all sizes.
     """
     if model is not None:
         return shape_of(model)
@@ -76,7 +79,9 @@ def shape_of_run(config: RunConfig, model: Mapping[str, Any] | None) -> DecoderS
 
 
 def estimate(config: RunConfig, shape: DecoderShape, device_bytes: float | None = None) -> MemoryEstimate:
-    """Bytes of every process. device_bytes: memory of one GPU, where known; an engine may size its cache by it."""
+    """Estimate the memory of every process. device_bytes: memory of one GPU, if known; an engine may size its cache by
+    it.
+    """
     trainer = trainer_memory(config, shape)
     rollout = rollout_memory(config, shape, device_bytes)
     return MemoryEstimate(trainer, rollout, host_memory(config, shape))
@@ -86,7 +91,9 @@ def estimate(config: RunConfig, shape: DecoderShape, device_bytes: float | None 
 
 
 def pass_of(config: RunConfig) -> Pass:
-    """The largest micro-batch of a rank (`micro_batch_tokens`, or the longest sequence alone), how it is computed."""
+    """The largest micro-batch of a rank (`micro_batch_tokens`, or the longest sequence alone), and how it is
+    computed.
+    """
     trainer, longest = config.trainer, config.rollout.engine.max_context
     is_16_bit, is_cuda = trainer.precision == "bfloat16", trainer.device.startswith("cuda")
     all_tokens = -(-config.samples_per_step // (trainer.mini_batches * trainer.ranks)) * longest
@@ -102,7 +109,7 @@ def pass_of(config: RunConfig) -> Pass:
 
 
 def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
-    """What a backend is asked with."""
+    """Input of a backend's memory estimate."""
     return PassDemand(
         parameters=float(shape.parameters),
         matrices=float(shape.layers * shape.layer_matrix_parameters),
@@ -113,7 +120,7 @@ def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
 
 
 def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemory, ...]:
-    """Rank 0, and the others where it holds more than they: it collects the full weights to publish them."""
+    """Memory of rank 0, and of the other ranks if rank 0 needs more: it collects the full weights to publish them."""
     backend, trainer = backend_of(config), config.trainer
     lora = trainer.lora
     state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
@@ -128,7 +135,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     }
     sent = float(shape.parameters) if lora is None or lora.publish == "merged" else adapter_parameters(config, shape)
     collected = backend.publishing_bytes(trainer, sent)
-    # between two steps there are no gradients: a quarter of the state, or as much as there is; of an adapter hardly any
+    # between two steps there are no gradients, which are a quarter of the state, or less: an adapter has hardly any
     publishing = {
         "weights, AdamW": state_bytes * (0.75 if lora is None else 1.0),
         "reference model": reference,
@@ -159,7 +166,7 @@ def cache_token_bytes(config: RunConfig, shape: DecoderShape) -> float:
 
 
 def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float | None = None) -> ProcessMemory:
-    """One device of a worker, as its engine lays it out, with the models that it hosts."""
+    """Memory of one device of a worker, by its engine's layout, with the models that the worker hosts."""
     job = engine_job(config)
     weights = float(shape.parameters * DTYPE_BYTES[job.dtype])
     demand = ServingDemand(weights, cache_token_bytes(config, shape), device_bytes)
@@ -177,10 +184,10 @@ def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float |
 def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     """Host memory of all processes together, at its largest.
 
-    Loading: every rank reads the whole float32 model first (4 bytes a parameter and rank), which later parts may take
-    the place of. Publishing: the copy that travels, and the versions kept in shared memory. SGLang's folder of a staged
-    version, per worker. An adapter that travels alone: whole versions, merged by each worker. Checkpoints: a copy of
-    every rank's part (12 bytes of each parameter that is trained), put together on rank 0 where there are several.
+    Loading: every rank reads the whole float32 model first (4 bytes per parameter and rank); later parts may reuse this
+    memory. Publishing: the copy that is transferred, and the versions kept in shared memory. SGLang: the folder of a
+    staged version, per worker. Adapters transferred alone: whole versions, merged by each worker. Checkpoints: a copy
+    of every rank's part (12 bytes per trained parameter), assembled on rank 0 if there are several ranks.
     """
     trainer, parameters = config.trainer, float(shape.parameters)
     adapter, lora = adapter_parameters(config, shape), trainer.lora

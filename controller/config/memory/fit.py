@@ -1,7 +1,6 @@
-"""What does not fit a GPU by the estimate, and the smallest change that makes it fit.
+"""Finds what does not fit on a GPU by the estimate, and the smallest change that makes it fit.
 
-Owns: `fit_problems`, `fit_remarks`, `with_smallest_change`, the order in which changes are tried. Refuses: the estimate
-(estimate.py), the state alone, which is certain (trainer_memory.py), looking at devices (preflight.py).
+The estimate is in estimate.py. The check of the trainer's state alone, which is exact, is in trainer_memory.py.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from controller.config.run_config import RunConfig, TrainerSettings
 from controller.run_folder.units import size_text
 
 ESTIMATE_ERROR = 0.15
-"""Share by which an estimate may be wrong; `python -m benchmarks.memory` found less on CPUs."""
+"""Maximum relative error of an estimate; `python -m benchmarks.memory` measured less on CPUs."""
 CONTEXT_BYTES = 1.5e9
-"""Of a GPU for the CUDA context and the buffers of NCCL. Assumed, not measured."""
+"""Memory of a GPU for the CUDA context and the buffers of NCCL. Assumed, not measured."""
 MOST_RANKS = 512
 SMALLEST_MICRO_BATCH = 4
-"""Micro-batches are made smaller by this factor at most before other changes are tried."""
+"""Micro-batches are reduced by at most this factor before other changes are tried."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class Lack:
 
     @property
     def is_certain(self) -> bool:
-        """More than the estimate's error is missing."""
+        """Return whether more than the estimate's error is missing."""
         return self.needed_bytes * (1 - ESTIMATE_ERROR) > self.device_bytes
 
     @property
     def words(self) -> str:
-        """How much is wanted of what."""
+        """Text with the required and the available memory."""
         largest = sorted(self.process.parts.items(), key=lambda part: -part[1])[:3]
         listed = ", ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in largest)
         return (
@@ -52,7 +51,7 @@ class Lack:
 
 
 def needed_on_device(process: ProcessMemory) -> float:
-    """Bytes of a GPU that the process cannot do without."""
+    """Bytes of a GPU that the process requires."""
     return process.needed_bytes + CONTEXT_BYTES
 
 
@@ -73,7 +72,7 @@ def lacks(config: RunConfig, shape: DecoderShape, device_bytes: float) -> list[L
 
 
 def _share_devices(config: RunConfig) -> bool:
-    """Engine and trainer hold memory of one GPU at the same time."""
+    """Return whether engine and trainer hold memory of one GPU at the same time."""
     if config.is_colocated or launcher_of(config).chooses_gpus:
         return False
     engines, ranks = ({device if ":" in device else f"{device}:0" for device in devices}
@@ -82,7 +81,7 @@ def _share_devices(config: RunConfig) -> bool:
 
 
 def _together(processes: list[ProcessMemory]) -> ProcessMemory:
-    """The fullest rank and a worker on one GPU."""
+    """The rank with the largest memory and a worker on one GPU."""
     *ranks, worker = processes
     rank = max(ranks, key=lambda process: process.needed_bytes)
     parts = {f"{one.pool}: {part}": size for one in (rank, worker) for part, size in one.parts.items()}
@@ -91,14 +90,14 @@ def _together(processes: list[ProcessMemory]) -> ProcessMemory:
 
 
 def fit_problems(config: RunConfig, shape: DecoderShape, device_bytes: float) -> Iterator[Problem]:
-    """What cannot fit, even if the estimate is too high by its error."""
+    """Processes that cannot fit, even if the estimate is too high by its error."""
     for lack in lacks(config, shape, device_bytes):
         if lack.is_certain:
             yield Problem(_keys(lack), lack.words, smallest_change(config, shape, device_bytes, lack))
 
 
 def fit_remarks(config: RunConfig, shape: DecoderShape, device_bytes: float) -> Iterator[str]:
-    """What may not fit: less than the estimate's error is missing."""
+    """Processes that may not fit: less than the estimate's error is missing."""
     for lack in lacks(config, shape, device_bytes):
         if not lack.is_certain:
             change = smallest_change(config, shape, device_bytes, lack)
@@ -114,7 +113,7 @@ def _keys(lack: Lack) -> tuple[str, ...]:
 def with_smallest_change(
     config: RunConfig, shape: DecoderShape | None, device_bytes: float | None, problem: Problem
 ) -> Problem:
-    """A problem of the trainer's state alone, with the change by which all of it fits, where that is known."""
+    """Add to a problem of the trainer's state alone the change with which everything fits, if it is known."""
     if shape is None or device_bytes is None:
         return problem
     for lack in lacks(config, shape, device_bytes):
@@ -127,7 +126,7 @@ def with_smallest_change(
 
 
 def smallest_change(config: RunConfig, shape: DecoderShape, device_bytes: float, lack: Lack) -> str:
-    """The first change, of those that cost least to those that cost most, with which the process fits."""
+    """The cheapest change with which the process fits. Changes are tried in order of their cost."""
     if lack.process.pool == "both":
         return "placement: colocated with mode: sync (they take turns), or a GPU for each"
     is_trainer = lack.process.pool == "trainer"
@@ -139,7 +138,7 @@ def smallest_change(config: RunConfig, shape: DecoderShape, device_bytes: float,
 
 
 Processes = Callable[[float], tuple[ProcessMemory, ...]]
-"""What the processes would hold, given the memory of a device."""
+"""Memory that the processes would need, given the memory of a device."""
 
 
 def _rollout_changes(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[str, Processes]]:
@@ -157,7 +156,7 @@ def _trainer_changes(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[s
 
 
 def trainer_settings(config: RunConfig) -> Iterator[tuple[str, TrainerSettings]]:
-    """Settings that need less memory, with their words, the smallest change first."""
+    """Settings that need less memory, with a description, smallest change first."""
     trainer, longest = config.trainer, config.rollout.engine.max_context
     small, small_words = trainer, ""
     tokens = trainer.micro_batch_tokens // 2

@@ -1,12 +1,12 @@
-"""Bytes of one forward and backward pass of the trainer: activations, logits, what a layer's backward pass adds.
+"""Memory of one forward and backward pass of the trainer: activations, logits, gradients of a layer.
 
-Owns: one function per component, formulas in their docstrings. Refuses: which backend keeps what (descriptors, in
-`working_bytes`), adding up (estimate.py). All are pure.
+One pure function per component, with the formula in its docstring. What a backend keeps is in its descriptor
+(`working_bytes`); the sum is in estimate.py.
 
-The formulas count what torch's autograd keeps for the decoder layers of transformers 5 (Llama, Qwen2, Qwen3) under this
+The formulas count what torch's autograd keeps for the decoder layers of transformers 5 (Llama, Qwen2, Qwen3) with this
 program's own attention and head, tensor by tensor; `python -m benchmarks.memory` compares them with measured peaks.
 
-Legend: T tokens of a micro-batch, N of them predicted, C of those in a chunk of the head; D, A, K, I, V as in
+Legend: T tokens of a micro-batch, N of them predicted, C tokens in a chunk of the head; D, A, K, I, V as in
 areal_like/decoder_shape.py; c bytes of the compute type (4 or 2), r bytes of the hidden state between two layers.
 """
 
@@ -20,12 +20,12 @@ FLOAT32 = 4
 DIRECT_LOGITS = 1 << 22
 """Up to this many logits the head keeps all of them (trainer/model/logprobs.py)."""
 DIRECT_COPIES = 4
-"""Of the logits in that case: log-probs, probabilities, their product, and one gradient."""
+"""Copies of the logits in that case: log-probs, probabilities, their product, and one gradient."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What a micro-batch and the way it is computed decide."""
+    """A micro-batch and how it is computed."""
 
     tokens: int
     """T."""
@@ -36,7 +36,7 @@ class Pass:
     chunk_tokens: int
     is_checkpointed: bool
     has_varlen_kernel: bool
-    """A kernel for packed sequences (CUDA, bfloat16); else sequences of like length are gathered for SDPA."""
+    """A kernel for packed sequences (CUDA, bfloat16); otherwise sequences of similar length are batched for SDPA."""
     has_entropy: bool = False
     """The loss has an entropy term."""
 
@@ -57,7 +57,7 @@ def attention_bytes(shape: DecoderShape, one: Pass) -> float:
     """Kept by attention without its norm, per token.
 
     Query and key norms keep their float32 input and the normalised value: (4 + c) (A + K). The kernel keeps q, k, v and
-    its output: c (2 A + 2 K); SDPA over gathered sequences has the output once more, ungathered: c A.
+    its output: c (2 A + 2 K); SDPA over batched sequences keeps a second, unbatched copy of the output: c A.
     """
     query, key, c = shape.query_width, shape.key_width, one.compute_bytes
     head_norms = (4 + c) * (query + key) if shape.has_qk_norm else 0
@@ -65,8 +65,9 @@ def attention_bytes(shape: DecoderShape, one: Pass) -> float:
 
 
 def feed_forward_bytes(shape: DecoderShape, one: Pass) -> float:
-    """Kept by the feed-forward part without its norm, per token: gate, its activation, up, their product: 4 c I (of the
-    experts a token is sent to)."""
+    """Kept by the feed-forward part without its norm, per token: gate, its activation, up, their product: 4 c I (for
+    the experts that a token is routed to).
+    """
     return 4.0 * one.compute_bytes * shape.inner * shape.experts_per_token
 
 
@@ -86,12 +87,12 @@ def activation_bytes(shape: DecoderShape, one: Pass) -> float:
 
 
 def head_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:
-    """Largest amount that logits and the head's gradient take while activations are kept.
+    """Peak memory of logits and the head's gradient while activations are kept.
 
-    Few logits (N V <= DIRECT_LOGITS, float32 products): DIRECT_COPIES of 4 N V. Else chunk by chunk: two float32 copies
-    of the chunk's logits (three with an entropy term), the gradient of hidden states 4 N D, the float32 gradient of the
-    head's weight 4 V D; and on CUDA in bfloat16 a copy of the weight, the gradient of a chunk, and the product that is
-    added to the weight's gradient: 2 V D + 2 C V + 4 V D. N is taken as T.
+    Few logits (N V <= DIRECT_LOGITS, float32 products): DIRECT_COPIES of 4 N V. Otherwise chunk by chunk: two float32
+    copies of the chunk's logits (three with an entropy term), the gradient of hidden states 4 N D, the float32 gradient
+    of the head's weight 4 V D; on CUDA in bfloat16 also a copy of the weight, the gradient of a chunk, and the product
+    that is added to the weight's gradient: 2 V D + 2 C V + 4 V D. N is taken as T.
     """
     vocabulary, hidden, num = shape.vocabulary, shape.hidden, one.tokens
     is_16_bit = is_cuda and one.compute_bytes != FLOAT32
@@ -104,14 +105,15 @@ def head_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:
 
 
 def layer_backward_bytes(shape: DecoderShape, one: Pass) -> float:
-    """What a layer's backward pass adds: gradients of gate, up and their product (3 c I) and of two hidden states
-    (8 D) per token, the float32 gradient of the largest matrix; with gradient checkpointing also the layer's own
-    activations, made again."""
+    """Memory that a layer's backward pass adds: gradients of gate, up and their product (3 c I) and of two hidden
+    states (8 D) per token, the float32 gradient of the largest matrix; with gradient checkpointing also the layer's own
+    activations, which are recomputed.
+    """
     gradients = one.tokens * (3.0 * one.compute_bytes * shape.inner * shape.experts_per_token + 8.0 * shape.hidden)
     again = layer_activation_bytes(shape, one) if one.is_checkpointed else 0.0
     return gradients + 4.0 * shape.largest_matrix + again
 
 
 def transient_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:
-    """The larger of what the head and a layer's backward pass add to what is kept: they follow each other."""
+    """The larger of what the head and a layer's backward pass add to the kept memory; they do not overlap in time."""
     return max(head_bytes(shape, one, is_cuda=is_cuda), layer_backward_bytes(shape, one))

@@ -1,1 +1,1 @@
-"""Checks of a configuration that need more than one field, by subject."""
+"""Checks of a configuration that concern more than one field, by subject."""

@@ -1,6 +1,6 @@
-"""Which settings of rollout workers, their engine and devices cannot work. Pure, as run.py is.
+"""Cross-checks of rollout workers, their engine and devices. Pure, like run.py.
 
-Owns: those cross-checks. Refuses: looking at the engine's environment (preflight.py).
+The engine's environment is checked in preflight/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     settings, engine, job = config.rollout.engine, configured_engine(config), engine_job(config)
     for other in REGISTERED.values():
         section = getattr(settings, other.section) if other.section and other.section != engine.section else None
-        if section is not None and section != type(section)():  # a resolved config names every key, at its default
+        if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"rollout.engine.{other.section}", "rollout.engine.kind"),
                 f"configures {other.title}, but the engine is {settings.kind}",
@@ -59,7 +59,9 @@ def _stop_strings(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rounding(config: RunConfig) -> Iterator[Problem]:
-    """An engine that computes with fewer bits than the trainer is another policy than the one that is trained."""
+    """Check for a correction if the engine computes with lower precision than the trainer: its policy then differs from
+    the trained one.
+    """
     loss, key = config.trainer.loss, configured_engine(config).rounding_key(config.rollout.engine)
     if key and not is_corrected(config):
         yield Problem(
@@ -70,7 +72,7 @@ def _rounding(config: RunConfig) -> Iterator[Problem]:
 
 
 def emulation_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot be emulated, and GPUs and models that are not known."""
+    """Settings that cannot be emulated, and unknown GPUs and models."""
     emulation = config.emulation
     if emulation is None:
         return
@@ -97,7 +99,7 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def device_problems(config: RunConfig) -> Iterator[Problem]:
-    """Names of devices that are none."""
+    """Invalid device names."""
     devices = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
     if config.warm_start is not None:
         devices["warm_start.sft.device"] = config.warm_start.sft.device
@@ -107,7 +109,7 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def hardware_problems(config: RunConfig) -> Iterator[Problem]:
-    """A kind of GPU that is not known."""
+    """An unknown kind of GPU."""
     if config.hardware.gpu is None:
         return
     try:
@@ -117,11 +119,11 @@ def hardware_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 TAKES_TURNS = {"environment": "{kind: module:Class}", "tools": "{kind: tools, options: {tools: [module:FUNCTION]}}"}
-"""Workflows that need an environment, and how to name one."""
+"""Workflows that require an environment, and how to configure one."""
 
 
 def _tool_problems(config: RunConfig) -> Iterator[Problem]:
-    """What the workflow `tools` cannot go with."""
+    """Settings that conflict with the workflow `tools`."""
     if config.rollout.prompt_template is not None:
         what = "the workflow tools declares its tools by the chat template, which this replaces"
         yield Problem(("rollout.prompt_template",), what, "leave it out")
@@ -146,7 +148,7 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _agent_problems(config: RunConfig) -> Iterator[Problem]:
-    """What the workflow `agent` cannot go without."""
+    """Settings that the workflow `agent` requires."""
     if "command" not in config.rollout.workflow_options:
         yield Problem(
             ("rollout.workflow_options",), "the workflow agent starts a program", "command: [python, agent.py]"
@@ -161,7 +163,7 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
-    """The workflow's name and the prompt's template."""
+    """Problems of the workflow and of the prompt's template."""
     workflow = config.rollout.workflow
     if workflow not in BUILT_IN_WORKFLOWS and not is_import_path(workflow):
         known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"

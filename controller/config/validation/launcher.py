@@ -1,7 +1,6 @@
-"""Which settings cannot work with the launcher that a run has. Pure, as run.py is.
+"""Cross-checks of `launch.kind`, based on the launcher's descriptor. Pure, like run.py.
 
-Owns: the cross-checks of `launch.kind`, by what the launcher's descriptor says. Refuses: looking at a cluster
-(launch/cluster/survey.py).
+A cluster is inspected in launch/cluster/survey.py.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from controller.config.run_config import RunConfig
 
 
 def launcher_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of the launcher's own settings, and of what means something else where it starts processes."""
+    """Problems of the launcher's own settings, and of settings that have another meaning on the machines where it
+    starts processes.
+    """
     launch, launcher = config.launch, launcher_of(config)
     for other in LAUNCHERS.values():
         section = getattr(launch, other.section) if other.section and other.section != launcher.section else None
-        if section is not None and section != type(section)():  # a resolved config names every key, at its default
+        if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"launch.{other.section}", "launch.kind"),
                 f"sets the placement of processes, but the kind is {launch.kind}",

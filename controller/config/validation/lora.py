@@ -1,8 +1,4 @@
-"""Contradictions between `trainer.lora` or `warm_start.sft.lora` and the rest of the configuration, and targets that a
-model does not have.
-
-Owns: both. Refuses: reading models (model_folder.py gives the tensors), training adapters.
-"""
+"""Cross-checks of `trainer.lora` and `warm_start.sft.lora`, and of target modules that a model does not have."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ PUBLISH_KEY = "trainer.lora.publish"
 
 
 def lora_problems(config: RunConfig) -> Iterator[Problem]:
-    """What of the adapters cannot be. Pure."""
+    """Problems of the adapters' settings. Pure."""
     for key, adapter in _adapters(config).items():
         if not adapter.targets:
             what = "names no module, so nothing would be trained"
@@ -39,7 +35,7 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
-    """Targets that a model does not have. tensors: shapes of its weights by name, as its files say."""
+    """Targets that a model does not have. tensors: shapes of its weights by name, from its files."""
     if not tensors:
         return
     modules = {name.removesuffix(".weight") for name, shape in tensors.items() if _is_matrix(name, shape)}
@@ -54,7 +50,7 @@ def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -
 
 
 def _adapters(config: RunConfig) -> dict[str, AdapterSettings]:
-    """Those that are to be trained, by their key."""
+    """Adapters that are trained, by their key."""
     sft = None if config.warm_start is None else config.warm_start.sft.lora
     known = {"trainer.lora": config.trainer.lora, "warm_start.sft.lora": sft}
     return {key: adapter for key, adapter in known.items() if adapter is not None}

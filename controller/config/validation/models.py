@@ -1,7 +1,7 @@
-"""Which declared models (`rollout.models`) cannot work. Pure, as run.py is.
+"""Cross-checks of declared models (`rollout.models`). Pure, like run.py.
 
-Owns: those cross-checks. Refuses: looking at folders (controller/preflight/called_models.py), the list of models that
-a workflow calls (rollout/check_workflow.py).
+Model folders are checked in controller/preflight/called_models.py, the list of models that a workflow calls in
+rollout/check_workflow.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY = "rollout.models"
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME_CHARS - 1}}}")
 RESERVED = "policy"
 OWN_WEIGHTS_KEYS = ("num_slots", "max_context", "device", "dtype")
-"""Keys that mean nothing for a role of the policy."""
+"""Keys that have no effect on a role of the policy."""
 
 
 def called_model_problems(config: RunConfig) -> Iterator[Problem]:

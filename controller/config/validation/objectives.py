@@ -1,8 +1,7 @@
-"""Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
+"""Cross-checks of loss, advantages and critic, without importing torch or modules of the user.
 
-Owns: `loss_problems`, `advantage_problems`, `critic_problems`, `is_corrected`: what the descriptors of
-trainer/objectives say, and the window of the correction weight. Refuses: a loss of the user's
-(trainer/check_objectives.py).
+Uses the descriptors of trainer/objectives and checks the window of the correction weight. A loss of the user is checked
+in trainer/check_objectives.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainer.objectives.registry import (
 )
 
 WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_within_group)
-"""Built-in advantages that compare a sample with its own group only."""
+"""Built-in advantages that compare a sample only with its own group."""
 
 
 _RELATED = {
@@ -36,7 +35,7 @@ _RELATED = {
 
 
 def loss_problems(config: RunConfig) -> Iterator[Problem]:
-    """Find what of trainer.loss cannot be."""
+    """Find problems of trainer.loss."""
     loss = config.trainer.loss
     if ":" in loss.kind and not is_import_path(loss.kind):
         yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "module:function")
@@ -104,12 +103,12 @@ def _weight_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def is_corrected(config: RunConfig) -> bool:
-    """True where the loss corrects for the difference between engine and trainer."""
+    """Return whether the loss corrects for the difference between engine and trainer."""
     return corrects_for_sampling(config.trainer.loss)
 
 
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:
-    """Find what of trainer.advantage cannot be."""
+    """Find problems of trainer.advantage."""
     advantage = config.trainer.advantage
     if ":" in advantage.kind and not is_import_path(advantage.kind):
         yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
@@ -119,7 +118,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def critic_problems(config: RunConfig) -> Iterator[Problem]:
-    """Find what of trainer.critic cannot be. Asked where loss and advantage are known."""
+    """Find problems of trainer.critic. Loss and advantage must be known."""
     trainer, critic = config.trainer, config.trainer.critic
     if critic is None:
         return

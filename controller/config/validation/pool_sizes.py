@@ -1,10 +1,9 @@
-"""How large each pool is, in processes, GPUs and CPUs, and what one machine holds of it. Pure.
+"""Sizes of the pools in processes, GPUs and CPUs, and whether one machine has enough. Pure.
 
-Owns: the arithmetic, for `validate` and for any launcher. Refuses: where processes sit (the launchers'), looking at the
-machine (preflight.py).
+Used by `validate` and by launchers. Placement is decided by the launchers.
 
-    workers of a pool = its GPUs / GPUs of one worker (as its engine says), or its CPUs / compute threads of one
-    GPUs of a run     = rollout + trainer, or the larger of the two where they are colocated
+    workers of a pool = its GPUs / GPUs of one worker (from its engine), or its CPUs / compute threads of one
+    GPUs of a run     = rollout + trainer, or the larger of the two if they are colocated
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from controller.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class PoolSize:
-    """One pool: so many processes, each taking so much of its node."""
+    """One pool: a number of processes, and the resources of each."""
 
     name: str
     num_processes: int
@@ -59,14 +58,14 @@ def gpus_of_worker(config: RunConfig) -> int:
 
 
 def _set_aside(config: RunConfig, pool: str, resource: str, default: float) -> float:
-    """What one process of a pool takes: what the launcher reserves for it, if that is given."""
+    """Resources of one process of a pool: what the launcher reserves for it, if given."""
     reserved = launcher_of(config).pool(config.launch, pool)
     given = getattr(reserved, resource) if reserved else None
     return default if given is None else float(given)
 
 
 def pool_sizes(config: RunConfig) -> list[PoolSize]:
-    """The pools of a run. Threads that are left to the program count as one: it takes what there is."""
+    """The pools of a run. A thread count left to the program counts as one: it uses the available cores."""
     threads = {
         "rollout": config.rollout.threads if isinstance(config.rollout.threads, int) else 1,
         "trainer": config.trainer.threads if isinstance(config.trainer.threads, int) else 1,
@@ -86,15 +85,15 @@ def pool_sizes(config: RunConfig) -> list[PoolSize]:
 
 
 def gpus_of_run(config: RunConfig) -> float:
-    """All GPUs a run wants."""
+    """All GPUs that a run requires."""
     gpus = [pool.gpus for pool in pool_sizes(config)]
     return max(gpus) if config.is_colocated else sum(gpus)
 
 
 def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
-    """Why the run does not fit onto a machine with so many GPUs, in one sentence; None where it does, or may.
+    """Reason why the run does not fit on a machine with so many GPUs, in one sentence; None if it does, or may.
 
-    Devices named one by one (`cuda:3`) may be shared on purpose, so only pools that are counted are judged.
+    Devices named individually (`cuda:3`) may be shared on purpose, so only pools that are counted are checked.
     """
     wanted = gpus_of_run(config)
     if wanted <= num_gpus or config.rollout.engine.device != "cuda":
@@ -113,7 +112,7 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
 
 
 def pool_problems(config: RunConfig) -> Iterator[Problem]:
-    """Sizes that cannot be, whatever the machine."""
+    """Sizes that are impossible on any machine."""
     rollout = config.rollout
     if rollout.pool_gpus is not None and rollout.pool_cpus is not None:
         yield Problem(("rollout.pool_gpus", "rollout.pool_cpus"), "a pool is counted in GPUs or in CPUs", "keep one")
@@ -154,7 +153,7 @@ def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) ->
 
 
 def placement_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot go together with engines and trainer on the same devices."""
+    """Settings that conflict with engines and trainer on the same devices."""
     if not config.is_colocated:
         return
     trainer, engine = config.trainer, config.rollout.engine

@@ -1,7 +1,7 @@
-"""Which combinations of settings cannot work. Pure: no files, no sockets.
+"""Cross-checks of a configuration. Pure: no files, no sockets.
 
-Owns: the cross-checks; each says why and what to do instead. Refuses: single values (pydantic's), derived numbers
-(derived.py), the machine (preflight.py).
+Each check says why a combination cannot work and what to do instead. Single values are checked by pydantic, the machine
+in preflight/.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from controller.run_folder.units import size_text
 
 
 def unknown_kinds(config: RunConfig) -> list[Problem]:
-    """Names of implementations that there are not."""
+    """Names of unknown implementations."""
     return [
         *engine_kind_problems(config),
         *launcher_kind_problems(config),
@@ -56,8 +56,8 @@ def unknown_kinds(config: RunConfig) -> list[Problem]:
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
-    """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
-    not, that alone: the other checks ask it.
+    """Every contradiction in a config, without checking the machine. If it names an unknown implementation, only that
+    is returned: the other checks depend on it.
     """
     problems = unknown_kinds(config)
     if problems:
@@ -97,7 +97,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
 
 
 def model_problems(model: ModelSettings) -> Iterator[Problem]:
-    """A starting model that is not there, or is given twice."""
+    """A starting model that is missing, or given twice."""
     if (model.path is None) == (model.init is None):
         what = (
             "neither model.path nor model.init is given" if model.path is None else "model.path and model.init exclude"
@@ -186,7 +186,7 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
 
 
 def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
-    """The controller keeps the state of every sample of the groups it has admitted."""
+    """Check the number of samples in flight: the controller keeps the state of every sample of the admitted groups."""
     samples = config.max_samples_in_flight or config.samples_per_step
     if samples <= limits.SAMPLES_IN_FLIGHT:
         return

@@ -1,7 +1,4 @@
-"""Contradictions between a trainer backend and the rest of the configuration.
-
-Owns: `backend_problems`. Refuses: knowing any backend; looking at the machine (preflight.py).
-"""
+"""Cross-checks of the trainer backend, based on its descriptor."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from controller.config.run_config import RunConfig
 
 
 def backend_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of trainer.backend, trainer.ranks, and the sections of all backends."""
+    """Problems of trainer.backend, trainer.ranks, and the sections of all backends."""
     trainer, backend = config.trainer, backend_of(config)
     if (fault := ranks_fault(backend, trainer.ranks)) is not None:
         what, remedy = fault

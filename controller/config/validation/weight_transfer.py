@@ -1,7 +1,5 @@
-"""What does not go together with the way weights are transferred. Pure but for importing a transfer of the user's.
-
-Owns: asking the transfer's descriptor (areal_like/weights/transfer.py) what it can be combined with. Refuses: knowing
-any transfer; the machine.
+"""Cross-checks of the weight transfer, based on its descriptor (areal_like/weights/transfer.py). Pure, except that a
+transfer of the user is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from controller.config.run_config import RunConfig
 
 
 def transfer_kind_problems(config: RunConfig) -> Iterator[Problem]:
-    """That there is no such transfer. Everything else about a configuration asks for it."""
+    """Problem of an unknown transfer. All other checks of a configuration depend on the transfer."""
     try:
         _ = config.trainer.weights.transfer
     except UserError as error:
@@ -26,7 +24,7 @@ def transfer_kind_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def transfer_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of trainer.weights: what its transfer cannot be combined with."""
+    """Settings of the run that the transfer of trainer.weights cannot be combined with."""
     weights, transfer = config.trainer.weights, config.trainer.weights.transfer
     is_across_hosts = not launcher_of(config).is_one_machine
     if weights.options and weights.kind in TRANSFERS:
@@ -52,7 +50,7 @@ def transfer_problems(config: RunConfig) -> Iterator[Problem]:
 def _limits(
     config: RunConfig, transfer: TransferDescriptor, is_across_hosts: bool
 ) -> tuple[tuple[tuple[str, str], bool, Limit | None], ...]:
-    """Keys, whether the configuration asks for it, and why the transfer cannot."""
+    """Keys, whether the configuration requires the feature, and why the transfer does not support it."""
     weights = config.trainer.weights
     is_draining, is_rolling = config.rollout.interruption == "drain", weights.swap == "rolling"
     return (

@@ -1,6 +1,6 @@
-"""A measurement alongside the reference, in words that do not say more than the spread allows. Pure.
+"""Compares a measurement with the reference, taking the spread into account. Pure.
 
-Owns: ratios and their words. Refuses: measuring (measures.py).
+Measurements are made in measures.py.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from controller.doctor.bench.reference import FIGURES, Figure
 from controller.doctor.finding import Finding
 
 FAR = 0.5
-"""Slower than this share of the reference, the spread considered, is worth a warning."""
+"""A speed below this share of the reference, considering the spread, is a warning."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured, and how it is written. `scale` divides the measured value (SI units) for people."""
+    """A measured quantity, and its format. `scale` divides the measured value (SI units) for display."""
 
     key: str
     name: str
     unit: str
     scale: float = 1.0
     is_time: bool = False
-    """Less is faster."""
+    """Whether a smaller value is faster."""
     advice: str = "check for other programs, power saving, or a limit of the virtual machine"
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speed as a multiple of the reference's; low and high are as far apart as both spreads allow."""
+    """Speed as a multiple of the reference's; low and high are the extremes given both spreads."""
 
     median: float
     low: float
@@ -39,7 +39,7 @@ class Ratio:
 
     @property
     def words(self) -> str:
-        """`1.3x the reference`, or that no difference can be determined."""
+        """Text such as `1.3x the reference`, or that no difference can be determined."""
         text = f"{self.median:.2f}x" if self.median < 1 else f"{self.median:.1f}x"
         return (
             f"about the reference ({text}, within the spread)"
@@ -49,19 +49,21 @@ class Ratio:
 
 
 def spread(values: Sequence[float]) -> Figure:
-    """Of at least one value."""
+    """Median, lowest and highest of at least one value."""
     return Figure(statistics.median(values), min(values), max(values))
 
 
 def ratio(here: Figure, there: Figure, *, is_time: bool) -> Ratio:
-    """How fast `here` is as a multiple of `there`."""
+    """Speed of `here` as a multiple of `there`."""
     if is_time:
         return Ratio(there.median / here.median, there.low / here.high, there.high / here.low)
     return Ratio(here.median / there.median, here.low / there.high, here.high / there.low)
 
 
 def judge(measure: Measure, values: Sequence[float], *, is_busy: bool) -> Finding:
-    """The measurement, its spread and its ratio; a warning only if it is far below and nothing else ran."""
+    """The measurement, its spread and its ratio; a warning only if it is far below the reference and no other programs
+    ran.
+    """
     here, there = spread(values), FIGURES.get(measure.key)
     text = f"{_text(here.median / measure.scale)} {measure.unit}"
     text += f" ({_text(here.low / measure.scale)} to {_text(here.high / measure.scale)})"

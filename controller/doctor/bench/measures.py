@@ -1,7 +1,6 @@
-"""`--bench`: short measurements of what a run lives on, one after the other, all within half a minute.
+"""`--bench`: short benchmarks of what a run depends on, one after the other, in less than half a minute.
 
-Owns: the measurements, their deadlines, whether the machine was busy. Refuses: the reference (reference_page.py), words
-(compare.py).
+Also checks whether the machine was busy. The reference is in reference.py, comparison in compare.py.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ TOPIC = "Benchmark"
 REPEATS = 5
 TOTAL_S = 28.0
 BUSY_SHARE = 0.15
-"""Share of all cores that others use, above which a slow figure is no verdict."""
+"""Share of all cores used by other programs above which slow results are not reported as warnings."""
 SMALL_BYTES, LARGE_BYTES = 1024, 1 << 20
 PIECE_S, SENDER_S = 0.25, 6
 STARTS = 4
-"""Starts of one repeat."""
+"""Number of process starts in one repeat."""
 COPIED_BYTES = 65_536
-"""Below this, copying a message is cheaper than keeping track of it."""
+"""Smaller messages are copied, which is cheaper than tracking them."""
 WRITE_BYTES = 32 << 20
 ENGINE_RESULT = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "engine.json"
 
@@ -74,7 +73,7 @@ def loopback(machine: Machine) -> Values:
 
 
 def _received_per_s(machine: Machine, num_bytes: int) -> list[float]:
-    """Messages of a size that arrive in a second, for each of several pieces of time."""
+    """Received messages of the given size per second, in each of several intervals."""
     import zmq
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -88,7 +87,7 @@ def _received_per_s(machine: Machine, num_bytes: int) -> list[float]:
         socket.recv()
         rates = [_piece(socket, num_bytes) for _ in range(REPEATS + 1)][1:]
         socket.send(b"enough", zmq.NOBLOCK)
-        sender.join(SENDER_S)  # whatever is measured next has the machine to itself
+        sender.join(SENDER_S)  # the next measurement must not compete with this process
         return rates
     except zmq.Again as error:
         raise OperationError("messages over loopback stopped arriving") from error
@@ -119,7 +118,7 @@ def disk(machine: Machine) -> Values:
 
 
 def start(machine: Machine) -> Values:
-    """Seconds until an empty Python program has ended."""
+    """Seconds until an empty Python program has exited."""
     walls_s = []
     for _ in range(REPEATS + 1):
         started_s = time.perf_counter()
@@ -137,11 +136,11 @@ GROUPS: tuple[tuple[Callable[[Machine], Values], float, tuple[Measure, ...]], ..
     (disk, 8.0, (WRITE,)),
     (start, 5.0, (START,)),
 )
-"""Measurement, deadline in seconds, what it yields."""
+"""Function, deadline in seconds, measured quantities."""
 
 
 def measure_all(machine: Machine, say: Callable[[Sequence[str]], None] = lambda names: None) -> list[Line]:
-    """Every measurement, one after the other; one that fails or takes too long says so and the next goes on."""
+    """Run all measurements one after the other; a failure or timeout is reported, and the next one runs."""
     started_s = time.monotonic()
     busy = busy_share()
     lines = [Line(TOPIC, "compared with", _reference_words(busy), time.monotonic() - started_s)]
@@ -168,7 +167,7 @@ def _group(
 
 
 def busy_share(look_s: float = 0.5) -> float:
-    """Share of all cores that somebody uses while we wait."""
+    """Share of all cores used by other programs during a short wait."""
     import psutil
 
     return float(psutil.cpu_percent(interval=look_s)) / 100
@@ -188,14 +187,16 @@ def _reference_words(busy: float) -> Finding:
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """Of the committed engine benchmark with 128 slots: tokens/s, and where and when that was."""
+    """Result of the committed engine benchmark with 128 slots: tokens/s, machine and date."""
 
     tokens_per_s: float
     machine: str
 
 
 def engine_speed() -> EngineSpeed | None:
-    """None where that result is not at hand. Its machine need not be the reference's: either is made again alone."""
+    """The engine's speed; None if that result is not available. Its machine may differ from the reference's, because
+    both are measured separately.
+    """
     try:
         result = json.loads(ENGINE_RESULT.read_text())
         best = max(float(case["tokens_per_s"]["embedded"]["median"]) for case in result["cases"])

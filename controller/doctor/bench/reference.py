@@ -1,7 +1,7 @@
-"""What the reference machine does: one on which figures of benchmarks/results/ were measured.
+"""Results of the reference machine, on which figures of benchmarks/results/ were measured.
 
-Owns: the table, with its date and machine. Refuses: measuring. To make it again, on an idle machine:
-`areal-like doctor --bench --json`, and take median, low and high of each finding of the topic Benchmark.
+To update the table, run `areal-like doctor --bench --json` on an idle machine, and use median, low and high of each
+finding of the topic Benchmark.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def text() -> str:
-    """The machine and the day in words."""
+    """Machine and date as text."""
     cores = f"{MACHINE['cores']} cores of {MACHINE['cpu']}"
     return f"{cores}, Python {MACHINE['python']}, torch {MACHINE['torch']}, {DATE}"

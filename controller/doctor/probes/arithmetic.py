@@ -1,6 +1,6 @@
 """Prints products per second and bytes copied per second with torch. Arguments: threads for `all`, repeats.
 
-Owns: two short measurements, each repeat long enough to be timed (PIECE_S). Refuses: judging.
+Each repeat is long enough to be timed (PIECE_S).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECE_S = 0.25
 
 
 def rate(work: Callable[[], Any], per_call: float) -> float:
-    """Amount per second, over as many calls as fill PIECE_S."""
+    """Amount per second, over as many calls as fit into PIECE_S."""
     calls, started_s = 0, time.perf_counter()
     while (wall_s := time.perf_counter() - started_s) < PIECE_S:
         work()
@@ -33,7 +33,8 @@ def main() -> None:
     one, other, out = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), torch.empty(SIDE, SIDE)
     source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
     rates: dict[str, list[float]] = {"product_1": [], "product_all": [], "copy": []}
-    for repeat in range(repeats + 1):  # the first is a warm-up; sides take turns, so that a disturbance meets all
+    # the first is a warm-up; the measurements alternate, so that a disturbance affects all of them
+    for repeat in range(repeats + 1):
         for name, threads in (("product_1", 1), ("product_all", num_threads), ("copy", 1)):
             torch.set_num_threads(threads)
             if name == "copy":

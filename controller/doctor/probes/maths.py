@@ -1,4 +1,4 @@
-"""Prints whether math-verify parses and compares: its parser breaks when another package pins another antlr4."""
+"""Prints whether math-verify parses and compares. Its parser breaks if another package pins a different antlr4."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prints which Linux namespaces this user may make. Everything tried ends with this process.
+"""Prints which Linux namespaces this user may create. Everything is undone when this process exits.
 
-Owns: a user namespace and, within it, the others. Refuses: touching anything outside them.
+Creates a user namespace and the others within it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MS_REC_PRIVATE = 0x4000 | (1 << 18)
 
 
 def unshare(libc: ctypes.CDLL, flag: int) -> str:
-    """Empty, or why not."""
+    """Call unshare; return an empty text, or the error."""
     return "" if libc.unshare(flag) == 0 else os.strerror(ctypes.get_errno())
 
 
 def map_ids(uid: int, gid: int) -> str:
-    """Become root of the new user namespace. Empty, or why not."""
+    """Become root of the new user namespace; return an empty text, or the error."""
     try:
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -31,7 +31,7 @@ def map_ids(uid: int, gid: int) -> str:
 
 
 def private_mount(libc: ctypes.CDLL) -> str:
-    """Mount a small tmpfs over /tmp, seen by this process alone."""
+    """Mount a small tmpfs over /tmp, visible only to this process."""
     for source, target, kind, flags in ((b"none", b"/", b"", MS_REC_PRIVATE), (b"tmpfs", b"/tmp", b"tmpfs", 0)):
         if libc.mount(source, target, kind or None, flags, None) != 0:
             return os.strerror(ctypes.get_errno())
@@ -39,7 +39,7 @@ def private_mount(libc: ctypes.CDLL) -> str:
 
 
 def first_process() -> str:
-    """A child must be process 1 of the new pid namespace."""
+    """Check that a child is process 1 of the new pid namespace."""
     child = os.fork()
     if child == 0:
         os._exit(0 if os.getpid() == 1 else 1)

@@ -1,4 +1,4 @@
-"""Prints which resource limits really bind a process of this user. Each is tried in a child that ends at once."""
+"""Prints which resource limits are enforced for this user. Each is tested in a child that exits immediately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOUND, FREE, CANNOT = 0, 3, 4
 
 
 def memory() -> bool:
-    """True when more than the limit is refused."""
+    """Return whether an allocation above the limit fails."""
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     try:
         bytearray(4 << 30)
@@ -23,7 +23,7 @@ def memory() -> bool:
 
 
 def file_size() -> bool:
-    """True when a file cannot grow past the limit."""
+    """Return whether a file cannot grow beyond the limit."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     in_memory = hasattr(os, "memfd_create")
     with os.fdopen(os.memfd_create("doctor"), "wb", 0) if in_memory else tempfile.TemporaryFile(buffering=0) as file:
@@ -35,7 +35,7 @@ def file_size() -> bool:
 
 
 def open_files() -> bool:
-    """True when no more files can be opened."""
+    """Return whether no more files can be opened."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
     try:
         for _ in range(16):
@@ -46,7 +46,7 @@ def open_files() -> bool:
 
 
 def processes() -> bool:
-    """True when no child can be started; the superuser is not bound by this."""
+    """Return whether no child can be started; this limit does not apply to the superuser."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     try:
         child = os.fork()
@@ -59,13 +59,15 @@ def processes() -> bool:
 
 
 def cpu_time() -> bool:
-    """True when the limit is taken and read back; spending a second of processor time on it would be rude."""
+    """Return whether the limit can be set and read back. It is not tested, because that would take a second of
+    processor time.
+    """
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     return resource.getrlimit(resource.RLIMIT_CPU) == (60, 60)
 
 
 def tried(trial: Callable[[], bool]) -> str:
-    """`bound`, `free`, or `refused` when the limit cannot even be set; tried in a child."""
+    """`bound`, `free`, or `refused` if the limit cannot be set; tested in a child."""
     child = os.fork()
     if child == 0:
         status = CANNOT

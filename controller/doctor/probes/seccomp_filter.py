@@ -1,6 +1,6 @@
-"""Prints whether a seccomp filter can be installed and holds. It binds this process alone and ends with it.
+"""Prints whether a seccomp filter can be installed and is enforced. It applies only to this process.
 
-The filter answers a system call number that no kernel knows with "not permitted"; without it the kernel says "unknown".
+The filter answers an unused system call number with "not permitted"; without the filter the kernel answers "unknown".
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Program(ctypes.Structure):
 
 
 def install(libc: ctypes.CDLL) -> str:
-    """Empty, or why not."""
+    """Install the filter; return an empty text, or the error."""
     instructions = (Instruction * 4)(
         Instruction(0x20, 0, 0, 0),  # load the number of the system call
-        Instruction(0x15, 0, 1, NO_SUCH_CALL),  # ours?
+        Instruction(0x15, 0, 1, NO_SUCH_CALL),  # is it the filtered number?
         Instruction(0x06, 0, 0, 0x00050000 | errno.EPERM),  # yes: an error
         Instruction(0x06, 0, 0, 0x7FFF0000),  # no: allow
     )

@@ -1,4 +1,6 @@
-"""Sends messages to a loopback port as fast as it can, until one comes back. Arguments: port, bytes, most seconds."""
+"""Sends messages to a loopback port as fast as possible, until one is received. Arguments: port, bytes, maximum
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def main() -> None:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(f"tcp://127.0.0.1:{port}")
-    payload, is_small = bytes(num_bytes), num_bytes < 65_536  # below, copying is cheaper than keeping track
+    # smaller messages are copied, which is cheaper than tracking them
+    payload, is_small = bytes(num_bytes), num_bytes < 65_536
     until_s = time.monotonic() + most_s
     while time.monotonic() < until_s:
         events = socket.poll(WAIT_MS, zmq.POLLIN | zmq.POLLOUT)

@@ -1,6 +1,6 @@
-"""Prints whether transformers makes a Qwen3 from a config and runs it: what the quickstart begins with.
+"""Prints whether transformers can make and run a Qwen3 from a config, which the quickstart requires.
 
-Owns: one forward pass of a model of a few thousand parameters. Refuses: files, downloads, devices.
+Runs one forward pass of a model of a few thousand parameters, without files, downloads or GPUs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Prints what torch is installed here and whether it computes. Run by path, in a process of its own.
+"""Prints the installed torch version and whether it computes. Run by path, in a separate process.
 
-Owns: one look at torch without its devices. Refuses: starting CUDA (torch_devices.py: a broken driver can hang).
-torch is named by a string because the controller must not import it, and does not: this is another process.
+CUDA is not initialised (see torch_devices.py: a broken driver can hang). torch is imported by name, because an import
+statement would violate the rule that the controller does not import torch.
 """
 
 from __future__ import annotations

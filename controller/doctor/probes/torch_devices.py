@@ -1,6 +1,6 @@
-"""Prints the GPUs that torch sees and whether each computes. Run by path, in a process of its own, under a deadline.
+"""Prints the GPUs that torch sees and whether each computes. Run by path, in a separate process with a deadline.
 
-Owns: one look at CUDA or ROCm through torch. Refuses: anything that keeps memory or changes a device's settings.
+Uses CUDA or ROCm through torch, without changing settings of a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def device(torch: Any, index: int) -> dict[str, Any]:
-    """One device, tried with a small product."""
+    """Test one device with a small product."""
     properties = torch.cuda.get_device_properties(index)
     facts: dict[str, Any] = {
         "name": properties.name,
@@ -24,7 +24,7 @@ def device(torch: Any, index: int) -> dict[str, Any]:
         ones = torch.ones(256, 256, device=f"cuda:{index}")
         total = float((ones @ ones).sum())
         facts["fault"] = "" if total == 256.0**3 else f"computes wrongly: {total} instead of {256.0**3}"
-    except Exception as error:  # whatever a driver says is the finding
+    except Exception as error:  # any error of a driver is the finding
         facts["fault"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return facts
 

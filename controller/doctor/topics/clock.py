@@ -1,7 +1,4 @@
-"""The two clocks of this machine: one measures, one names moments.
-
-Owns: the checks. Refuses: setting anything.
-"""
+"""Checks of the monotonic clock and the wall clock."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ TIME_ERROR = 5
 
 
 def step_s(clock_name: str, look_s: float = 0.02) -> float:
-    """The smallest difference seen between two readings of a clock."""
+    """The smallest difference between two readings of a clock."""
     read = {"monotonic": time.monotonic, "time": time.time}[clock_name]
     smallest, before = float("inf"), read()
     until_s = time.perf_counter() + look_s
@@ -35,7 +32,7 @@ def step_s(clock_name: str, look_s: float = 0.02) -> float:
 
 
 def resolution(machine: Machine) -> Finding:
-    """How fine the clocks are."""
+    """Check the resolution of the clocks."""
     steps_s = {name: max(step_s(name), time.get_clock_info(name).resolution) for name in ("monotonic", "time")}
     words = f"monotonic {_text(steps_s['monotonic'])}, wall {_text(steps_s['time'])}"
     if max(steps_s.values()) > COARSE_S:
@@ -50,7 +47,7 @@ def _text(seconds: float) -> str:
 
 
 def date(machine: Machine, *, now_s: float | None = None) -> Finding:
-    """A date that can be true: not before our own files were made."""
+    """Check that the date is plausible: not before the program's own files were made."""
     now_s = time.time() if now_s is None else now_s
     made_s = Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(now_s, 0.0), LATEST_S)))
@@ -60,7 +57,7 @@ def date(machine: Machine, *, now_s: float | None = None) -> Finding:
 
 
 def synchronisation(machine: Machine) -> Finding:
-    """Whether the kernel holds the clock for synchronised; matters once several hosts' records are compared."""
+    """Check whether the kernel reports the clock as synchronised; this matters with several hosts."""
     if not machine.is_linux:
         return NOT_HERE
     state = kernel_clock_state()
@@ -72,7 +69,7 @@ def synchronisation(machine: Machine) -> Finding:
 
 
 def kernel_clock_state() -> int | None:
-    """adjtimex(2) in read mode: TIME_OK (0) to TIME_ERROR (5); None where it cannot be asked."""
+    """Call adjtimex(2) in read mode: TIME_OK (0) to TIME_ERROR (5); None if not available."""
     if not sys.platform.startswith("linux"):
         return None
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))

@@ -1,7 +1,7 @@
-"""The folder runs go to, the temporary folder, and the cache of models.
+"""Checks of the folder of runs, the temporary folder, and the cache of models: space, file system, locks, SQLite's
+write-ahead log, duration of a synchronous write.
 
-Owns: the checks: room, kind of file system, locks, SQLite's write-ahead log, the time of a forced write. Refuses:
-leaving anything behind (all files are stored in a temporary folder within the folder in question).
+All test files are in a temporary folder within the tested folder and are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.doctor.machine import Machine, Mount
 
 TOPIC = "Disk"
 QUICKSTART_BYTES = 200_000_000
-"""What a run of the quickstart leaves, warm start included."""
+"""Size of a run of the quickstart, including the warm start."""
 GOOD_BYTES = 10_000_000_000
 NETWORK_KINDS = frozenset({
     "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afpfs", "afs", "webdav", "ceph", "lustre", "gpfs",
@@ -33,11 +33,13 @@ LOCAL = "keep runs on a local disk: runs_dir=/local/runs"
 TRIALS = 5
 SLOW_S = 0.05
 SPEEDS = ((0.002, "fast"), (0.01, "ordinary"), (SLOW_S, "slow"), (float("inf"), "very slow"))
-"""Seconds until a small write is safe: a disk with a cache of its own, a good SSD, other SSDs and cloud volumes."""
+"""Upper limits in seconds of a small synchronous write: a disk with its own cache, a good SSD, other SSDs and cloud
+volumes.
+"""
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """The folder, or its nearest existing parent."""
     path = path.expanduser().absolute()
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -45,14 +47,16 @@ def nearest_folder(path: Path) -> Path:
 
 
 def mount_of(machine: Machine, folder: Path) -> Mount:
-    """The file system a folder lies on; of kind "" where it cannot be determined."""
+    """The file system of a folder; of kind "" if unknown."""
     real = folder.resolve()
     over = [mount for mount in machine.mounts() if real.is_relative_to(mount.point)]
     return max(reversed(over), key=lambda mount: len(Path(mount.point).parts), default=Mount("/", ""))
 
 
 def is_network(kind: str) -> bool:
-    """Files there are another machine's (or a FUSE program's, which is as bad for locks and mapped files)."""
+    """Return whether it is a network file system (or a FUSE program, which has the same problems with locks and mapped
+    files).
+    """
     return kind in NETWORK_KINDS or kind.startswith("fuse.")
 
 
@@ -63,12 +67,12 @@ def _scratch(machine: Machine) -> Iterator[Path]:
 
 
 def _not_written(error: OSError) -> Finding:
-    """The line of a check that needs a folder to write to; the line `runs folder` says what to do."""
+    """Finding of a check that needs a writable folder; the remedy is in the line `runs folder`."""
     return absent(f"cannot be tested: the runs folder cannot be written ({error.strerror})")
 
 
 def runs_folder(machine: Machine) -> Finding:
-    """Room, and whether we may write."""
+    """Check free space and write permission."""
     folder = nearest_folder(machine.runs_dir)
     where = f"{machine.runs_dir.expanduser().absolute()}"
     elsewhere = "run in another folder, or set one: runs_dir=/some/where"
@@ -89,7 +93,9 @@ def runs_folder(machine: Machine) -> Finding:
 
 
 def file_system(machine: Machine) -> Finding:
-    """Local or not, and whether SQLite's write-ahead log, which maps a file into memory, works on it."""
+    """Check whether the file system is local, and whether SQLite's write-ahead log, which maps a file into memory,
+    works on it.
+    """
     mount = mount_of(machine, nearest_folder(machine.runs_dir))
     kind, data = mount.kind or "unknown kind", {"kind": mount.kind, "mount": mount.point}
     try:
@@ -108,7 +114,7 @@ def file_system(machine: Machine) -> Finding:
 
 
 def wal_fault(path: Path) -> str:
-    """Why SQLite cannot keep a write-ahead log there; empty if it can."""
+    """Error if SQLite's write-ahead log does not work in the folder; else empty."""
     try:
         with closing(sqlite3.connect(path, timeout=2.0)) as one, closing(sqlite3.connect(path, timeout=2.0)) as other:
             (mode,) = one.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -122,7 +128,7 @@ def wal_fault(path: Path) -> str:
 
 
 def locks(machine: Machine) -> Finding:
-    """A second holder of a file's lock is refused: that keeps two controllers out of one run."""
+    """Check that a file lock excludes a second holder, which prevents two controllers in one run."""
     try:
         with _scratch(machine) as scratch:
             is_exclusive = locks_exclude(scratch / "lock")
@@ -136,7 +142,7 @@ def locks(machine: Machine) -> Finding:
 
 
 def locks_exclude(path: Path) -> bool:
-    """True when a lock that is held cannot be taken again. Raises OSError when it cannot be taken at all."""
+    """Return whether a held lock cannot be acquired again. Raises OSError if it cannot be acquired at all."""
     path.touch()
     with path.open("rb") as one, path.open("rb") as other:
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +154,7 @@ def locks_exclude(path: Path) -> bool:
 
 
 def forced_writes(machine: Machine) -> Finding:
-    """How long a small write takes to reach the disk."""
+    """Measure the duration of a small synchronous write."""
     try:
         with _scratch(machine) as scratch:
             median_s = statistics.median(sync_times(scratch / "file"))
@@ -163,7 +169,7 @@ def forced_writes(machine: Machine) -> Finding:
 
 
 def sync_times(path: Path) -> list[float]:
-    """Seconds of a few small writes, each forced to the disk."""
+    """Seconds of a few small synchronous writes."""
     walls_s = []
     with path.open("wb", buffering=0) as file:
         for _ in range(TRIALS):
@@ -175,7 +181,7 @@ def sync_times(path: Path) -> list[float]:
 
 
 def temporary(machine: Machine) -> Finding:
-    """The folder for temporary files; compilers of kernels also run what they put there."""
+    """Check the folder for temporary files; kernel compilers also execute files in it."""
     try:
         folder = Path(tempfile.gettempdir())
         free = machine.free_bytes(folder)
@@ -192,7 +198,7 @@ def temporary(machine: Machine) -> Finding:
 
 
 def model_cache(machine: Machine) -> Finding:
-    """Where models and data sets from the hub are kept; the quickstart downloads none."""
+    """Check the cache of models and data sets from the hub; the quickstart downloads none."""
     environment = machine.environment
     default = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     folder = Path(environment.get("HF_HOME") or default).expanduser()

@@ -1,7 +1,6 @@
-"""The engines that run in a Python environment of their own: whether there is one, and which version it has.
+"""Checks of the engines that run in a separate Python environment: whether it exists, and which version it has.
 
-Owns: the check, one per engine that declares such an environment. Refuses: knowing any engine (their descriptors), and
-importing anything of that environment.
+One check per engine that declares such an environment in its descriptor. Modules of that environment are not imported.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _VERSIONS_THERE = (
 
 
 def own_environment(title: str, *, python: str, package: str, build: str) -> Callable[[Machine], Finding]:
-    """The check of one engine, in an environment of its own or in this one.
+    """Make the check of one engine, in its separate environment or in this one.
 
     Args:
         title: the engine in messages.
-        python: the interpreter of its environment, looked for relative to the current folder.
+        python: the interpreter of its environment, relative to the current folder.
         package: its distribution.
         build: the command that builds the environment on a machine without a GPU.
     """
@@ -67,12 +66,12 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
 
 
 def checks() -> tuple[Check, ...]:
-    """One per engine with an environment of its own; none where the engines cannot be listed: what is missing for that
-    has its own line.
+    """One check per engine with a separate environment; none if the engines cannot be listed, which other checks
+    report.
     """
     try:
         from controller.config.engines import REGISTERED
-    except Exception:  # a damaged package may raise anything while it is imported, and the other checks say so
+    except Exception:  # the import of a damaged package may raise any exception, which other checks report
         return ()
     described = [(engine.title, engine.environment) for engine in REGISTERED.values()]
     return tuple(

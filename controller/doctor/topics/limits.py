@@ -1,7 +1,4 @@
-"""What this user may open and start.
-
-Owns: the checks of open files and processes. Refuses: changing a limit.
-"""
+"""Checks of the limits on open files and processes of this user."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from controller.doctor.machine import Machine
 
 TOPIC = "Limits"
 QUICKSTART_FILES = 48
-"""The controller of the quickstart holds 31 open, more than any other of its processes."""
+"""The controller of the quickstart has 31 open files, more than any other of its processes."""
 GOOD_FILES = 1024
 QUICKSTART_PROCESSES = 100
 """The quickstart on two cores has 36 processes and threads; with more cores torch has more."""
@@ -25,7 +22,7 @@ def _words(value: float) -> str:
 
 
 def open_files(machine: Machine) -> Finding:
-    """Sockets, logs and segments: each worker costs the controller a few."""
+    """Check the limit on open files: sockets, logs and segments; each worker adds a few in the controller."""
     soft, hard = machine.limit("RLIMIT_NOFILE")
     words = f"{_words(soft)} (can be raised to {_words(hard)})" if hard > soft else _words(soft)
     data = {"soft": None if math.isinf(soft) else soft, "hard": None if math.isinf(hard) else hard}
@@ -39,7 +36,7 @@ def open_files(machine: Machine) -> Finding:
 
 
 def processes(machine: Machine) -> Finding:
-    """Processes and threads that may still be started."""
+    """Check how many processes and threads can still be started."""
     soft, _ = machine.limit("RLIMIT_NPROC")
     group = cgroups.processes(machine)
     system = machine.text("/proc/sys/kernel/threads-max")

@@ -1,7 +1,6 @@
-"""Memory, swap, shared memory, and what dead runs left in it.
+"""Checks of memory, swap, shared memory, and weight stores left by killed runs.
 
-Owns: the checks, how much the quickstart and larger models need. Refuses: removing anything (a run sweeps up when it
-starts).
+Nothing is removed; a run removes such stores when it starts.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from controller.doctor.machine import Machine
 TOPIC = "Memory"
 SHARED_MEMORY = Path("/dev/shm")
 QUICKSTART_BYTES = 1_300_000_000
-"""All processes of the quickstart together at their peak: 1.2 GB (benchmarks/results/soak.json), and a little room."""
+"""Peak of all processes of the quickstart together: 1.2 GB (benchmarks/results/soak.json), plus a margin."""
 STORE_BYTES = 256 << 20
-"""With less left, a run's weights go through its folder instead (areal_like.weights.default_root)."""
+"""With less free space, a run transfers weights through its folder instead (areal_like.weights.default_root)."""
 KEPT_VERSIONS = 4
 """Versions in shared memory at once: trainer.weights.keep (3), and one being written."""
 
 
 def memory(machine: Machine) -> Finding:
-    """What is free for us, of the machine and of the control group."""
+    """Check the free memory of the machine and of the control group."""
     whole, limit = machine.memory(), cgroups.memory(machine)
     free = whole.available if limit is None else min(whole.available, limit[1])
     words = f"{size(free)} free of {size(whole.total)}"
@@ -40,7 +39,7 @@ def memory(machine: Machine) -> Finding:
 
 
 def swap(machine: Machine) -> Finding:
-    """Whether memory is already short."""
+    """Check whether memory is already short."""
     found = machine.swap()
     if not found.total:
         return ok("none (a run that does not fit ends, instead of crawling)", total_bytes=0)
@@ -54,7 +53,7 @@ def swap(machine: Machine) -> Finding:
 
 
 def shared_memory(machine: Machine) -> Finding:
-    """Where weights travel from the trainer to the engines, and how large a model that carries."""
+    """Check shared memory, through which weights are transferred, and the size of the largest model that fits."""
     if not machine.is_linux:
         return absent(f"no {SHARED_MEMORY} on this system; weights travel through the run folder")
     try:
@@ -86,7 +85,7 @@ def shared_memory(machine: Machine) -> Finding:
 
 
 def leftovers(machine: Machine) -> Finding:
-    """Weight stores in shared memory whose run is dead."""
+    """Check for weight stores in shared memory whose run has exited."""
     from areal_like.store_owner import dead_stores  # imports psutil and pydantic, which the doctor reports on
 
     if not machine.is_linux:
@@ -108,7 +107,7 @@ def _bytes_below(folder: Path) -> Iterator[int]:
         try:
             yield path.lstat().st_size
         except OSError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
 
 
 CHECKS = (

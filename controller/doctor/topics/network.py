@@ -1,7 +1,6 @@
-"""Loopback, ports, and ZeroMQ over them: how the processes of a run talk.
+"""Checks of loopback, ports, and ZeroMQ, with one exchange in plain text and one with CURVE.
 
-Owns: the checks, one real exchange in the clear and one under CURVE. Refuses: other hosts (nothing here leaves
-loopback).
+Only loopback is used.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 TOPIC = "Network"
 PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 LOWEST_SERVER_PORT = 10_000
-"""A run's servers take ports from here up to the range of outgoing connections."""
+"""A run's servers use ports from here up to the range of outgoing connections."""
 WAIT_MS = 3000
 EXCHANGES = 20
 
 
 def port_range(machine: Machine) -> Finding:
-    """Ports the kernel gives to outgoing connections; a run's servers bind below them."""
+    """Check the port range of outgoing connections; a run's servers bind below it."""
     words = machine.text(PORT_RANGE).split()
     if len(words) != 2:
         return NOT_HERE
@@ -45,9 +44,9 @@ def port_range(machine: Machine) -> Finding:
 
 
 def loopback(machine: Machine) -> Finding:
-    """A free port on 127.0.0.1, bound and connected to."""
-    # Bound once, to whatever port: one that was looked at and let go can stay taken for a moment, by a process that
-    # another check is just starting.
+    """Check that a free port on 127.0.0.1 can be bound and connected to."""
+    # Bound once, to any port: a port that was probed and closed may stay in use for a moment, by a process that another
+    # check is starting.
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -62,7 +61,7 @@ def loopback(machine: Machine) -> Finding:
 
 
 def zeromq(machine: Machine) -> Finding:
-    """One ROUTER, one DEALER, a few messages there and back."""
+    """Check an exchange of a few messages between a ROUTER and a DEALER."""
     import zmq
 
     versions = f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}"
@@ -77,7 +76,7 @@ def zeromq(machine: Machine) -> Finding:
 
 
 def curve(machine: Machine) -> Finding:
-    """Encryption between hosts: the library has it, and an exchange under it works."""
+    """Check that libzmq supports CURVE encryption, and that an exchange works."""
     import zmq
 
     how = "needed off loopback only: pip install pyzmq, whose wheels have it"
@@ -91,7 +90,7 @@ def curve(machine: Machine) -> Finding:
 
 
 def round_trip(*, is_encrypted: bool) -> float:
-    """Median wall seconds of a small exchange. Raises zmq.ZMQError, OperationError when no answer comes."""
+    """Median wall seconds of a small exchange. Raises zmq.ZMQError, or OperationError if no answer arrives."""
     import zmq
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

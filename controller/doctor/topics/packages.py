@@ -1,7 +1,6 @@
-"""What is optional: another trainer, clusters, data, and places for metrics.
+"""Checks of optional packages: other trainers, clusters, data, and metrics sinks.
 
-Owns: the checks, each from installed versions and files, without an import. Refuses: what is required (python.py),
-engines (engines.py).
+Uses installed versions and files; nothing is imported. Required packages are in python.py, engines in engines.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TOPIC = "Optional"
 
 
 def deepspeed(machine: Machine) -> Finding:
-    """DeepSpeed, and whether it could compile what it compiles on first use."""
+    """Check DeepSpeed, and whether its kernels can be compiled on first use."""
     found, entry = machine.version("deepspeed"), versions.required_of("deepspeed")
     how = versions.how_to_install("deepspeed")
     if not found:
@@ -61,7 +60,7 @@ def _built_ops(machine: Machine) -> list[str]:
 
 
 def plain(package: str, what_for: str) -> Callable[[Machine], Finding]:
-    """A check of nothing but presence and version."""
+    """Make a check of presence and version only."""
 
     def look(machine: Machine) -> Finding:
         found, entry = machine.version(package), versions.required_of(package)

@@ -1,7 +1,4 @@
-"""Cores, how busy they are, and settings of the thread libraries.
-
-Owns: the checks. Refuses: memory (memory.py).
-"""
+"""Checks of cores, their load, and settings of thread libraries."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ FREE = ("", "false", "none", "disabled")
 
 
 def usable_cores(machine: Machine) -> float:
-    """Cores this process may use: the least of the machine's, its affinity and its control group's quota."""
+    """Cores this process may use: the minimum of the machine's cores, its affinity and its control group's quota."""
     logical, affinity = machine.num_cores()
     quota = cgroups.cores(machine)
     return min(logical, affinity or logical, math.inf if quota is None else quota)
 
 
 def cores(machine: Machine) -> Finding:
-    """How many there are, and how many are ours."""
+    """Check the number of cores, and of usable cores."""
     logical, affinity = machine.num_cores()
     quota, usable = cgroups.cores(machine), usable_cores(machine)
     models = [
@@ -49,7 +46,7 @@ def cores(machine: Machine) -> Finding:
 
 
 def load(machine: Machine) -> Finding:
-    """Whether other programs keep the cores busy right now."""
+    """Check whether other programs use the cores now."""
     value, usable = machine.load(), usable_cores(machine)
     words = f"{value:.2f} on average in the last minute, of {count(math.floor(usable), 'core')}"
     if value > BUSY_SHARE * usable:
@@ -58,7 +55,9 @@ def load(machine: Machine) -> Finding:
 
 
 def threads(machine: Machine) -> Finding:
-    """Settings of OpenMP and the like. Each process of a run gets its own count; bindings would reach it unchanged."""
+    """Check settings of OpenMP and similar libraries. Each process of a run gets its own thread count, but bindings are
+    inherited.
+    """
     environment = machine.environment
     bound = [f"{name}={environment[name]}" for name in BINDINGS if environment.get(name, "").lower() not in FREE]
     if bound:

@@ -1,6 +1,6 @@
-"""Python, our own installation, and the packages without which nothing runs.
+"""Checks of Python, this installation, and required packages.
 
-Owns: their checks. Refuses: torch (torch_build.py) and what is optional (packages.py).
+torch is checked in torch_build.py, optional packages in packages.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from controller.doctor.remedies import remedy
 
 TOPIC = "Python"
 OWN_LINES = ("torch", "transformers", "math-verify")
-"""Required packages that have a line of their own."""
+"""Required packages with a separate check."""
 
 
 def interpreter(machine: Machine) -> Finding:
-    """The Python we run in, against the range that is tested."""
+    """Check the Python version against the tested range."""
     from controller.doctor.supported_versions import python_fault
 
     found = tuple(sys.version_info[:2])
@@ -38,7 +38,7 @@ def interpreter(machine: Machine) -> Finding:
 
 
 def installation(machine: Machine) -> Finding:
-    """Our five packages, and not somebody else's of the same name."""
+    """Check that the five packages are this program's, and not others of the same name."""
     import areal_like
 
     try:
@@ -53,7 +53,7 @@ def installation(machine: Machine) -> Finding:
 
 
 def packages(machine: Machine) -> Finding:
-    """Every required package, against its declared range."""
+    """Check every required package against its declared range."""
     needed = [entry for entry in versions.declared() if not entry.extra and entry.package not in OWN_LINES]
     if not needed:
         return warning("the list of required packages cannot be read", "install areal_like again (pip install -e .)")
@@ -74,7 +74,7 @@ def packages(machine: Machine) -> Finding:
 
 
 def transformers(machine: Machine) -> Finding:
-    """transformers makes and runs a tiny Qwen3, in a process of its own."""
+    """Check that transformers can make and run a tiny Qwen3, in a separate process."""
     entry = versions.required_of("transformers")
     found = machine.version("transformers")
     if not found:
@@ -95,7 +95,7 @@ def transformers(machine: Machine) -> Finding:
 
 
 def math_verify(machine: Machine) -> Finding:
-    """The verifier of mathematics parses and compares; its antlr4 parser is easily broken by another package's pin."""
+    """Check that math-verify parses and compares; its antlr4 parser is easily broken by another package's pin."""
     entry = versions.required_of("math-verify")
     found = machine.version("math-verify")
     if not found:

@@ -1,6 +1,6 @@
-"""The layers that can confine a program a model wrote. Each is tried for real, in a process of its own.
+"""Checks of the sandbox layers that can confine a program written by a model. Each is tested in a separate process.
 
-Owns: the checks. Refuses: running anybody's program. The quickstart needs none of this.
+The quickstart requires none of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ BWRAP_PRIVATE = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
 BWRAP_TRIAL = ("--", "/bin/sh", "-c", "echo >/usr/.areal_like-doctor 2>/dev/null && echo writable; echo inside")
 LAYERS_MODULE = "services.reward.sandbox.layers"
 STRONG_LAYERS = ("namespaces", "landlock")
-"""Those that the default of option `require` accepts, strongest first."""
+"""Layers that the default of option `require` accepts, strongest first."""
 CLONE_SETTING = "/proc/sys/kernel/unprivileged_userns_clone"
 APPARMOR_SETTING = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_SETTING = "/proc/sys/user/max_user_namespaces"
 
 
 def namespaces(machine: Machine) -> Finding:
-    """Views of its own of processes, network, files and ids for a program."""
+    """Check Linux namespaces of processes, network, files and ids."""
     if not machine.is_linux:
         return NOT_HERE
     answer = machine.probe("namespaces", deadline_s=10)
@@ -41,7 +41,7 @@ def namespaces(machine: Machine) -> Finding:
 
 
 def _who_refuses(machine: Machine, fault: str) -> str:
-    """The setting at fault, with the command that changes it."""
+    """The setting that forbids it, with the command that changes it."""
     if machine.text(CLONE_SETTING) == "0":
         return "sysctl kernel.unprivileged_userns_clone=1"
     if machine.text(APPARMOR_SETTING) == "1":
@@ -54,7 +54,7 @@ def _who_refuses(machine: Machine, fault: str) -> str:
 
 
 def bubblewrap(machine: Machine) -> Finding:
-    """The program that joins the namespaces: present, and working."""
+    """Check that bubblewrap is installed and works."""
     if not machine.is_linux:
         return NOT_HERE
     path = machine.which("bwrap")
@@ -78,7 +78,7 @@ def bubblewrap(machine: Machine) -> Finding:
 
 
 def seccomp(machine: Machine) -> Finding:
-    """Filters of system calls."""
+    """Check seccomp filters."""
     if not machine.is_linux:
         return NOT_HERE
     answer = machine.probe("seccomp_filter", deadline_s=10)
@@ -91,7 +91,7 @@ def seccomp(machine: Machine) -> Finding:
 
 
 def resource_limits(machine: Machine) -> Finding:
-    """Limits of memory, time, files and processes on one program."""
+    """Check limits on memory, time, files and processes of one program."""
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
         return warning(f"cannot be tested: {answer.fault}", "report this with the output of --json")
@@ -110,7 +110,7 @@ def resource_limits(machine: Machine) -> Finding:
 
 
 def code_rewards(machine: Machine) -> Finding:
-    """The layer that scorer `code` would take, after trying them all as the scorer does."""
+    """Check which layer scorer `code` would use, with the same tests as the scorer."""
     ran = machine.run([sys.executable, "-P", "-m", LAYERS_MODULE, ""], deadline_s=90)
     try:
         layers = json.loads(ran.out)

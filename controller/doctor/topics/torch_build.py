@@ -1,6 +1,5 @@
-"""torch, its devices and their driver. torch is looked at in a process of its own: a broken driver can hang for good.
-
-Owns: the checks, driver numbers. Refuses: importing torch, changing anything about a device.
+"""Checks of torch, its devices and their driver. torch is inspected in a separate process, because a broken driver can
+hang.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from controller.doctor.remedies import remedy
 TOPIC = "torch"
 CUDA_INDEX = "https://download.pytorch.org/whl/"
 LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Least major version of NVIDIA's Linux driver by major version of CUDA (NVIDIA's CUDA compatibility tables)."""
+"""Minimum major version of NVIDIA's Linux driver by major version of CUDA (NVIDIA's CUDA compatibility tables)."""
 PROBE_S, DEVICES_S = 60.0, 60.0
 
 
@@ -30,7 +29,7 @@ def _devices(machine: Machine) -> Answer:
 
 
 def _nvidia_gpus(machine: Machine) -> int:
-    """NVIDIA GPUs that the kernel shows, whether or not CUDA works."""
+    """NVIDIA GPUs known to the kernel, whether or not CUDA works."""
     return len([name for name in machine.names("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
@@ -39,7 +38,7 @@ def _has_amd_gpu(machine: Machine) -> bool:
 
 
 def torch(machine: Machine) -> Finding:
-    """The build: version, CPU, CUDA or ROCm, and whether it computes."""
+    """Check the build: version, CPU, CUDA or ROCm, and whether it computes."""
     from controller.doctor.supported_versions import torch_fault
 
     installed, entry = machine.version("torch"), versions.required_of("torch")
@@ -63,7 +62,7 @@ def torch(machine: Machine) -> Finding:
 
 
 def devices(machine: Machine) -> Finding:
-    """What torch can compute on, each tried with a small product."""
+    """Check the devices that torch can use, each with a small product."""
     build = _build(machine)
     if not build.data:
         return warning("requires a working torch", "fix the torch installation first")
@@ -122,7 +121,7 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
 
 
 def driver(machine: Machine) -> Finding:
-    """The GPU's driver, against what this torch's CUDA asks for."""
+    """Check the GPU's driver against the version that this torch's CUDA requires."""
     smi = machine.which("nvidia-smi")
     if not smi and not _nvidia_gpus(machine):
         if _has_amd_gpu(machine):
@@ -154,7 +153,7 @@ def driver(machine: Machine) -> Finding:
 
 
 def attention(machine: Machine) -> Finding:
-    """Which kernel packs sequences of unequal length without padding."""
+    """Check which attention kernel packs sequences of unequal length without padding."""
     flash, build = machine.version("flash-attn"), _build(machine)
     if not build.data:
         return warning("requires a working torch", "fix the torch installation first")
@@ -178,7 +177,7 @@ def attention(machine: Machine) -> Finding:
 
 
 def topology(machine: Machine) -> Finding | None:
-    """How several GPUs reach each other; nothing to say about fewer than two."""
+    """Check the connections between several GPUs; None with fewer than two."""
     facts = _devices(machine).data if _build(machine).data.get("cuda") or _build(machine).data.get("hip") else {}
     number = len(facts.get("devices", []))
     if number < 2:
@@ -196,7 +195,7 @@ def topology(machine: Machine) -> Finding | None:
 
 
 def _links(machine: Machine) -> str:
-    """The kinds of links in `nvidia-smi topo -m`, e.g. `NV18` or `PIX, SYS`."""
+    """Kinds of links in `nvidia-smi topo -m`, e.g. `NV18` or `PIX, SYS`."""
     smi = machine.which("nvidia-smi")
     if not smi:
         return ""

@@ -1,8 +1,8 @@
-"""The way to a Ray cluster that runs already: connecting, its nodes and what is free on them, questions to nodes.
+"""Connection to an existing Ray cluster: its nodes, free resources, and tasks on nodes.
 
-Owns: the one import of ray in the controller besides seats (seat_process.py) and placement groups (launcher.py), and
-Ray's refusals as sentences. Refuses: starting a cluster: `ray start` does, and one that started by itself here would be
-a cluster of one machine. Methods block: call them from a thread.
+The only import of ray in the controller besides seat_process.py and launcher.py. Converts Ray's errors to sentences. A
+cluster is never started here: `ray start` does that, and an automatically started one would only have one machine.
+Methods block: call them from a thread.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from controller.launch.cluster.seating import Node
 log = logging.getLogger(__name__)
 
 KNOCK_S = 10.0
-"""A cluster that is there lets us connect within this time."""
+"""Time limit of the connection."""
 OWN_RESOURCES = ("node:", "memory", "object_store_memory", "bundle_", "accelerator_type:")
-"""Names that Ray itself gives to nodes."""
+"""Resource names that Ray itself assigns to nodes."""
 
 
 class Cluster:
@@ -37,9 +37,9 @@ class Cluster:
         self._is_open = False
 
     def open(self, namespace: str) -> None:
-        """Connect. Raises UserError where there is no cluster, or it does not let us in."""
+        """Connect. Raises UserError if there is no cluster, or it rejects the connection."""
         ray = import_ray()
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of what we do on purpose
+        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns about a setting that is used on purpose
         if self._address.startswith("ray://"):
             raise UserError(
                 "a run cannot use a Ray Client address",
@@ -60,14 +60,16 @@ class Cluster:
         self._is_open = True
 
     def close(self) -> None:
-        """Disconnect; placement groups and seats that were not given back go with it."""
+        """Disconnect; placement groups and actors that were not released are removed."""
         if self._is_open:
             self._is_open = False
             import_ray().shutdown()
 
     @property
     def own_address(self) -> str:
-        """Address of the node we are on; where it is none of this host's, that on the way to the cluster's head."""
+        """Address of this node; if it is not an address of this host, the local address of the route to the cluster's
+        head.
+        """
         ray = import_ray()
         address = str(ray.util.get_node_ip_address())
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -79,7 +81,7 @@ class Cluster:
         return address
 
     def nodes(self) -> list[Node]:
-        """Living nodes, ours first, with what is free on them now."""
+        """Live nodes, this node first, with their free resources."""
         ray = import_ray()
         own = ray.get_runtime_context().get_node_id()
         free = _free_by_node()
@@ -96,18 +98,18 @@ class Cluster:
         return sorted(found, key=lambda node: (not node.is_controllers, node.address, node.node_id))
 
     def is_alive(self, node_id: str) -> bool:
-        """Ray believes that the node lives."""
+        """Return whether Ray reports the node as alive."""
         return any(row["NodeID"] == node_id and row["Alive"] for row in import_ray().nodes())
 
     def look_at(
         self, nodes: Sequence[Node], orders: Mapping[str, dict[str, Any]], deadline_s: float
     ) -> dict[str, dict[str, Any] | Exception]:
-        """node_look.look on each node, all at once: what it saw, or why it did not, by node id."""
+        """Run node_look.look on all nodes in parallel; return its result, or the error, by node id."""
         refs = {node.node_id: self._on(node.node_id, node_look.look).remote(orders[node.node_id]) for node in nodes}
         return _answers(refs, deadline_s)
 
     def free_port(self, node: Node, deadline_s: float = 30.0) -> int:
-        """A port of that node to listen on. Raises OperationError."""
+        """Find a free port on that node. Raises OperationError."""
         ref = self._on(node.node_id, node_look.free_port).remote(node.address)
         answer = _answers({node.node_id: ref}, deadline_s)[node.node_id]
         if isinstance(answer, Exception):
@@ -124,7 +126,7 @@ class Cluster:
 
 
 def import_ray() -> Any:
-    """The package. Raises UserError where the extra is not installed."""
+    """Import ray. Raises UserError if the extra is not installed."""
     try:
         import ray
         import ray.util.scheduling_strategies  # Ray does not by itself
@@ -137,7 +139,9 @@ def import_ray() -> Any:
 
 
 def _runtime_env() -> dict[str, Any]:
-    """Our packages for Ray's workers. A submitted job brings its own working directory, which comes first there."""
+    """Runtime environment with this program's packages for Ray's workers. The working directory of a submitted job has
+    priority.
+    """
     if JOB_VARIABLE in os.environ:
         return {}
     import areal_like
@@ -148,11 +152,13 @@ def _runtime_env() -> dict[str, Any]:
 
 
 def _knock(address: str) -> None:
-    """Raises UserError where nobody listens: Ray itself would go on trying for many minutes."""
+    """Check that the address accepts connections. Raises UserError otherwise; Ray itself would retry for many
+    minutes.
+    """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, colon, port = named.rpartition(":")
     if not colon or not port.isdigit():
-        return  # Ray finds out by itself where it is
+        return  # Ray finds the address itself
     try:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
     except OSError as error:
@@ -176,7 +182,7 @@ def _refusal(error: Exception, address: str) -> UserError:
 
 
 def _free_by_node() -> dict[str, dict[str, float]]:
-    """What is free now, by node id; Ray tells it through a module of its own making only."""
+    """Free resources by node id; Ray only provides them through an internal module."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()

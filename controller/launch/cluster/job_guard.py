@@ -1,11 +1,11 @@
-"""A run that was submitted as a Ray job outlives the few seconds that `ray job stop` gives it.
+"""Guard process of a run submitted as a Ray job, which allows the run to shut down gracefully after `ray job stop`.
 
-Owns: the process between Ray and the controller. Refuses: what a stop means (signals.py, server.py).
+The handling of a stop is in signals.py and server.py.
 
-`ray job stop` sends SIGTERM to a job's entrypoint and all its descendants, and SIGKILL three seconds later (unless
-RAY_JOB_STOP_WAIT_TIME_S says otherwise): too early for a running step and a checkpoint. So the entrypoint is a guard,
-and the controller no descendant of it. The guard passes stops on and ends with the controller's exit status. When it is
-killed, its controller finishes the running step, saves and gives everything back.
+`ray job stop` sends SIGTERM to a job's entrypoint and all its descendants, and SIGKILL three seconds later (or after
+RAY_JOB_STOP_WAIT_TIME_S), which is not enough for a step and a checkpoint. So the entrypoint is a guard, and the
+controller is not its descendant. The guard forwards stop signals and exits with the controller's exit status. If the
+guard is killed, its controller finishes the current step, saves and releases all resources.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from collections.abc import Callable, Sequence
 STOP = b"s"
 STOPS = (signal.SIGTERM, signal.SIGINT)
 UNKNOWN = 1
-"""Exit status when the controller said none: it was killed."""
+"""Exit status if the controller reported none because it was killed."""
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for the entrypoint of a submitted job."""
 GUARDED = ("train", "resume", "eval")
 
 
 def is_needed(command: Sequence[str]) -> bool:
-    """We are the entrypoint of a submitted Ray job, and the command, if any, starts a run."""
+    """Return whether this process is the entrypoint of a submitted Ray job, and the command, if given, starts a run."""
     return JOB_VARIABLE in os.environ and set(command) <= set(GUARDED) and bool(command)
 
 
 def guard(work: Callable[[], int]) -> int:
-    """Run `work()` in a process that survives ours, pass SIGTERM and SIGINT on to it; its exit status.
+    """Run `work()` in a process that survives this one, forward SIGTERM and SIGINT to it, and return its exit status.
 
-    Call it before there are threads.
+    Must be called before threads are started.
     """
     status_out, status_in = os.pipe()
     word_out, word_in = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # a stop that comes now waits until we can pass it on
+    # a stop signal received now stays pending until it can be forwarded
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     between = os.fork()
     if between == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -56,19 +57,19 @@ def guard(work: Callable[[], int]) -> int:
     for number in STOPS:
         signal.signal(number, lambda *_: os.write(word_in, STOP))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    byte = os.read(status_out, 1)  # a signal interrupts it for its handler only
+    byte = os.read(status_out, 1)  # a signal only interrupts it to run its handler
     return byte[0] if byte else UNKNOWN
 
 
 def _work(work: Callable[[], int], status_in: int, word_out: int) -> None:
-    """The controller's process: never returns."""
+    """Run the controller in the child process; never returns."""
     threading.Thread(target=_hear, args=(word_out,), name="job-guard", daemon=True).start()
     status = UNKNOWN
     try:
         status = work()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else UNKNOWN
-    except BaseException:  # the fault boundary of this process
+    except BaseException:  # fault boundary of this process
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -80,7 +81,7 @@ def _work(work: Callable[[], int], status_in: int, word_out: int) -> None:
 
 
 def _hear(word_out: int) -> None:
-    """A stop for each word of the guard; one for its death, unless it had passed a stop on."""
+    """Raise a stop for each message of the guard, and one when the guard is killed, unless it had forwarded a stop."""
     has_stopped = False
     while word := os.read(word_out, 1):
         has_stopped = True

@@ -1,11 +1,11 @@
-"""Processes of one run on a Ray cluster, by name: one placement group per pool, one seat per process.
+"""Processes of one run on a Ray cluster: one placement group per pool, one actor (seat) per process.
 
-Owns: connecting, the look at all nodes, places and which process has which, addresses that follow a process to another
-node. Refuses: restarts (Ray's own are off: supervision's budget decides), carrying data (ZeroMQ does).
+Connects, checks all nodes, reserves placements, and maps addresses of processes that move to another node. Restarts are
+decided by the supervisor (Ray's own are disabled). Data is sent over ZeroMQ, not Ray.
 
-The places of a pool stay set aside for the whole run. When a node dies, Ray finds its places another node as soon as
-one has room, also one that joins later; until then a process on its way there waits. A rollout worker that was added
-gets a group of one place, which goes with it.
+The placements of a pool are reserved for the whole run. When a node fails, Ray moves its placements to another node
+when one has the resources, also to one that joins later; until then the process waits. An added rollout worker gets a
+placement group with one placement, which is removed with it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from controller.run_folder.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 PLACE_POLL_S = 0.1
-"""Between looks at whether Ray has set the places aside."""
+"""Interval of checks whether Ray has reserved the placements."""
 SEAT_CALLS = 4
-"""At once: news, a signal, the end, and one to spare."""
+"""Concurrent calls of a seat: news, a signal, the exit, and one spare."""
 
 
 class RayLauncher(Launcher):
-    """The processes of one run in their seats. Must be used from one event loop."""
+    """The processes of one run on a cluster. Must be used from one event loop."""
 
     def __init__(self, config: RunConfig, log_dir: Path, run_dir: Path, run_id: str) -> None:
         super().__init__(log_dir)
@@ -53,14 +53,14 @@ class RayLauncher(Launcher):
         self._groups: dict[str, Any] = {}
         """Placement groups by pool."""
         self._added: dict[str, Any] = {}
-        """Those of rollout workers that were added, by name."""
+        """Placement groups of added rollout workers, by name."""
         self._host = ""
         self._addresses: dict[str, str] = {}
-        """What `address_for` returned, with the host where that process was last seated."""
+        """Results of `address_for`, with the present host of the process."""
         self._reported: dict[str, str] = {}
-        """The address as returned at first: it stands in specs."""
+        """The address as first returned, which is used in specs."""
         self._meeting = Meeting(())
-        """Of the trainer's ranks in their present life."""
+        """Meeting of the trainer's ranks in their present incarnation."""
 
     @property
     def host(self) -> str:
@@ -68,10 +68,12 @@ class RayLauncher(Launcher):
         return self._host
 
     async def open(self, say: Say) -> bool:
-        """Connect, look at every node, set the places aside. Raises UserError saying what is missing where."""
+        """Connect, check every node, and reserve the placements. Raises UserError that says what is missing on which
+        node.
+        """
         await asyncio.to_thread(self._cluster.open, f"areal_like-{self._run_id}")
         _take_signals_back()
-        os.chdir(self.user_path)  # Ray may have unpacked a job's working directory again, in place of ours
+        os.chdir(self.user_path)  # Ray may have unpacked a job's working directory again and replaced the folder
         nodes = await asyncio.to_thread(self._cluster.nodes)
         plan = seat(self._pools, nodes)
         if plan.shortages:
@@ -87,11 +89,13 @@ class RayLauncher(Launcher):
         return True
 
     async def close(self) -> None:
-        """Give every place back and disconnect."""
+        """Release all placements and disconnect."""
         await asyncio.to_thread(self._give_back)
 
     async def address_for(self, name: str) -> str:
-        """Its node's address and a quiet port there. When it moves, the port stays and the host is the new node's."""
+        """Address of its node, with a free port. When the process moves, the port is kept and the host is the new
+        node's.
+        """
         node = await asyncio.to_thread(self._node_of, name)
         port = await asyncio.to_thread(self._cluster.free_port, node)
         address = with_host(f"tcp://host:{port}", node.address)
@@ -99,7 +103,7 @@ class RayLauncher(Launcher):
         return address
 
     def reap(self) -> list[Exit]:
-        """As everywhere; the place of a worker that was added goes with it."""
+        """Same as for all launchers; also releases the placement of an added worker."""
         ended = super().reap()
         for end in ended:
             if (group := self._added.pop(end.name, None)) is not None:
@@ -173,7 +177,7 @@ class RayLauncher(Launcher):
         return next(pool for pool in self._pools if pool.name == name)
 
     def _seats(self) -> dict[str, str]:
-        """Node ids of the places, by the process that sits there."""
+        """Node ids of the placements, by process."""
         found: dict[str, str] = {}
         for pool in self._pools:
             nodes = _nodes_of(self._groups[pool.name])
@@ -194,10 +198,10 @@ class RayLauncher(Launcher):
         self._added.clear()
         self._cluster.close()
 
-    # ------------------------------------------------------------ what is passed to a process
+    # ------------------------------------------------------------ the order of a process
 
     def _meeting_of(self, name: str) -> Meeting | None:
-        """Where a rank asks before it starts; the first one makes it again for those that follow."""
+        """The meeting of a rank; the first rank makes a new one for the ranks that follow."""
         ranks = next((pool.members for pool in self._pools if pool.name == "trainer"), ())
         if name not in ranks:
             return None
@@ -212,7 +216,9 @@ class RayLauncher(Launcher):
         environment: Mapping[str, str],
         ranks_address: str = "",
     ) -> Order:
-        """With addresses as they are now, and the run's keys. ranks_address: where this rank meets the others."""
+        """The order of a process, with current addresses and the run's keys. ranks_address: where this rank meets the
+        others.
+        """
         spec = dict(spec)
         now = {self._reported[name]: self._addresses[name] for name in self._reported}
         if "reward_addresses" in spec:
@@ -235,7 +241,7 @@ class RayLauncher(Launcher):
         )
 
     def _moved(self, name: str, seated: Seated) -> None:
-        """The process has its seat: its address may have changed."""
+        """Handle that the process was placed: its address may have changed."""
         log.info("%s is placed on node %s (process %d)", name, seated.address, seated.pid)
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
@@ -248,9 +254,10 @@ class RayLauncher(Launcher):
 
 
 class Meeting:
-    """Where the trainer's ranks meet: on the first one's node, at a port that was free there just now.
+    """The address at which the trainer's ranks meet: on the first rank's node, at a port that was free there.
 
-    None starts before all have their places, or those that did would run into the deadline of meeting the others.
+    No rank starts before all have their placements; otherwise the early ones would run into the deadline of meeting the
+    others.
     """
 
     def __init__(self, ranks: Sequence[str]) -> None:
@@ -258,7 +265,9 @@ class Meeting:
         self._is_complete = asyncio.Event()
 
     async def address(self, name: str, place: Place) -> str:
-        """tcp://host:port, as soon as all ranks have reported their places. Its deadline is supervision's."""
+        """Wait until all ranks have reported their placements; return tcp://host:port. The deadline is the
+        supervisor's.
+        """
         self._places[name] = place
         if len(self._places) == len(self._ranks):
             self._is_complete.set()
@@ -268,7 +277,7 @@ class Meeting:
 
 
 def _take_signals_back() -> None:
-    """Ray puts a handler of its own before Python's for SIGTERM: one that has the process killed 3 s later."""
+    """Restore the SIGTERM handler: Ray installs its own before Python's, which kills the process 3 s later."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None:
         signal.signal(signal.SIGTERM, handler)
@@ -276,13 +285,13 @@ def _take_signals_back() -> None:
 
 
 def too_small(shortages: Sequence[str]) -> UserError:
-    """The cluster cannot hold the run."""
+    """Error that the cluster has not enough resources for the run."""
     remedy = "add nodes, or lower rollout.num_workers, trainer.ranks or what launch.ray reserves for each"
     return UserError("; ".join(shortages), where="launch.ray", remedy=remedy)
 
 
 def _with_spec(argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The argv with a place for the spec's file, and the spec."""
+    """The argv with a placeholder for the spec's file, and the spec."""
     words = list(argv)
     index = words.index("--spec") + 1
     spec: dict[str, Any] = json.loads(Path(words[index]).read_text())
@@ -295,12 +304,12 @@ def _files_in(folder: Path) -> dict[str, bytes]:
 
 
 def _client_files(folder: Path) -> dict[str, bytes]:
-    """What a client of a shared service needs, also where the folder is the service's own."""
+    """Key files that a client of a shared service needs, also if the folder is the service's own."""
     return {name: content for name, content in _files_in(folder).items() if name != "server.secret"}
 
 
 def _nodes_of(group: Any) -> dict[int, str]:
-    """Node ids of a group's places by their index; those Ray has not placed are left out."""
+    """Node ids of a group's placements by index, without those that Ray has not placed."""
     table = import_ray().util.placement_group_table(group)
     return {int(index): node for index, node in table.get("bundles_to_node_id", {}).items() if node}
 
@@ -318,5 +327,5 @@ def _remove(group: Any) -> None:
 
 
 def make(config: RunConfig, folder: RunFolder) -> RayLauncher:
-    """The launcher of a run on a cluster; ray itself is imported when it is opened."""
+    """Make the launcher of a run on a cluster; ray is imported when it is opened."""
     return RayLauncher(config, folder.logs, folder.root, str(folder.read_state()["run_id"]))

@@ -1,6 +1,6 @@
-"""The look at every node before a run starts there: what each lacks, one sentence per thing, with the node's address.
+"""Checks every node before a run starts on it: one sentence for each missing item, with the node's address.
 
-Owns: what is asked, the judgement. Refuses: looking (node_look.py, on the nodes), Ray's own state (connection.py).
+The facts are collected on the nodes by node_look.py; Ray's own state is in connection.py.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from controller.launch.cluster.connection import Cluster
 from controller.launch.cluster.seating import Node
 
 PACKAGES = ("ray", "torch", "transformers", "pyzmq", "msgspec", "numpy")
-"""Those in which two nodes of one run must agree."""
+"""Packages whose version must be the same on all nodes of a run."""
 LOOK_S = 50.0
-"""The look at all nodes together; a node that does not answer by then is named."""
+"""Deadline for all nodes together; nodes that do not answer are reported."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What every node is measured by: what there is where the controller runs."""
+    """Expected facts of every node: those of the controller's machine."""
 
     python: str
     packages: Mapping[str, str]
@@ -45,7 +45,7 @@ class Expected:
 
 
 def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_dir: Path) -> list[Problem]:
-    """Look at all nodes at once. run_dir: a folder that all of them must see and may write to."""
+    """Check all nodes in parallel. run_dir: a folder that all of them must be able to read and write."""
     engine, host = engine_of(config), config.launch.ray.host or cluster.own_address
     expected = Expected(
         python=platform.python_version(),
@@ -62,7 +62,8 @@ def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_
         orders = {node.node_id: _order(expected, node, token, port) for node in nodes}
         asked_s = time.monotonic()
         seen = cluster.look_at(nodes, orders, LOOK_S)
-        if any(isinstance(answer, dict) for answer in seen.values()):  # once more: the first answer includes a start
+        # repeated, because the first answer includes the start of a worker
+        if any(isinstance(answer, dict) for answer in seen.values()):
             asked_s = time.monotonic()
             seen = cluster.look_at(nodes, orders, LOOK_S)
         took_s = time.monotonic() - asked_s
@@ -77,7 +78,7 @@ def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_
 
 
 def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, took_s: float) -> Iterator[Problem]:
-    """What one node lacks, as a pure function of what was seen on it. took_s: from the question to the answer."""
+    """Problems of one node, as a pure function of its facts. took_s: time from request to answer."""
     node = f"node {address}"
     if seen["python"].split(".")[:2] != expected.python.split(".")[:2]:
         what = f"{node} runs Python {seen['python']} ({seen['executable']}), and the controller {expected.python}"
@@ -132,14 +133,14 @@ def _version(package: str) -> str:
 
 
 def _local_model(config: RunConfig) -> str | None:
-    """model.path where it is a folder of this machine: then the others must have it too. A hub's name is left alone."""
+    """model.path if it is a folder on this machine, which the other nodes must then have too; not for a hub name."""
     path = Path(config.model.path).expanduser() if config.model.path else None
     return str(path.resolve()) if path is not None and path.is_dir() else None
 
 
 @contextlib.contextmanager
 def _token_in(run_dir: Path) -> Iterator[tuple[str, str]]:
-    """A file of ours: a node that reads it sees this very folder, not one of the same name."""
+    """Write a file with a token: a node that can read it sees the same folder, not another one of the same name."""
     content = secrets.token_hex(8)
     file = run_dir / f".areal_like-look-{content}"
     file.write_text(content)
@@ -151,7 +152,7 @@ def _token_in(run_dir: Path) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _listener(host: str) -> Iterator[int]:
-    """Somebody who accepts connections where the controller will; gives the port."""
+    """Accept connections at the controller's address; yields the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, backlog=256) as server:
         threading.Thread(target=_accept_all, args=(server,), name="cluster-look", daemon=True).start()
@@ -159,6 +160,6 @@ def _listener(host: str) -> Iterator[int]:
 
 
 def _accept_all(server: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # closed: the look is over
+    with contextlib.suppress(OSError):  # closed: the check is over
         while True:
             server.accept()[0].close()

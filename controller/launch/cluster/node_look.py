@@ -1,7 +1,7 @@
-"""What one node of the cluster has: looked at on the node itself, before anything of ours is started there.
+"""Collects facts about a node of the cluster, on the node itself, before a process of the run is started there.
 
-Owns: the look. Refuses: judging it (node_check.py). Sent to the node by value, where areal_like may not be installed:
-standard library only, plain types in and out.
+The facts are checked in node_check.py. The code is sent to the node by value, because areal_like may not be installed
+there: only the standard library is used, and arguments and results are plain types.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 LOWEST_PORT = 20_000
 """Ray gives its own workers ports from 10002 to 19999."""
 CONNECT_S = 5.0
-"""A controller that can be reached is reached by then."""
+"""Time limit of a connection to the controller."""
 
 
 def look(order: dict[str, Any]) -> dict[str, Any]:
     """Facts about this node.
 
     order: packages (names), model (folder or None), run_dir, token (a file in run_dir and its content), python (an
-    interpreter or None), controller (host, port) where somebody listens, address (of this node, to bind).
+    interpreter or None), controller (host, port) that accepts connections, address (of this node, to bind).
     """
     return {
         "time_s": time.time(),
@@ -46,7 +46,7 @@ def look(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def free_port(address: str) -> int:
-    """A port of this node that nobody listens on, outside the range the kernel takes for outgoing connections."""
+    """A free port of this node, outside the kernel's range for outgoing connections."""
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -73,7 +73,7 @@ def _version(package: str) -> str:
 
 
 def _model(folder: str | None) -> str:
-    """Why the model cannot be read; empty if it can, or if none is asked for."""
+    """Why the model cannot be read; empty if it can, or if none is given."""
     if folder is None:
         return ""
     try:

@@ -1,6 +1,6 @@
-"""Which pool a process sits in, and what each of its places takes from a node. Pure; imports no ray.
+"""Maps processes to pools and placements, and computes the resources of each placement. Pure; ray is not imported.
 
-Owns: the arithmetic from RunConfig to pools. Refuses: where they fit (seating.py), asking Ray for them (launcher.py).
+Whether pools fit is determined in seating.py; placements are requested in launcher.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from controller.config.validation.pool_sizes import gpus_of_worker
 from controller.wiring.process_specs import reward_names, threads_for, trainer_names, worker_names
 
 PREPARE = "prepare"
-"""The process that makes the starting model; it is gone before the trainer's first rank takes the same place."""
+"""The process that prepares the starting model; it exits before the trainer's first rank uses the same placement."""
 SMALLEST_CPUS = 0.001
-"""Ray wants a place to ask for something."""
+"""Minimum resource of a placement, because Ray rejects empty ones."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Places of one kind: `members` sit in them, in this order, each taking `each` from its node."""
+    """Placements of one kind for `members`, in this order, each with the resources `each`."""
 
     name: str
     members: tuple[str, ...]
@@ -30,7 +30,7 @@ class Pool:
 
     @property
     def words(self) -> str:
-        """What one place takes, for people."""
+        """Resources of one placement as text."""
         return resource_words(self.each)
 
 
@@ -40,7 +40,7 @@ def resource_words(resources: Mapping[str, float]) -> str:
 
 
 def pools_of(config: RunConfig) -> list[Pool]:
-    """The pools of a run, those that are hardest to place first."""
+    """The pools of a run, most difficult to place first."""
     ray, trainer = config.launch.ray, config.trainer
     sft = config.warm_start.sft.device if config.warm_start else "cpu"
     pools = [
@@ -64,7 +64,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
 
 
 def publish_location(name: str, pools: list[Pool]) -> tuple[str, int | None]:
-    """Pool of a process, and its place there; None: a rollout worker that was added and has no place set aside."""
+    """Pool of a process, and its index in it; None: an added rollout worker without a reserved placement."""
     if name == PREPARE:
         return "trainer", 0
     for pool in pools:

@@ -1,11 +1,11 @@
-"""The seat of one process on a node of the cluster: a small actor of Ray that spawns the real process as its child.
+"""The seat of one process on a node of the cluster: a small Ray actor that starts the process as its child.
 
-Owns: the child's life on its node, its log until the controller has it, the run's keys on this node (owner-only files).
-Refuses: knowing what the child does, starting it again (the controller's supervision does), importing ray or torch.
+Manages the child, forwards its log to the controller, and stores the run's keys on this node (owner-only files).
+Restarts are decided by the controller's supervisor. ray and torch are not imported.
 
-A child dies with its seat, by the kernel's word (areal_like.process.die_with_parent), and so with Ray's worker process
-and its node. The thread that spawned it waits for its end: that word is bound to the thread. What a killed seat left
-behind is swept up by the next one on its node.
+The child is killed with its seat by the kernel (areal_like.process.die_with_parent), and so also with Ray's worker
+process and its node. The parent-death signal is bound to the thread that started the child, so that thread waits for
+its exit. Files left by a killed seat are removed by the next one on its node.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from areal_like.weights.weight_store import default_root
 from controller.launch.processor import cpu_seconds, rss_mb
 
 CHUNK_BYTES = 256 << 10
-"""Of a log in one answer."""
+"""Maximum bytes of a log in one answer."""
 POLL_S = 0.1
-"""How late a new line of the log is seen."""
+"""Interval of checks for new log lines."""
 LOOK_S = 1.0
-"""Between two looks at what the child and its children use."""
+"""Interval of measurements of the child and its children."""
 START_S = 300.0
-"""To fork and exec: only bounds a hang, since on a busy node this takes many seconds."""
+"""Time limit of fork and exec, only to detect a hang: on a busy node it takes many seconds."""
 SPEC_PLACE = "{spec}"
-"""Stands for the spec's file in an argv: each node writes its own."""
+"""Placeholder for the spec's file in an argv: each node writes its own."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a seat starts. Travels as an argument of the actor's method: Ray shows those nowhere."""
+    """What a seat starts. Sent as an argument of the actor's method, because Ray does not display these."""
 
     argv: tuple[str, ...]
     spec: str
@@ -56,13 +56,13 @@ class Order:
     num_threads: int
     user_path: str
     keys: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict, repr=False)
-    """Files of keys by the field of the spec that names their folder."""
+    """Key files by the field of the spec that names their folder."""
     weight_versions: int = 0
-    """Trainer that streams: so many versions must have room on this node; 0: the spec's own folder is meant."""
+    """For a trainer that streams weights: bytes of the versions kept on this node; 0: the spec's folder is used."""
 
 
 class Seated(NamedTuple):
-    """Where the child runs."""
+    """Location of the child."""
 
     pid: int
     node_id: str
@@ -70,7 +70,7 @@ class Seated(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a seat is, before anything was started there. port: of this address, that nobody listens on."""
+    """Location of a seat, before a process is started. port: a free port of this address."""
 
     node_id: str
     address: str
@@ -78,17 +78,17 @@ class Place(NamedTuple):
 
 
 class News(NamedTuple):
-    """New bytes of the log, and the end once all of it was reported."""
+    """New bytes of the log, and the exit once the log was reported completely."""
 
     log: bytes
     returncode: int | None
     cpu_s: float | None
-    """Processor time of the child and of what it started."""
+    """Processor time of the child and its descendants."""
     rss_mb: float | None
 
 
 class Seat:
-    """One child. Methods are called by the controller, several at a time."""
+    """The actor of one child. Methods are called by the controller, several concurrently."""
 
     def __init__(self, node_id: str = "", address: str = "") -> None:
         temporary = Path(tempfile.gettempdir())
@@ -107,13 +107,13 @@ class Seat:
         self._found: tuple[float | None, float | None] = (None, None)
 
     def place(self) -> Place:
-        """Where it is. It can answer as soon as Ray has found it a node."""
+        """Return its location. It answers as soon as Ray has placed it on a node."""
         if not self._node_id:
             self._node_id, self._address = _whereabouts()
         return Place(self._node_id, self._address, unused_port(self._address))
 
     def start(self, order: Order) -> Seated:
-        """Start the child; after `place`. Raises OSError when the node refuses."""
+        """Start the child; after `place`. Raises OSError if the node cannot start it."""
         argv = self._argv(order)
         thread = threading.Thread(target=self._live, args=(argv, order), name="child", daemon=True)
         thread.start()
@@ -125,7 +125,7 @@ class Seat:
         return Seated(self._child.pid, self._node_id, self._address)
 
     def news(self, offset: int, wait_s: float) -> News:
-        """The log from `offset` on, as soon as there is any, or the child's end; at the latest after `wait_s`."""
+        """Wait for log output after `offset`, or the child's exit, at most `wait_s`, and return it."""
         deadline_s = time.monotonic() + wait_s
         while True:
             has_ended = self._ended.is_set()
@@ -138,7 +138,7 @@ class Seat:
             self._ended.wait(POLL_S)
 
     def signal(self, number: int, *, whole_session: bool) -> None:
-        """Send a signal to the child, or to all it started too."""
+        """Send a signal to the child, or also to its descendants."""
         child = self._child
         if child is None or (self._ended.is_set() and not whole_session):
             return
@@ -146,7 +146,7 @@ class Seat:
             (os.killpg if whole_session else os.kill)(child.pid, number)
 
     def close(self) -> None:
-        """Kill what still lives and remove what lies on this node."""
+        """Kill remaining processes and remove files on this node."""
         self.signal(signal.SIGKILL, whole_session=True)
         self._ended.wait(START_S if self._child is not None else 0.0)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -156,10 +156,10 @@ class Seat:
     # ------------------------------------------------------------ inside
 
     def _argv(self, order: Order) -> list[str]:
-        """The child's command line, its spec written for this node."""
+        """The child's command line, with its spec written for this node."""
         spec = json.loads(order.spec)
         spec["parent_pid"] = os.getpid()
-        if spec.get("bind_address"):  # what it listens on is here
+        if spec.get("bind_address"):  # the address it listens on is on this node
             spec["bind_address"] = with_host(spec["bind_address"], self._address)
         for key, files in order.keys.items():
             spec[key] = str(_write_private(self._folder / key, files))
@@ -170,7 +170,7 @@ class Seat:
         return [sys.executable, "-P", *(str(file) if word == SPEC_PLACE else word for word in order.argv)]
 
     def _weight_dir(self, spec: Mapping[str, Any], num_versions: int) -> Path:
-        """This node's own store of versions: in shared memory where they have room, else in the run folder."""
+        """This node's store of versions: in shared memory if they fit, else in the run folder."""
         from controller.config.model_folder import weight_bytes
 
         model = spec["model"].get("path")
@@ -179,7 +179,7 @@ class Seat:
         return self._weights
 
     def _live(self, argv: list[str], order: Order) -> None:
-        """Spawn the child and wait for its end."""
+        """Start the child and wait for its exit."""
         from controller.launch.local import child_environment
 
         # A submitted job's working directory has the same path on every node, and may be unpacked again at any time.
@@ -200,7 +200,7 @@ class Seat:
         finally:
             self._spawned.set()
         self._child.wait()
-        self.signal(signal.SIGKILL, whole_session=True)  # what it started goes with it
+        self.signal(signal.SIGKILL, whole_session=True)  # its descendants are killed with it
         self._ended.set()
 
     def _used(self) -> tuple[float | None, float | None]:
@@ -208,7 +208,8 @@ class Seat:
         if self._child is None:
             return None, None
         pid, now_s = self._child.pid, time.monotonic()
-        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:  # a talkative process is asked at every line
+        # limited, because this is called for every line of a verbose process
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
             self._looked_s, self._found = now_s, (cpu_seconds([pid]).get(pid), rss_mb(pid))
         return self._found
 

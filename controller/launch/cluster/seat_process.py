@@ -1,11 +1,11 @@
-"""One process on the cluster, seen from the controller: its seat's answers as a process id, a log and an end.
+"""One process on the cluster, as seen by the controller: process id, log and exit of its seat.
 
-Owns: the conversation with one seat, the relay of its log, what is said when the seat or its node is gone. Refuses:
-which place it has (launcher.py), what an end means (supervisor.py).
+Communicates with one seat, copies its log, and explains the loss of the seat or its node. Placements are managed in
+launcher.py; exits are handled in supervisor.py.
 
-Loop `_follow`, one task per process: waits for Ray to give the seat its place, and for its order (bounded by
-supervision, which asks what is `awaited` and gives up after launch.ray.node_wait_s), then asks for news again and
-again, each at most NEWS_S later. Ends with the process, its seat or its node.
+Loop `_follow`, one task per process: waits until Ray has placed the seat, and for its order (limited by the supervisor,
+which reads `awaited` and gives up after launch.ray.node_wait_s), then polls for news, each at most NEWS_S later. Ends
+with the process, its seat or its node.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from controller.launch.cluster.seat import News, Order, Place, Seated
 log = logging.getLogger(__name__)
 
 NEWS_S = 1.0
-"""A seat with nothing to tell answers after this long."""
+"""Time after which a seat without news answers."""
 ANSWER_S = 30.0
-"""A seat that answers nothing for so much longer is asked again."""
+"""Additional time after which an unanswered poll is repeated."""
 RETRY_S = 0.5
-"""Between questions to a seat that Ray cannot reach at the moment."""
+"""Interval of polls of a seat that Ray cannot reach at the moment."""
 FORCE_S = 2.0
-"""After a kill the seat tells the end within this long, or goes with its process."""
+"""After a kill the seat must report the exit within this time, or it is killed with its process."""
 CLOSE_S = 3.0
-"""For a seat to clean up behind its process."""
+"""Time limit for a seat to clean up after its process."""
 LOST = -int(signal.SIGKILL)
-"""Return code of a process that went with its seat."""
+"""Return code of a process that was lost with its seat."""
 
 OnSeated = Callable[[Seated], None]
 MakeOrder = Callable[[Place], Awaitable[Order]]
 
 
 class SeatProcess:
-    """A process on its way to its seat, in it, or ended."""
+    """A process that waits for its placement, runs, or has exited."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class SeatProcess:
         *,
         needs: str,
     ) -> None:
-        """`order(place)`: what the seat starts there, as soon as it is known; `on_seated`: called once when it has
-        started; `needs`: what its place takes from a node, in words.
+        """`order(place)`: returns what the seat starts; `on_seated`: called once when it has started; `needs`:
+        resources of its placement, as text.
         """
         self._actor, self._order, self._log_path, self._cluster = actor, order, log_path, cluster
         self._on_seated = on_seated
@@ -70,17 +70,17 @@ class SeatProcess:
 
     @property
     def pid(self) -> int:
-        """Process id on its node; 0 until it is there."""
+        """Process id on its node; 0 before it is started."""
         return self._seated.pid if self._seated else 0
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it runs or is on its way."""
+        """Exit code; None while it runs or waits for its placement."""
         return self._returncode
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it had spent at its last news, and what it started."""
+        """Processor time of it and its descendants at its last news."""
         return self._cpu_s
 
     @property
@@ -90,25 +90,25 @@ class SeatProcess:
 
     @property
     def awaited(self) -> str:
-        """Its place, or those of the ranks that start together with it; empty once it is being started."""
+        """Its placement, or those of the ranks that start together with it; empty once it is being started."""
         return self._awaited
 
     def terminate(self) -> None:
-        """SIGTERM; on its way it goes at once."""
+        """Send SIGTERM; if it is not started yet, cancel it immediately."""
         self._signal(signal.SIGTERM, whole_session=False)
 
     def kill(self) -> None:
-        """SIGKILL to it and all it started; its seat goes with it when it does not answer."""
+        """Send SIGKILL to it and its descendants; its seat is killed too if it does not answer."""
         if self._returncode is None:
             self._signal(signal.SIGKILL, whole_session=True)
             asyncio.get_running_loop().call_later(FORCE_S, self._force)
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has exited."""
         await self._over.wait()
 
     def end_with(self, words: str) -> None:
-        """End it as an accident with these last words."""
+        """End it as lost, with this message as the last line of its log."""
         self._say(f"error: {words}")
         self.kill()
 
@@ -123,7 +123,7 @@ class SeatProcess:
             self._actor.signal.remote(int(number), whole_session=whole_session)
 
     def _force(self) -> None:
-        """It ends with its seat, now."""
+        """Kill it with its seat, immediately."""
         if self._returncode is None:
             self._task.cancel()
             self._leave_seat()
@@ -145,13 +145,13 @@ class SeatProcess:
             self._end(returncode)
         except ray.exceptions.RayError as error:
             await self._lost(error)
-        except (OSError, OperationError) as error:  # no room for its log, nowhere to meet
+        except (OSError, OperationError) as error:  # no space for its log, or no address to meet
             self._leave_seat()
             log.warning("%s: %s", self._log_path.stem, error)
             self._end(LOST)
 
     async def _relay(self) -> int:
-        """Write what it says into its log until it has ended; its return code."""
+        """Copy its output to its log until it has exited; return its exit code."""
         ray, offset = import_ray(), 0
         while True:
             try:
@@ -170,7 +170,7 @@ class SeatProcess:
                 return news.returncode
 
     async def _tidy(self) -> None:
-        """Let the seat clean up, then give its place back."""
+        """Let the seat clean up, then release its placement."""
         ray = import_ray()
         try:
             await asyncio.wait_for(self._actor.close.remote(), CLOSE_S)
@@ -179,9 +179,9 @@ class SeatProcess:
         self._leave_seat()
 
     async def _lost(self, error: Exception) -> None:
-        """Its seat is gone: say why in its log, where supervision looks for last words."""
+        """Handle the loss of its seat: write the reason to its log, where the supervisor reads it."""
         where = f"on node {self._place.address}" if self._place else "before it was placed"
-        cause = getattr(error, "cause", None)  # what a method of the seat raised
+        cause = getattr(error, "cause", None)  # an exception of a method of the seat
         words = f"SeatLost: Ray ended its seat {where} ({first_line(cause or error)})"
         if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):
             words = f"NodeLost: node {self._place.address} of the Ray cluster is gone"

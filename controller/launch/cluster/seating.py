@@ -1,9 +1,10 @@
-"""Do all pools fit onto the nodes there are, who would sit where, and what is missing. Pure; imports no ray.
+"""Determines whether all pools fit on the existing nodes, their expected placement, and what is missing. Pure; ray is
+not imported.
 
-Owns: that judgement, ahead of Ray's. Refuses: placing (Ray does it, and may choose other nodes of equal room).
+The placement is done by Ray, which may choose other nodes with the same resources.
 
-Pools are placed one after another, each by its strategy; where one order of the pools fails, the others are tried: a
-place that only wants CPUs must not take the last one of a node with GPUs.
+Pools are placed one after another, each by its strategy. If one order of the pools fails, the others are tried: a
+placement that only needs CPUs must not use the last CPU of a node with GPUs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from controller.launch.cluster.pools import Pool, resource_words
 TINY = 1e-6
 """Ray counts resources in ten-thousandths."""
 MAX_NODES_NAMED = 6
-"""Nodes named in a sentence about what is missing."""
+"""Maximum nodes listed in a sentence about missing resources."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One living node of the cluster: its address, and what is free on it."""
+    """One live node of the cluster: its address and free resources."""
 
     node_id: str
     address: str
@@ -32,17 +33,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Seating:
-    """Who would sit where."""
+    """Expected placement of processes."""
 
     seats: Mapping[str, str]
     """Node id by the name of a process."""
     shortages: tuple[str, ...] = ()
-    """Why somebody has no seat; empty if all have."""
+    """Why a process could not be placed; empty if all are placed."""
 
 
 @dataclass
 class _Room:
-    """A node while places are taken on it."""
+    """A node with its remaining resources."""
 
     node: Node
     free: dict[str, float] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class _Room:
 
 
 def seat(pools: Sequence[Pool], nodes: Sequence[Node]) -> Seating:
-    """Seat every process of every pool, or say what is missing."""
+    """Place every process of every pool, or say what is missing."""
     best: Seating | None = None
     for order in itertools.permutations(pools):
         found = _seat_in_order(order, nodes)
@@ -85,7 +86,7 @@ def _seat_in_order(pools: Sequence[Pool], nodes: Sequence[Node]) -> Seating:
 
 
 def _choose(pool: Pool, rooms: list[_Room]) -> Iterator[_Room]:
-    """A room for each member in turn, taken as it is given out; ends where no room is left."""
+    """Choose a node for each member in turn and reserve its resources; ends when no node has enough."""
     each, count = pool.each, len(pool.members)
     if pool.strategy == "STRICT_PACK":
         whole = [room for room in rooms if room.holds(each, count)]
@@ -114,7 +115,7 @@ def _choose(pool: Pool, rooms: list[_Room]) -> Iterator[_Room]:
 
 
 def _waste(room: _Room, each: Mapping[str, float]) -> float:
-    """1 where a place that wants no GPU would sit alongside one that is free."""
+    """1 if a placement without GPU would use a node with a free GPU."""
     return float("GPU" not in each and room.free.get("GPU", 0.0) > TINY)
 
 
@@ -144,7 +145,7 @@ def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[st
 
 
 def seat_lines(pools: Sequence[Pool], nodes: Sequence[Node], seats: Mapping[str, str]) -> list[str]:
-    """One line per node: who sits there, and what they take of what is free."""
+    """One line per node: its processes, and their share of the free resources."""
     lines = []
     for node in nodes:
         here = {pool.name: [name for name in pool.members if seats.get(name) == node.node_id] for pool in pools}

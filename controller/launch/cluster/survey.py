@@ -1,6 +1,6 @@
-"""What `areal-like validate` says of the cluster: who would sit where, what does not fit, what a node lacks.
+"""Survey of a cluster for `areal-like validate`: expected placement, missing resources, problems of nodes.
 
-Owns: the look without a run. Refuses: setting places aside (launcher.py).
+Placements are reserved in launcher.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller.launch.cluster.seating import seat, seat_lines
 
 
 def survey(config: RunConfig) -> Survey:
-    """Look at the cluster of `launch.ray.address` and at each of its nodes."""
+    """Survey the cluster of `launch.ray.address` and each of its nodes."""
     found, cluster = Survey(), Cluster(config.launch.ray.address)
     try:
         cluster.open(f"areal_like-validate-{os.getpid()}")
@@ -39,7 +39,7 @@ def survey(config: RunConfig) -> Survey:
             runs_dir.mkdir(parents=True, exist_ok=True)
             found.problems += check_nodes(config, cluster, nodes, runs_dir)
         except OSError:
-            pass  # the look at folders has named it
+            pass  # already reported by the check of folders
     finally:
         cluster.close()
     return found
