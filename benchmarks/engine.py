@@ -51,7 +51,7 @@ from benchmarks.tables.form import ranged
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine, GenerationRequest
-from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
+from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
 
 EQUAL_PROMPT, EQUAL_ANSWER = 12, 100
 PAGE_TOKENS = 32
@@ -200,7 +200,7 @@ async def started(model_dir: Path, manifest: Path, num_slots: int, max_context: 
         ),
         "SGLang": SGLangEngine(
             model_dir, EngineSettings(kind="sglang", **shape), dtype="float32", num_threads=num_threads,
-            interruption="recompute", whereabouts=Whereabouts("engine", model_dir.parent / "sglang.log", 1),
+            interruption="recompute", setup=ServerSetup("engine", model_dir.parent / "sglang.log", 1),
         ),
     }  # fmt: skip
     for name, engine in list(engines.items()):

@@ -146,7 +146,8 @@ def test_the_index_for_language_models_has_every_page_of_the_navigation(tmp_path
     empty.write_text("# Empty\n")
 
     def leaf(title: str, path: Path, url: str) -> SimpleNamespace:
-        return SimpleNamespace(is_section=False, title=title, url=url, file=SimpleNamespace(abs_src_path=str(path)))
+        file = SimpleNamespace(content_string=path.read_text())
+        return SimpleNamespace(is_section=False, title=title, url=url, file=file)
 
     inner = SimpleNamespace(is_section=True, title="API", children=[leaf("Empty", empty, "api/empty/")])
     section = SimpleNamespace(is_section=True, title="Guides", children=[leaf("Data", page, "data/"), inner])

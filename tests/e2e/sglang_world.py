@@ -24,7 +24,7 @@ from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.engine.sglang.client import SGLangClient
-from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
+from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
 from trainer.weights.group_root import GroupRoot
 
 VOCAB, CONTEXT, SLOTS = 48, 160, 16
@@ -94,7 +94,7 @@ class World:
             dtype="float32",
             num_threads=1,
             interruption="keep_kv",
-            whereabouts=Whereabouts("w", self.root / "logs" / "w-sglang.log", 1),
+            setup=ServerSetup("w", self.root / "logs" / "w-sglang.log", 1),
             **more,
         )
 

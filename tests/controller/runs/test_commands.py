@@ -118,8 +118,8 @@ def test_run_that_is_not_there_is_one_error_that_names_the_nearest(tmp_path, cap
     ("arguments", "words"),
     [
         (["status"], "RUN"),
-        (["logs", "job", "--tail", "-3"], "neither a whole number nor `all`"),
-        (["logs", "job", "--tail", "many"], "neither a whole number nor `all`"),
+        (["logs", "job", "--tail", "-3"], "neither `all` nor a whole number"),
+        (["logs", "job", "--tail", "many"], "neither `all` nor a whole number"),
         (["logs", "job", "-p", "nobody"], "processes: controller, rollout-0, trainer"),
         (["stop", "job", "--timeout", "0"], "above 0"),
         (["stop", "job", "--timeout", "nan"], "above 0"),
