@@ -46,6 +46,7 @@ def test_there_are_three_and_each_has_its_output() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_its_page_shows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
