@@ -68,7 +68,7 @@ def test_a_service_killed_in_mid_run_costs_no_verdict_and_none_comes_twice(stand
 
             asked = [asyncio.create_task(ask(number)) for number in range(120)]
             await until(lambda: len(done) >= 30)
-            assert all(link.questions for link in client._links), "both were asked"
+            assert all(link.pending for link in client._links), "both were asked"
             services[0].kill()
             await asyncio.gather(*asked)
             assert sorted(done) == list(range(120))
@@ -89,7 +89,7 @@ def test_a_draining_service_finishes_what_runs_sends_the_rest_elsewhere_and_exit
             asked = [
                 asyncio.create_task(client.score(task("slow", seconds=0.2), "x", "stop", 1)) for _ in range(8)
             ]  # fmt: skip
-            await until(lambda: all(link.questions for link in client._links))
+            await until(lambda: all(link.pending for link in client._links))
             services[0].process.send_signal(signal.SIGTERM)
             await until(lambda: client._links[0].is_draining)
             late = [client.score(task("length"), "x", "stop", 1) for _ in range(20)]
