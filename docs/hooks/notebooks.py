@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,10 @@ def on_files(files: Any, *, config: Any, **_: Any) -> Any:
 
 def rendered(path: Path) -> tuple[str, dict[str, bytes]]:
     """Markdown of a notebook, and its pictures by file name."""
-    notebook = copy.deepcopy(nbformat.read(path, as_version=4))
-    pictures: dict[str, bytes] = {}
-    text, resources = MarkdownExporter().from_notebook_node(notebook)
-    for name, content in resources.get("outputs", {}).items():
-        unique = f"{path.stem}_{name}"
-        pictures[unique] = content
-        text = text.replace(f"]({name})", f"]({unique})").replace("![png]", "![Figure]")
+    text, resources = MarkdownExporter().from_notebook_node(nbformat.read(path, as_version=4))
+    outputs = resources.get("outputs", {})
+    for name in outputs:  # all notebooks name theirs alike
+        text = text.replace(f"![png]({name})", f"![Figure]({path.stem}_{name})")
     title, _, rest = text.lstrip().partition("\n")
+    pictures = {f"{path.stem}_{name}": content for name, content in outputs.items()}
     return f"{title}\n\n[Download this notebook]({path.name})\n{rest}", pictures
