@@ -82,7 +82,7 @@ def resume(run: str | os.PathLike[str] | Run, /, *, accept_loss: bool = False) -
     Args:
         run: its folder, its name, or its `Run`.
         accept_loss: continue even if files of the run are missing or older than others, from the newest state that
-        ledger and checkpoints share.
+            ledger and checkpoints share.
 
     Returns:
         The run, in progress.
