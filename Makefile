@@ -14,7 +14,7 @@ MUTATION_ARGS ?=
 VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +41,8 @@ environments:
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-dev sglang-cpu-if-possible
 	@$(MAKE) --no-print-directory ecosystem || true
 
-# Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle.
+# Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle. A stream
+# that dies ends the suite: pytest-xdist may wait forever for the one that replaces it.
 test: environments
 	$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
 

@@ -6,6 +6,7 @@ import gc
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 
@@ -23,6 +24,10 @@ LONGEST_FIRST = (
 # No outcome depends on how fast the machine is: Hypothesis would fail a test whose example takes more than 200 ms.
 settings.register_profile("areal_like", deadline=None)
 settings.load_profile("areal_like")
+
+
+EXIT_DEADLINE = "exit-deadline"
+"""Name of a thread that ends its process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,9 +116,16 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_exit_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test may run the main function of a process: its exit deadline would end the stream of tests seconds later."""
+def no_exit_deadline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test may run the main function of a process: its exit deadline would end the stream of tests seconds later.
+    A test that starts such a deadline nevertheless fails, since otherwise the stream ends in another test.
+    """
     monkeypatch.setattr("areal_like.process._leave_within", lambda grace_s, error: None)
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == EXIT_DEADLINE]
+    for thread in left:
+        thread.name = f"{EXIT_DEADLINE}, reported"
+    assert not left, "the test leaves a thread that ends this process"
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,10 @@ Written against the documented interface of MlflowClient (2.x and 3.x), and test
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from controller.telemetry.tracker_process import flat, place_of, serve
+from controller.telemetry.tracker_process import flat, place_of, run_process
 
 RUN_TAG, NOTE_TAG = "areal_like.run_id", "mlflow.note.content"
 MAX_PARAMS, MAX_CHARS = 100, 500
@@ -66,4 +65,4 @@ def begin(start: dict[str, Any]) -> MlflowRun:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin, sys.stdout, begin)
+    run_process(begin)

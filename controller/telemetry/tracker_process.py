@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Protocol
 
@@ -36,8 +38,18 @@ class Tracker(Protocol):
         ...
 
 
-def serve(lines: IO[str], answers: IO[str], begin: Callable[[dict[str, Any]], Tracker]) -> None:
-    """Take lines until there are no more."""
+def run_process(begin: Callable[[dict[str, Any]], Tracker]) -> None:
+    """Serve the standard input, then end the process within FINISH_S, even if the tracker's package does not finish."""
+    serve(sys.stdin, sys.stdout, begin, before_finish=_start_exit_deadline)
+
+
+def serve(
+    lines: IO[str],
+    answers: IO[str],
+    begin: Callable[[dict[str, Any]], Tracker],
+    before_finish: Callable[[], None] = lambda: None,
+) -> None:
+    """Process lines until there are no more. before_finish: called before the tracker's run is finished."""
     run: Tracker | None = None
     for number, line in enumerate(lines, start=1):
         message = json.loads(line)
@@ -57,7 +69,7 @@ def serve(lines: IO[str], answers: IO[str], begin: Callable[[dict[str, Any]], Tr
         answers.flush()
         if is_over:
             return
-    threading.Thread(target=_leave_late, name="exit-deadline", daemon=True).start()
+    before_finish()
     if run is not None:
         run.finish()
 
@@ -76,6 +88,9 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _leave_late() -> None:
-    threading.Event().wait(FINISH_S)
-    os._exit(1)
+def _start_exit_deadline() -> None:
+    def leave() -> None:
+        time.sleep(FINISH_S)
+        os._exit(1)
+
+    threading.Thread(target=leave, name="exit-deadline", daemon=True).start()

@@ -8,11 +8,10 @@ Written against Trackio's documented interface, and tested with a module that re
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from controller.telemetry.tracker_process import place_of, serve
+from controller.telemetry.tracker_process import place_of, run_process
 
 
 class TrackioRun:
@@ -49,4 +48,4 @@ def begin(start: dict[str, Any]) -> TrackioRun:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin, sys.stdout, begin)
+    run_process(begin)

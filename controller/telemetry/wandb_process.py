@@ -5,12 +5,11 @@ Owns: the one wandb run, axes of its curves. Refuses: lines and answers (tracker
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from controller.telemetry.scalars import AXIS_OF_PREFIX
-from controller.telemetry.tracker_process import serve
+from controller.telemetry.tracker_process import run_process
 
 
 class WandbRun:
@@ -50,4 +49,4 @@ def begin(start: dict[str, Any]) -> WandbRun:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin, sys.stdout, begin)
+    run_process(begin)
