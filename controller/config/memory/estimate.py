@@ -26,6 +26,7 @@ MERGED_VERSIONS = 3
 """Copies of the model per worker if only adapters are transferred: two files and the tensors of the version being
 merged.
 """
+MEGABYTE = 1e6
 COPIED_STATE_BYTES = 12
 """Bytes of one parameter in a checkpoint: itself and AdamW's two moments, in float32."""
 
@@ -209,6 +210,19 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
         "staged for engines": staged * whole,
         "merged by workers": MERGED_VERSIONS * config.rollout.num_workers * whole if is_lone else 0.0,
         "checkpoint": copies * COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
+        "earlier versions": _earlier_versions(config, FLOAT32 * adapter if lora is not None else whole),
+        "earlier gradient": FLOAT32 * (adapter if lora is not None else parameters) if trainer.gradient_cosine else 0.0,
     }
     running["loading"] = max(0.0, loading - sum(running.values()))
     return {name: num_bytes for name, num_bytes in running.items() if num_bytes}
+
+
+def _earlier_versions(config: RunConfig, version_bytes: float) -> float:
+    """Bytes for `trainer.version_logprobs`, all ranks together: the newest version, the buffer in which an older one is
+    restored, and the older ones, each at most a version, within the limit `memory_mb` of each rank.
+    """
+    settings = config.trainer.version_logprobs
+    if settings is None:
+        return 0.0
+    older = min((settings.keep - 1) * version_bytes, settings.memory_mb * MEGABYTE * config.trainer.ranks)
+    return 2 * version_bytes + older

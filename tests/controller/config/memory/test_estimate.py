@@ -122,6 +122,21 @@ def test_in_host_memory_are_the_versions_kept_the_checkpoint_and_the_models_that
     assert host_memory(none, SHAPE) == {"copy to publish": 4 * N, "loading": 60 * N}
 
 
+def test_earlier_versions_and_gradients_are_in_host_memory_within_the_limit_of_each_rank() -> None:
+    past = {"keep": 5, "memory_mb": 1e6}
+    config = make(model={"dtype": "bfloat16"}, trainer={"version_logprobs": past, "gradient_cosine": {}})
+    host = host_memory(config, SHAPE)
+    assert host["earlier versions"] == (2 + 4) * 2 * N
+    assert host["earlier gradient"] == 4 * N
+    past["memory_mb"] = 100.0
+    config = make(model={"dtype": "bfloat16"}, trainer={"version_logprobs": past, "backend": "fsdp", "ranks": 2})
+    assert host_memory(config, SHAPE)["earlier versions"] == 4 * N + 2 * 100e6
+    config = make(trainer={"version_logprobs": {"keep": 3}, "lora": {"rank": 8, "targets": ["q_proj"]}})
+    adapter = 8 * SHAPE.layers * (SHAPE.hidden + SHAPE.query_width)
+    assert host_memory(config, SHAPE)["earlier versions"] == (2 + 2) * 4 * adapter
+    assert "earlier versions" not in host_memory(make(), SHAPE)
+
+
 def test_the_shape_is_that_of_the_folder_else_of_the_name_else_of_init() -> None:
     named = make(model={"path": "Qwen/Qwen3-8B"})
     assert shape_of_run(named, None) == SHAPE
