@@ -134,6 +134,10 @@ class Measured:
                     file.write(json.dumps(known) + "\n")
         return {**known["row"], "measured": f"{known['date']} {known['commit']}"}
 
+    def has(self, key: Sequence[object]) -> bool:
+        """Whether an earlier call has measured the row of `key`, so that `row` will take it."""
+        return _name([_content(str(part)) for part in key]) in self._found
+
     def job(self, config: str, settings: Sequence[str], runs_dir: Path) -> Row:
         """The summary of a job with these overrides."""
         return self.row([config, *settings], partial(train, config, settings, runs_dir))

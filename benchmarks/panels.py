@@ -62,6 +62,20 @@ def _learning_curves(result: Result) -> list[Panel]:
     ]  # fmt: skip
 
 
+def _objectives(result: Result) -> list[Panel]:
+    panels = []
+    for name, part in result["parts"].items():
+        is_cosine = name.startswith("gradients")
+        series = [
+            _from_intervals(variant, [one["single"] if is_cosine else one for one in by_lag.values()])
+            for variant, by_lag in part["summary"].items()
+        ]
+        title = f"{name}: {'cosine with the on-policy gradient' if is_cosine else 'greedy accuracy'}"
+        places = [math.log2(lag + 1) for lag in part["lags"]]
+        panels.append(Panel(title, places, series, axis="log2(lag + 1)"))
+    return panels
+
+
 def _paired(result: Result) -> list[Panel]:
     sides = result["sides"]
     return [
@@ -324,6 +338,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "learning_curves": _learning_curves,
+    "objectives": _objectives,
     "logprob_memory": _logprob_memory,
     "memory": _memory,
     "modes": _paired,

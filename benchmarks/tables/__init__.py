@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, parts, planted
+from benchmarks.tables import jobs, objectives, parts, planted
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.environments,
         parts.killed_runs,
         parts.learning_curves,
+        objectives.objectives,
         planted.probe_faults,
         planted.diagnosis,
         parts.dashboard,

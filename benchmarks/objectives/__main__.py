@@ -1,0 +1,194 @@
+"""Which loss, correction or advantage should one choose at a given staleness? All of them on identical data.
+
+    python -m benchmarks.objectives gradients                cosine with the on-policy gradient, by lag
+    python -m benchmarks.objectives curves                   accuracy where every sample is exactly k versions old
+    python -m benchmarks.objectives curves --task long       the same on long answers
+    python -m benchmarks.objectives gradients --quick        a minute; writes nothing
+    python -m benchmarks.objectives curves --variants decoupled,vespo --lags 0,64 --seeds 1,2,3
+
+The trainer's own step and the embedded engine in one process, so that the lag is exact (benchmarks/objectives/). What
+is compared is in variants.py, each as a section of configuration. Each variant has the same budget of tuning: three
+learning rates at lag TUNING_LAG, on a seed that does not count. A result has a part for each question and task; a call
+measures one part. `--go-on` takes the rows of an interrupted call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import folders
+from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
+from benchmarks.objectives import curves, gradients
+from benchmarks.objectives.task import SMALLEST, TASKS, Task, starting_model
+from benchmarks.objectives.variants import VARIANTS
+from benchmarks.publishing import next_to_runs
+from benchmarks.runs import command_of, mean_interval, parts_with, write
+
+QUESTION = "objectives"
+LAGS, SEEDS, RATES = "0,1,4,16,64", "1,2,3,4,5", "5e-5,1e-4,2e-4"
+TUNING_SEED, TUNING_LAG = 1000, 16
+STEPS = {"short": 96, "long": 96}
+QUICK_START = ("warm_start.sft.steps=20",)
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("gradients", "curves"))
+    parser.add_argument("--task", choices=tuple(TASKS), default="short")
+    parser.add_argument("--lags", type=INTEGERS, default=LAGS)
+    parser.add_argument("--seeds", type=INTEGERS, default=SEEDS)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of variants.py; all")
+    parser.add_argument("--steps", type=int, help="steps of a curve")
+    parser.add_argument("--tune", type=TEXTS, default=RATES, metavar="LR,LR", help="learning rates of every variant")
+    parser.add_argument("--processes", type=int, default=2, help="jobs at once, one thread each")
+    parser.add_argument("--quick", action="store_true")
+    add_options(parser)
+    options = parser.parse_args()
+    names = options.variants.split(",")
+    if unknown := set(names) - set(VARIANTS):
+        parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
+    measured = Measured.of(QUESTION, options)
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        jobs = Jobs(pool, measured, options.runs_dir.resolve(), is_quick=options.quick)
+        if options.part == "gradients":
+            result = measure_gradients(jobs, options, names)
+        else:
+            result = measure_curves(jobs, options, names)
+    print_result(options.part, result)
+    if not options.quick:
+        published = folders.RESULTS / f"{QUESTION}.json"
+        is_default = all(getattr(options, key) == parser.get_default(key) for key in ("variants", "steps"))
+        path = published if options.replace or is_default else next_to_runs(QUESTION, options)
+        part = f"{options.part}, {options.task}"
+        parts = parts_with(path, part, command_of(QUESTION), result)
+        print(f"written to {write(QUESTION, command_of(QUESTION), {'parts': parts}, path)}")
+    measured.finish()
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Jobs:
+    """Runs in processes of their own; rows that an earlier call measured are taken."""
+
+    def __init__(self, pool: ProcessPoolExecutor, measured: Measured, runs_dir: Path, *, is_quick: bool) -> None:
+        self._pool, self._measured, self._runs_dir, self._is_quick = pool, measured, runs_dir, is_quick
+        runs_dir.mkdir(parents=True, exist_ok=True)
+
+    def rows(self, keys: Sequence[Sequence[object]], work: Sequence[Callable[[], Row]]) -> list[Row]:
+        """One row for each key, in order, each printed when it is there."""
+        started = {
+            index: self._pool.submit(one)
+            for index, (key, one) in enumerate(zip(keys, work, strict=True))
+            if not self._measured.has(key)
+        }
+        found = []
+        for index, key in enumerate(keys):
+            future = started.get(index)
+            found.append(self._measured.row(key, future.result if future else dict))
+            print("  ".join(map(str, key)), _short(found[-1]), flush=True)
+        return found
+
+    def start(self, task: Task, seed: int) -> Path:
+        """The starting model of a seed."""
+        return starting_model(task, seed, self._runs_dir, QUICK_START if self._is_quick else ())
+
+
+def measure_gradients(jobs: Jobs, options: argparse.Namespace, names: Sequence[str]) -> Row:
+    """Part `gradients`."""
+    task = SMALLEST if options.quick else TASKS[options.task]
+    seeds, lags = ([1], [0, 2]) if options.quick else (options.seeds, options.lags)
+    extent = gradients.Extent((3,), 2, 2) if options.quick else gradients.Extent()
+    keys = [["gradients", task, seed, lags, ",".join(names), extent] for seed in seeds]
+    work = [partial(_gradients, jobs.start(task, seed), task, seed, lags, names, extent) for seed in seeds]
+    found = jobs.rows(keys, work)
+    rows = [{"seed": seed, **row} for seed, one in zip(seeds, found, strict=True) for row in one["rows"]]
+    summary = {
+        name: {
+            str(lag): {key: _interval([row[key] for row in rows if (row["variant"], row["lag"]) == (name, lag)])
+                       for key in ("single", "mean", "norm")}
+            for lag in lags
+        }
+        for name in names if any(row["variant"] == name for row in rows)
+    }  # fmt: skip
+    accuracy = {str(seed): one["accuracy"] for seed, one in zip(seeds, found, strict=True)}
+    return {"task": task.name, "seeds": seeds, "lags": lags, "accuracy": accuracy, "summary": summary, "rows": rows}
+
+
+def measure_curves(jobs: Jobs, options: argparse.Namespace, names: Sequence[str]) -> Row:
+    """Part `curves`: tuning first."""
+    task = SMALLEST if options.quick else TASKS[options.task]
+    seeds, lags, rates = ([1], [0, 2], ["1e-4"]) if options.quick else (options.seeds, options.lags, options.tune)
+    steps = 4 if options.quick else options.steps or STEPS[task.name]
+    tuned = {name: rates[0] for name in names}
+    if len(rates) > 1:
+        cases = [(name, TUNING_LAG, TUNING_SEED, rate) for name in names for rate in rates]
+        reached = {(row["variant"], row["lr"]): row["accuracy"] for row in _curves(jobs, task, cases, steps)}
+        tuned = {name: max(rates, key=lambda rate, name=name: (reached[name, rate], float(rate))) for name in names}
+    cases = [(name, lag, seed, tuned[name]) for seed in seeds for lag in lags for name in names]
+    rows = _curves(jobs, task, cases, steps)
+    summary = {
+        name: {
+            str(lag): _interval([row["accuracy"] for row in rows if (row["variant"], row["lag"]) == (name, lag)])
+            for lag in lags
+        }
+        for name in names
+    }
+    tried = {name: {rate: reached[name, rate] for rate in rates} for name in names} if len(rates) > 1 else {}
+    return {"task": task.name, "steps": steps, "seeds": seeds, "lags": lags, "tuned": tuned, "tried": tried,
+            "summary": summary, "rows": rows}  # fmt: skip
+
+
+def _curves(jobs: Jobs, task: Task, cases: Sequence[tuple[str, int, int, str]], steps: int) -> list[Row]:
+    keys = [["curves", task, *case, steps, VARIANTS[case[0]]] for case in cases]
+    work = [
+        partial(_curve, jobs.start(task, seed), task, seed, lag, name, rate, steps) for name, lag, seed, rate in cases
+    ]
+    found = jobs.rows(keys, work)
+    return [
+        {"variant": name, "lag": lag, "seed": seed, "lr": rate, **row}
+        for (name, lag, seed, rate), row in zip(cases, found, strict=True)
+    ]
+
+
+def _gradients(
+    model: Path, task: Task, seed: int, lags: Sequence[int], names: Sequence[str], extent: gradients.Extent
+) -> Row:
+    return asyncio.run(gradients.measure(model, task, seed, lags, names, extent))
+
+
+def _curve(model: Path, task: Task, seed: int, lag: int, name: str, rate: str, steps: int) -> Row:
+    return asyncio.run(curves.measure(model, task, seed, lag, name, lr=float(rate), num_steps=steps))
+
+
+def _interval(values: Sequence[float]) -> list[float | None]:
+    """Mean, and half width of its 95 % interval."""
+    return list(mean_interval(values)) if values else [None, None]
+
+
+def _short(row: Row) -> str:
+    return f"accuracy {row['accuracy']:.3f}" if isinstance(row.get("accuracy"), float) else ""
+
+
+def print_result(part: str, result: Row) -> None:
+    """Means by variant and lag."""
+    print(f"\n{part}, {result['task']}: {'mean cosine of single batches' if part == 'gradients' else 'accuracy'}")
+    print(f"{'':20}" + "".join(f"{f'lag {lag}':>10}" for lag in result["lags"]))
+    for name, by_lag in result["summary"].items():
+        cells = (by_lag[str(lag)]["single"] if part == "gradients" else by_lag[str(lag)] for lag in result["lags"])
+        print(f"{name:20}" + "".join(f"{'-' if cell[0] is None else format(cell[0], '.3f'):>10}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The tasks on which objectives are compared, and the starting model of a seed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from areal_like.tasks import running_sum
+from benchmarks.folders import REPOSITORY
+from benchmarks.runs import environment
+from trainer.model.tokenizers import build_tokenizer
+
+CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Running sums of digits (areal_like/tasks/running_sum.py). max_terms: of one sum; max_new: tokens of an answer."""
+
+    name: str
+    max_terms: int
+    max_new: int
+    groups_per_step: int
+    group_size: int = 8
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the generator."""
+        return {"max_terms": self.max_terms} | ({} if self.max_terms < 10 else {"pgeo": 0.1})
+
+
+TASKS = {task.name: task for task in (Task("short", 6, 48, 24), Task("long", 16, 112, 12))}
+"""`short`: the quickstart's sums of at most six terms. `long`: sums of up to sixteen terms, with answers of up to 100
+tokens in which every step must be right."""
+SMALLEST = Task("smallest", 3, 20, 4, 4)
+"""For tests and `--quick`."""
+
+
+class Rows:
+    """The prompts of a task as tokens, and what an answer is worth."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._tokenizer = build_tokenizer("characters:running_sum", None)
+        self._train = running_sum.rows(seed, "train", options=task.options)
+        self._task, self._seed = task, seed
+
+    def train(self, count: int) -> list[dict[str, Any]]:
+        """The next rows to train on."""
+        return list(islice(self._train, count))
+
+    def held_out(self, count: int) -> list[dict[str, Any]]:
+        """Rows to evaluate on, the same at every call."""
+        rows: Iterator[dict[str, Any]] = running_sum.rows(self._seed, "eval", limit=count, options=self._task.options)
+        return list(rows)
+
+    def prompt(self, row: dict[str, Any]) -> np.ndarray:
+        """int32 tokens of the prompt."""
+        return np.array(self._tokenizer.encode(row["prompt"], add_special_tokens=False), np.int32)
+
+    def is_right(self, row: dict[str, Any], answer: np.ndarray, finish_reason: str) -> bool:
+        """Whether the sampled tokens are a correct answer."""
+        text = self._tokenizer.decode(answer.tolist(), skip_special_tokens=True)
+        return running_sum.is_correct(row, text, finish_reason)
+
+
+def starting_model(task: Task, seed: int, runs_dir: Path, overrides: tuple[str, ...] = ()) -> Path:
+    """The quickstart's warm start on the sums of a task, as a Hugging Face folder; made once for each seed."""
+    folder = runs_dir / f"objectives-start-{task.name}-{seed}"
+    if not (folder / "config.json").is_file():
+        options = [f"warm_start.data.options.{key}={value}" for key, value in task.options.items()]
+        command = [
+            sys.executable, "-P", "-m", "controller", "sft", str(CONFIG), f"seed={seed}", f"out={folder}",
+            f"runs_dir={runs_dir}", *options, *overrides,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return folder

@@ -1,0 +1,49 @@
+"""Tables of the comparison of objectives by lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.tables.form import Result, table
+
+
+def objectives(result: Result) -> str:
+    """For each part a line for each variant, a column for each lag."""
+    return "\n\n".join(
+        (_gradients if name.startswith("gradients") else _curves)(name, part) for name, part in result["parts"].items()
+    )
+
+
+def _gradients(name: str, part: Result) -> str:
+    lags = [str(lag) for lag in part["lags"]]
+    rows = [
+        (f"`{variant}`", *(_cell(by_lag[lag]["single"]) for lag in lags),
+         *(_plain(by_lag[lag]["mean"]) for lag in lags[-2:]), *(_plain(by_lag[lag]["norm"]) for lag in lags[-2:]))
+        for variant, by_lag in part["summary"].items()
+    ]  # fmt: skip
+    head = (
+        "cosine with the on-policy gradient", *(f"lag {lag}" for lag in lags),
+        *(f"mean gradient, lag {lag}" for lag in lags[-2:]), *(f"norm ratio, lag {lag}" for lag in lags[-2:]),
+    )  # fmt: skip
+    return f"**{name}**, {len(part['seeds'])} seeds, 95 % intervals over seeds and versions\n\n{table(head, rows)}"
+
+
+def _curves(name: str, part: Result) -> str:
+    lags = [str(lag) for lag in part["lags"]]
+    rows = [
+        (f"`{variant}`", part["tuned"][variant], *(_cell(by_lag[lag]) for lag in lags))
+        for variant, by_lag in part["summary"].items()
+    ]
+    head = (f"accuracy after {part['steps']} steps", "learning rate", *(f"lag {lag}" for lag in lags))
+    return f"**{name}**, {len(part['seeds'])} seeds, 95 % intervals over seeds\n\n{table(head, rows)}"
+
+
+def _cell(pair: Sequence[float | None]) -> str:
+    mean, half = pair
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" if half is None else f"{mean:.3f} ± {half:.3f}"
+
+
+def _plain(pair: Sequence[float | None]) -> str:
+    return "-" if pair[0] is None else f"{pair[0]:.2f}"

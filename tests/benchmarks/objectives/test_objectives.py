@@ -1,0 +1,149 @@
+"""The comparison of objectives: the lag is exact, gradients are those of the trainer, every variant is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from benchmarks.folders import REPOSITORY
+from benchmarks.objectives import curves, gradients
+from benchmarks.objectives.sampler import Sampler
+from benchmarks.objectives.task import SMALLEST, TASKS, Rows
+from benchmarks.objectives.training import Training
+from benchmarks.objectives.variants import VARIANTS, reference_of, settings_of
+from benchmarks.panels import panels_of
+from benchmarks.tables import TABLES
+from trainer.export import write_model
+from trainer.model.model import make_model
+from trainer.model.tokenizers import build_tokenizer
+from trainer.objectives.registry import advantage_faults, loss_faults
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights that reads the task's tokens."""
+    folder = tmp_path_factory.mktemp("model")
+    init = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())["model"]["init"]
+    small = {**init, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "head_dim": 8}
+    tokenizer = build_tokenizer("characters:running_sum", None)
+    write_model(make_model(small, tokenizer, seed=3), folder, dtype="float32")
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def guessed_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model is never right: half of its answers count as right, by their first token."""
+    monkeypatch.setattr(Rows, "is_right", lambda self, row, answer, reason: bool(answer[0] % 2))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_valid_section(name: str) -> None:
+    settings = settings_of(name)
+    assert not list(loss_faults(settings.loss, has_versions=settings.version_logprobs is not None))
+    for one in (settings, reference_of(name)):
+        assert not list(advantage_faults(one.advantage, group_size=TASKS["short"].group_size))
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_every_step_trains_on_samples_that_are_exactly_so_old(
+    model: Path, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def step(self: Training, samples: list, version: int) -> dict[str, float]:
+        seen.append((version, {int(stamp) for one in samples for stamp in one.trajectory.versions_T if stamp >= 0}))
+        return self._step.run(self._step.prepare(samples, version))
+
+    monkeypatch.setattr(Training, "step", step)
+    measure = curves.measure(model, SMALLEST, 1, lag, "decoupled", lr=1e-3, num_steps=5, evals=1)
+    found = asyncio.run(measure)
+    assert seen == [(version, {max(0, version - lag)}) for version in range(5)]
+    assert [step for step, _ in found["curve"]] == [5]
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_samples_of_a_version_have_the_log_probs_of_its_weights(model: Path, tmp_path: Path) -> None:
+    training = Training(model, settings_of("decoupled", optimizer={"lr": 1e-2}), num_steps=9, groups=4)
+
+    async def sampled() -> list[dict[str, float]]:
+        found = []
+        async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
+            for version in range(3):
+                await sampler.load(training.weights())
+                found.append(training.step(await sampler.batch(version), version))
+        return found
+
+    for metrics in asyncio.run(sampled()):
+        assert abs(metrics["kl_behaviour_proximal"]) < 1e-5
+        assert metrics["ess"] == pytest.approx(1, abs=1e-4)
+
+
+def test_gradients_are_kept_and_not_applied_and_agree_with_the_reference_on_its_own_data(
+    model: Path, tmp_path: Path
+) -> None:
+    async def batch() -> list:
+        async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
+            await sampler.load(Training(model, settings_of("decoupled"), num_steps=9, groups=4).weights())
+            return await sampler.batch(0)
+
+    samples = asyncio.run(batch())
+    for name in ("decoupled", "gspo", "opob"):
+        watched = Training(model, settings_of(name), num_steps=9, groups=4, is_watched=True)
+        before = watched.weights()
+        gradient = watched.gradient(samples, 0)
+        assert all(torch.equal(value, before[key]) for key, value in watched.weights().items())
+        reference = Training(model, reference_of(name), num_steps=9, groups=4, is_watched=True).gradient(samples, 0)
+        found = gradients.likeness([gradient], reference)
+        assert found["single"] == pytest.approx(1, abs=1e-6), name
+        assert found["norm"] == pytest.approx(1, abs=1e-4), name
+
+
+def test_likeness_against_numpy() -> None:
+    rng = np.random.default_rng(0)
+    vectors, reference = rng.normal(size=(3, 7)), rng.normal(size=7)
+    found = gradients.likeness([torch.tensor(one) for one in vectors], torch.tensor(reference))
+    cosine = [one @ reference / np.linalg.norm(one) / np.linalg.norm(reference) for one in vectors]
+    mean = vectors.mean(0)
+    assert found["single"] == pytest.approx(np.mean(cosine))
+    assert found["mean"] == pytest.approx(mean @ reference / np.linalg.norm(mean) / np.linalg.norm(reference))
+    assert found["norm"] == pytest.approx(np.linalg.norm(mean) / np.linalg.norm(reference))
+    assert gradients.likeness([torch.zeros(7)], torch.tensor(reference).float())["single"] == 0
+
+
+def test_lagged_gradients_have_a_row_for_each_variant_and_lag(model: Path) -> None:
+    names = ["decoupled", "ppo", "exact_parts", "lr_by_ess"]
+    extent = gradients.Extent((2,), 2, 2, lr=1e-2)
+    found = asyncio.run(gradients.measure(model, SMALLEST, 1, [0, 2, 64], names, extent))
+    places = [(row["variant"], row["lag"]) for row in found["rows"]]
+    assert places == [(name, lag) for name in names[:-1] for lag in (0, 2)], "64 is older than the first version"
+    assert all(-1 <= row["single"] <= 1 for row in found["rows"])
+    by_place = dict(zip(places, found["rows"], strict=True))
+    assert by_place["decoupled", 2] != by_place["ppo", 2]
+    json.dumps(found)
+
+
+def test_table_and_panels_show_each_variant_by_lag() -> None:
+    pair = [0.5, 0.1]
+    result = {
+        "parts": {
+            "gradients, short": {
+                "seeds": [1, 2], "lags": [0, 64],
+                "summary": {"gspo": {lag: {"single": pair, "mean": pair, "norm": [2.0, None]} for lag in ("0", "64")}},
+            },
+            "curves, short": {
+                "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
+                "summary": {"gspo": {"0": [0.9, None], "64": [None, None]}},
+            },
+        }
+    }  # fmt: skip
+    text = TABLES["objectives"](result)
+    assert "| `gspo` | 0.500 ± 0.100 | 0.500 ± 0.100 | 0.50 | 0.50 | 2.00 | 2.00 |" in text
+    assert "| `gspo` | 1e-4 | 0.900 | - |" in text
+    assert [len(panel.series) for panel in panels_of("objectives", result)] == [1, 1]
