@@ -15,20 +15,15 @@ measures one part. `--go-on` takes the rows of an interrupted call.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks import folders
 from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
-from benchmarks.objectives import curves, gradients
-from benchmarks.objectives.task import SMALLEST, TASKS, Task, starting_model
+from benchmarks.objectives.gradients import Extent
+from benchmarks.objectives.jobs import Jobs, curve, gradients, pool_of
+from benchmarks.objectives.task import SMALLEST, TASKS, Task
 from benchmarks.objectives.variants import VARIANTS
 from benchmarks.publishing import next_to_runs
 from benchmarks.runs import command_of, mean_interval, parts_with, write
@@ -37,7 +32,6 @@ QUESTION = "objectives"
 LAGS, SEEDS, RATES = "0,1,4,16,64", "1,2,3,4,5", "5e-5,1e-4,2e-4"
 TUNING_SEED, TUNING_LAG = 1000, 16
 STEPS = {"short": 96, "long": 96}
-QUICK_START = ("warm_start.sft.steps=20",)
 Row = dict[str, Any]
 
 
@@ -58,7 +52,7 @@ def main() -> None:
     if unknown := set(names) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     measured = Measured.of(QUESTION, options)
-    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+    with pool_of(options.processes) as pool:
         jobs = Jobs(pool, measured, options.runs_dir.resolve(), is_quick=options.quick)
         if options.part == "gradients":
             result = measure_gradients(jobs, options, names)
@@ -75,43 +69,13 @@ def main() -> None:
     measured.finish()
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-class Jobs:
-    """Runs in processes of their own; rows that an earlier call measured are taken."""
-
-    def __init__(self, pool: ProcessPoolExecutor, measured: Measured, runs_dir: Path, *, is_quick: bool) -> None:
-        self._pool, self._measured, self._runs_dir, self._is_quick = pool, measured, runs_dir, is_quick
-        runs_dir.mkdir(parents=True, exist_ok=True)
-
-    def rows(self, keys: Sequence[Sequence[object]], work: Sequence[Callable[[], Row]]) -> list[Row]:
-        """One row for each key, in order, each printed when it is there."""
-        started = {
-            index: self._pool.submit(one)
-            for index, (key, one) in enumerate(zip(keys, work, strict=True))
-            if not self._measured.has(key)
-        }
-        found = []
-        for index, key in enumerate(keys):
-            future = started.get(index)
-            found.append(self._measured.row(key, future.result if future else dict))
-            print("  ".join(map(str, key)), _short(found[-1]), flush=True)
-        return found
-
-    def start(self, task: Task, seed: int) -> Path:
-        """The starting model of a seed."""
-        return starting_model(task, seed, self._runs_dir, QUICK_START if self._is_quick else ())
-
-
 def measure_gradients(jobs: Jobs, options: argparse.Namespace, names: Sequence[str]) -> Row:
     """Part `gradients`."""
     task = SMALLEST if options.quick else TASKS[options.task]
     seeds, lags = ([1], [0, 2]) if options.quick else (options.seeds, options.lags)
-    extent = gradients.Extent((3,), 2, 2) if options.quick else gradients.Extent()
+    extent = Extent((3,), 2, 2) if options.quick else Extent()
     keys = [["gradients", task, seed, lags, ",".join(names), extent] for seed in seeds]
-    work = [partial(_gradients, jobs.start(task, seed), task, seed, lags, names, extent) for seed in seeds]
+    work = [partial(gradients, jobs.start(task, seed), task, seed, lags, names, extent) for seed in seeds]
     found = jobs.rows(keys, work)
     rows = [{"seed": seed, **row} for seed, one in zip(seeds, found, strict=True) for row in one["rows"]]
     summary = {
@@ -153,7 +117,7 @@ def measure_curves(jobs: Jobs, options: argparse.Namespace, names: Sequence[str]
 def _curves(jobs: Jobs, task: Task, cases: Sequence[tuple[str, int, int, str]], steps: int) -> list[Row]:
     keys = [["curves", task, *case, steps, VARIANTS[case[0]]] for case in cases]
     work = [
-        partial(_curve, jobs.start(task, seed), task, seed, lag, name, rate, steps) for name, lag, seed, rate in cases
+        partial(curve, jobs.start(task, seed), task, seed, lag, name, rate, steps) for name, lag, seed, rate in cases
     ]
     found = jobs.rows(keys, work)
     return [
@@ -162,23 +126,9 @@ def _curves(jobs: Jobs, task: Task, cases: Sequence[tuple[str, int, int, str]], 
     ]
 
 
-def _gradients(
-    model: Path, task: Task, seed: int, lags: Sequence[int], names: Sequence[str], extent: gradients.Extent
-) -> Row:
-    return asyncio.run(gradients.measure(model, task, seed, lags, names, extent))
-
-
-def _curve(model: Path, task: Task, seed: int, lag: int, name: str, rate: str, steps: int) -> Row:
-    return asyncio.run(curves.measure(model, task, seed, lag, name, lr=float(rate), num_steps=steps))
-
-
 def _interval(values: Sequence[float]) -> list[float | None]:
     """Mean, and half width of its 95 % interval."""
     return list(mean_interval(values)) if values else [None, None]
-
-
-def _short(row: Row) -> str:
-    return f"accuracy {row['accuracy']:.3f}" if isinstance(row.get("accuracy"), float) else ""
 
 
 def print_result(part: str, result: Row) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
 
 from areal_like.wire.messages import BatchSample
 from benchmarks.objectives.sampler import Weights
@@ -42,6 +43,7 @@ class Training:
     def __init__(
         self, model: Path, settings: TrainerSettings, *, num_steps: int, groups: int, is_watched: bool = False
     ) -> None:
+        transformers.utils.logging.disable_progress_bar()
         setup = Setup(
             settings, temperature=1.0, num_steps=num_steps, attention=choose("auto", CPU, settings.precision),
             ranks=Ranks.alone(CPU),
