@@ -86,7 +86,7 @@ def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings
                 raise UserError(
                     "the checkpoint holds an adapter of another rank, or on other modules",
                     where=str(folder),
-                    remedy=f"use the run's original trainer.lora ({_words_of(folder)}), or start a new run",
+                    remedy=f"use the run's original trainer.lora ({_describe(folder)}), or start a new run",
                 )
             for name, tensor in own.items():
                 tensor.copy_(opened.get_tensor(peft_name(name)))
@@ -130,7 +130,7 @@ def _target_modules(model: PreTrainedModel) -> list[str]:
     return sorted(ends) if is_exact else adapted
 
 
-def _words_of(folder: Path) -> str:
+def _describe(folder: Path) -> str:
     try:
         config: Any = json.loads((folder / ADAPTER_CONFIG).read_text())
         return f"rank {config['r']}, targets {', '.join(config['target_modules'])}"

@@ -57,7 +57,7 @@ class SharedDevices:
         """
         self._move(torch.device("cpu"), "release_memory")
         if self._is_shared:
-            _give_back(self._device)
+            _release_memory(self._device)
             if self._ranks is not None:
                 self._ranks.wait_for_all("releasing the memory of shared devices")
 
@@ -74,7 +74,7 @@ class SharedDevices:
             log.info("moved %d bytes to %s", num_bytes, device)
 
 
-def _give_back(device: torch.device) -> None:
+def _release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

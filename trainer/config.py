@@ -133,8 +133,8 @@ class CriticSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW of the critic."""
     value_clip: float | None = Field(0.2, gt=0)
-    """Range around the value at the start of the step within which the value loss has a gradient; null: the plain
-    squared error."""
+    """The value loss is clipped at this distance from the value at the start of the step; null: the plain squared
+    error."""
     warmup_steps: int = Field(0, ge=0, le=limits.STEPS)
     """Steps at the start of the run in which only the critic is trained and the policy does not change."""
 
@@ -196,7 +196,7 @@ class DeltaSettings(Settings):
 
 
 class GroupSettings(Settings):
-    """`kind: distributed`: the process group of trainer and engines. It is not encrypted, as between trainer ranks."""
+    """`kind: distributed`: the process group of trainer and engines. It is not encrypted, as between ranks."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """`auto`: nccl if trainer and engines are all on separate GPUs, else gloo."""

@@ -176,10 +176,10 @@ def _link_model(source: Path, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the preparation as a process, with the exit statuses of every process of a run."""
-    run_blocking(PrepareSpec, _prepare_and_say, argv)
+    run_blocking(PrepareSpec, _prepare_and_log, argv)
 
 
-def _prepare_and_say(spec: PrepareSpec) -> None:
+def _prepare_and_log(spec: PrepareSpec) -> None:
     started_s = time.monotonic()
     folder = prepare(spec)
     log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)

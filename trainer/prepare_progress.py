@@ -55,7 +55,7 @@ class PrepareProgress:
             self._log.close()
 
 
-class _Nowhere(StringIO):
+class _NullStream(StringIO):
     """Discards what a progress bar prints."""
 
     def write(self, text: str) -> int:
@@ -72,7 +72,7 @@ def byte_counter(report: Callable[[int, int | None], None]) -> type:
     class ByteCounter(tqdm):
         def __init__(self, *args: Any, **more: Any) -> None:
             more.pop("name", None)
-            super().__init__(*args, **{**more, "file": _Nowhere(), "disable": False})
+            super().__init__(*args, **{**more, "file": _NullStream(), "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
             shown: bool | None = super().update(n)

@@ -90,7 +90,7 @@ class Ranks:
         if ranks.device.type == "cuda":
             torch.cuda.set_device(ranks.device)
         deadline, order_deadline = (datetime.timedelta(seconds=s) for s in (timeout_s, order_timeout_s))
-        with peer_errors_as_rank_lost("meeting the other ranks"):
+        with peer_errors_as_rank_lost("connecting to the other ranks"):
             store = _store(spec, deadline)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
@@ -276,7 +276,7 @@ def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
         listener.bind((host, int(port)))
     except OSError as error:
         listener.close()
-        raise MeetingPlaceTaken(f"the ranks cannot meet at {host}:{port}: {error.strerror}") from error
+        raise MeetingPlaceTaken(f"rank 0 cannot listen at {host}:{port}: {error.strerror}") from error
     listener.listen(LISTEN_BACKLOG)
     return dist.TCPStore(
         host, int(port), spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,

@@ -134,7 +134,7 @@ class Saving:
         is_last: bool,
     ) -> None:
         try:
-            saved = await asyncio.get_running_loop().run_in_executor(self._thread, self._drawn, version, write)
+            saved = await asyncio.get_running_loop().run_in_executor(self._thread, self._traced, version, write)
         except RankLost:
             raise
         except (OperationError, UserError) as error:  # writing failed: previous checkpoints are unchanged
@@ -155,6 +155,6 @@ class Saving:
         if not is_last:  # the last one is reported after the export
             await self._link.send(self._reported)
 
-    def _drawn(self, version: int, write: Callable[[], Saved]) -> Saved:
+    def _traced(self, version: int, write: Callable[[], Saved]) -> Saved:
         with self._activity.span("write_checkpoint", "checkpoint", version=version):
             return write()

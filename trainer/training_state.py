@@ -146,11 +146,11 @@ def check_architecture(checkpoint: Path, prepared: Path) -> None:
     for key in ("model_type", "num_hidden_layers"):
         there, here = (getattr(read_config(folder).get_text_config(), key, None) for folder in (checkpoint, prepared))
         if there != here:
-            difference = difference or f"{key} is {there} there and {here} in the run's model"
+            difference = difference or f"{key} is {there} in the checkpoint and {here} in the run's model"
     theirs, ours = _shapes(checkpoint), _shapes(prepared)
     for name in sorted(theirs.keys() & ours.keys()):
         if theirs[name] != ours[name]:
-            shapes = f"{list(theirs[name])} there and {list(ours[name])} in the run's model"
+            shapes = f"{list(theirs[name])} in the checkpoint and {list(ours[name])} in the run's model"
             difference = difference or f"{name} is {shapes}"
     if difference:
         raise UserError(

@@ -116,7 +116,7 @@ class TrainerWorker:
                     await self._sender.start()
                     helpers.append(self._group.create_task(self._sender.run()))
                 await self._train()
-                await self._serve_on()
+                await self._serve_until_stopped()
                 for helper in helpers:
                     helper.cancel()
         finally:
@@ -127,7 +127,7 @@ class TrainerWorker:
                 await self._sender.close()
         return self._end_reason
 
-    async def _serve_on(self) -> None:
+    async def _serve_until_stopped(self) -> None:
         """Run until asked to end, or until _listen finds the hub silent: workers may still need the last version."""
         with self._activity.state("serve"):
             await self._stop.wait()
@@ -285,7 +285,7 @@ class TrainerWorker:
                 self._end_reason = self._end_reason or message.reason
                 self._stop.set()
             case Welcome():
-                await self._tell_again()
+                await self._report_again()
             case _:
                 log.warning("ignored a %s", type(message).__name__)
 
@@ -299,7 +299,7 @@ class TrainerWorker:
                 f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
             )
             log.error(
-                "refused the batch of step %d (%s): step %d of lineage %s was asked for",
+                "refused the batch of step %d (%s): step %d of lineage %s was requested",
                 batch.step, why, self._requested, self._spec.lineage,
             )  # fmt: skip
             return
@@ -312,7 +312,7 @@ class TrainerWorker:
         with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
             return self._training.prepare(batch.samples, batch.step, batch.position)
 
-    async def _tell_again(self) -> None:
+    async def _report_again(self) -> None:
         """Repeat what the hub must know after it lost its state."""
         log.warning("the controller restarted this connection: reporting published and requested versions again")
         if self._published is not None:

@@ -107,12 +107,12 @@ class FsdpBackend:
 
     def move(self, device: torch.device) -> int:
         assert self._setup.settings.fsdp.cpu_offload or device == self._setup.ranks.device, "validate asks for it"
-        self._let_go()
+        self._reshard()
         self.zero_grad()
         return 0
 
     def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
-        self._let_go()
+        self._reshard()
         whole = {}
         for name, tensor in named_tensors(self.model).items():
             if is_wanted is not None and not is_wanted(name):
@@ -123,14 +123,14 @@ class FsdpBackend:
         return whole
 
     def own_weights(self) -> dict[str, torch.Tensor]:
-        self._let_go()
+        self._reshard()
         return {shard.name: _part(shard.whole) for shard in self._shards}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
         return {shard.name: _part(shard.whole.grad) for shard in self._shards if shard.whole.grad is not None}
 
     def parts(self) -> list[Part]:
-        self._let_go()
+        self._reshard()
         is_leader = self._setup.ranks.is_leader
         found = []
         for name, tensor in named_tensors(self.model).items():
@@ -168,7 +168,7 @@ class FsdpBackend:
         full: torch.Tensor = tensor.full_tensor()
         return full
 
-    def _let_go(self) -> None:
+    def _reshard(self) -> None:
         """Shard parameters again: after a forward pass without a backward pass the outermost modules stay gathered."""
         for module in self._module.modules():
             if isinstance(module, FSDPModule):

@@ -43,7 +43,7 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError("is not JSON", where=where, remedy="one object a line") from error
+            raise UserError("is not JSON", where=where, remedy="use one JSON object per line") from error
         if not isinstance(row, dict):
             raise UserError("is not a JSON object", where=where, remedy=f"rows are {row_words}")
         found.append(Line(where, row))

@@ -193,7 +193,7 @@ def loss_faults(
             if correction.needs.values and not has_critic:
                 yield _no_critic(f"{key}.kind", one.kind)
             if one.part != "both" and not (correction.is_of_ratio and correction.part == "both"):
-                what = f"`{one.kind}` does not use the ratio of both parts, so it has no `part`"
+                what = f"`{one.kind}` does not use the full ratio, so it has no `part`"
                 yield Fault(f"{key}.part", what, "remove it")
             else:
                 correction = of_part(correction, one.part)
@@ -271,7 +271,7 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
             f"{LOSS_SECTION}.kind", f"no loss `{settings.kind}`", f"{', '.join(OBJECTIVES)}, or module:function"
         )
         return
-    yield from _idle_keys(settings, chosen)
+    yield from _unused_keys(settings, chosen)
     faults = option_faults(chosen.options, settings, LOSS_SECTION, chosen.keys)
     yield from faults
     if faults:
@@ -288,7 +288,7 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
     yield from chosen.conflicts(settings, options)
 
 
-def _idle_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
+def _unused_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
     """Find keys that were set although the loss does not read them."""
     for key in _KEYS_OF_SOME:
         value = getattr(settings, key)

@@ -63,7 +63,7 @@ class GroupRounds:
         self._settings, self._run_id, self._host, self._device, self._send = settings, run_id, host, device, send
         self._round: _Round | None = None
         self._begun: _Round | None = None
-        self._regulars: set[str] = set()
+        self._expected: set[str] = set()
         """Workers that are expected: they took part in the last round or joined it too late, and still send
         heartbeats."""
         self._members: dict[str, int] = {}
@@ -93,7 +93,7 @@ class GroupRounds:
         if self._begun is not None and (self._begun.version, self._begun.lineage) == wanted:
             call = self._begun.calls.get(peer)
             if call is None:
-                self._regulars.add(peer)  # expected in the next round
+                self._expected.add(peer)  # expected in the next round
                 self._refuse(peer, *wanted, "its round has begun")
             else:
                 self._send(peer, call)
@@ -105,7 +105,7 @@ class GroupRounds:
 
     def left(self, peer: str) -> None:
         """A worker exited, is silent, or was restarted: a group that includes it cannot be used any more."""
-        self._regulars.discard(peer)
+        self._expected.discard(peer)
         if self._round is not None:
             self._round.joined.pop(peer, None)
         if peer in self._members:
@@ -130,11 +130,11 @@ class GroupRounds:
     async def _is_complete(self, round_: _Round) -> bool:
         """Wait for the expected workers; False if another version replaced this one meanwhile, or all have left."""
         due_s = time.monotonic() + (
-            self._settings.gather_s if self._regulars else min(FIRST_S, self._settings.gather_s)
+            self._settings.gather_s if self._expected else min(FIRST_S, self._settings.gather_s)
         )
         while self._round is round_ and round_.joined:
             left_s = due_s - time.monotonic()
-            if left_s <= 0 or (self._regulars and self._regulars <= round_.joined.keys()):
+            if left_s <= 0 or (self._expected and self._expected <= round_.joined.keys()):
                 return True
             self._changed.clear()
             try:
@@ -150,7 +150,7 @@ class GroupRounds:
         members = {peer: round_.joined[peer].num_ranks for peer in sorted(round_.joined)}
         backend = self._backend(round_)
         started_s = time.monotonic()
-        self._regulars = set(members)
+        self._expected = set(members)
         try:
             is_new = members != self._members or self._root is None or self._root.backend != backend
             if is_new:
