@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """The part of areal_like.channel.Peer that the trainer uses."""
+    """The part of areal_like.transport.channel.Peer that the trainer uses."""
 
     @property
     def hub_silence_s(self) -> float: ...

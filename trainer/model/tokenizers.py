@@ -93,7 +93,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
 
 
 def tool_sum_chat_tokenizer() -> PreTrainedTokenizerBase:
-    """Create a tokenizer with one token per character of the task and per marker of its chats (tasks/tool_sum.py)."""
+    """Create a tokenizer with a token per character and marker of chats (areal_like.tasks.tool_sum)."""
     marks = [PAD, tool_sum.CHAT_END, *tool_sum.CHAT_STARTS.values()]
     words = [*marks, *tool_sum.CHAT_CALL, *tool_sum.CHAT_CHARACTERS]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))

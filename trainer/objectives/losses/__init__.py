@@ -1,1 +1,1 @@
-"""Losses per token, one per file. They are listed in registry.py."""
+"""Losses per token, one per file. They are listed in trainer/objectives/registry.py."""
