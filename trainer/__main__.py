@@ -9,7 +9,7 @@ from areal_like.process import run_process
 
 
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
-    """Import torch only now: by this time the number of threads is set and errors are reported in one line."""
+    """Run the trainer. torch is imported here, after the number of threads is set and error reports are set up."""
     from trainer.worker import serve
 
     await serve(spec, stop)

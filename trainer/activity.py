@@ -1,6 +1,6 @@
-"""What the trainer is doing now, for heartbeats and the timeline.
+"""The current activity of the trainer, for heartbeats and the timeline.
 
-Owns: the state's name, the time spent working and waiting, the count of micro-batches. Refuses: sockets and files.
+It records the state, the busy and waiting times, and counts of micro-batches, refused batches and checkpoints.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from areal_like.trace import MAIN_LANE, Tracer, arrow_name
 from areal_like.wire.messages import Heartbeat
 
 WAIT = "wait:"
-"""States that begin so count as waiting, all others as work."""
+"""States with this prefix count as waiting, all others as work."""
 BETWEEN = "start"
-"""The state between states: not drawn."""
+"""The state between two states; it is not drawn."""
 ARRIVAL_S = 1e-6
-"""From the start of a step to the point its samples' arrows lead to: before anything inside it begins."""
+"""Offset from the start of a step at which its samples' arrows end, before anything inside it begins."""
 
 
 class Activity:
-    """The trainer's one current state. Set on the event loop; spans come from any thread."""
+    """The trainer's current state. Set on the event loop; spans may come from any thread."""
 
     def __init__(self, tracer: Tracer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, self._clock = tracer, clock
@@ -34,15 +34,15 @@ class Activity:
         self._lock = threading.Lock()
         self.num_micro_batches = 0
         self.num_refused = 0
-        """Batches that were not the one asked for."""
+        """Batches that were not the requested one."""
         self.num_checkpoints = self.num_failed_checkpoints = self.num_put_off_checkpoints = 0
-        """Complete on disk; refused by the disk; due while the one before was still being written."""
+        """Complete on disk; failed to be written; postponed because the previous one was still being written."""
 
     @contextlib.contextmanager
     def state(self, name: str, **args: Any) -> Iterator[None]:
-        """The enclosed code is what the trainer does. Afterwards the state is as before.
+        """Set the state while the enclosed code runs, and restore the previous one afterwards.
 
-        States are drawn one after the other: one inside another cuts it in two.
+        States are drawn one after the other: a nested state splits the outer one in two.
         """
         before = self._switch(name, args)
         try:
@@ -52,7 +52,7 @@ class Activity:
 
     @contextlib.contextmanager
     def span(self, name: str, lane: str = MAIN_LANE, **args: Any) -> Iterator[None]:
-        """A slice inside a state: a micro-batch, an update, packing in the shadow."""
+        """Record a slice inside a state: a micro-batch, an update, packing in the background."""
         start_s = self._now_s()
         try:
             yield
@@ -64,21 +64,21 @@ class Activity:
                 self._tracer.complete(name, start_s, self._now_s(), lane, **args)
 
     def arrive(self, samples: Iterable[tuple[int, int]]) -> None:
-        """The arrows of these samples, as (group, index), lead to the present state."""
+        """End the arrows of these samples, as (group, index), at the current state."""
         if self._tracer:
             for group_id, sample_index in samples:
                 if self._tracer.draws(group_id):
                     self._tracer.arrow_end(arrow_name(group_id, sample_index), self._drawn_s + ARRIVAL_S)
 
     def times(self) -> dict[str, float]:
-        """busy_s and wait_s so far, the running state included."""
+        """Return busy_s and wait_s so far, including the current state."""
         with self._lock:
             spent = dict(self._spent_s)
             spent[self._account()] += self._clock() - self._since_s
         return spent
 
     def heartbeat(self, counters: dict[str, float]) -> Heartbeat:
-        """What is reported to the hub."""
+        """Return the heartbeat for the hub."""
         own = {
             "micro_batches": float(self.num_micro_batches),
             "refused_batches": float(self.num_refused),

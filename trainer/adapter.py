@@ -1,8 +1,8 @@
 """The adapter (LoRA) of a policy in training: added to the frozen base, restored, published, saved.
 
-Owns: `PolicyAdapter`: the identity of the base, what of a version travels and what its manifest says, what a checkpoint
-keeps. Refuses: computing with it (model/lora.py), the format of its files (adapter_files.py), whether
-engines use it (adapter_check.py).
+It defines the identity of the base, the tensors and the manifest of a version, and the contents of a checkpoint. The
+computation is in model/lora.py, the file format in adapter_files.py, and the check that engines use the adapter in
+adapter_check.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WEIGHT = "weight/"
 
 
 class PolicyAdapter:
-    """Made by `add` from the whole model, on every rank alike."""
+    """Created by `add` from the full model, in the same way on every rank."""
 
     def __init__(self, settings: LoraSettings, spec: ProcessSpec, base: BaseIdentity, base_digest: str) -> None:
         self.settings, self._dtype = settings, spec.model.dtype
@@ -41,8 +41,8 @@ class PolicyAdapter:
     def add(model: PreTrainedModel, settings: LoraSettings, spec: ProcessSpec) -> PolicyAdapter:
         """Freeze the model and add the adapter: a new one, or that of the checkpoint `spec.resume_from`.
 
-        Raises UserError for a target that is not there, another base, another adapter, an adapter that is to travel
-        alone and cannot; WeightError for a damaged file.
+        Raises UserError for a target that does not exist, another base, another adapter, or an adapter that is to be
+        published without the base and cannot be; WeightError for a damaged file.
         """
         dtype = spec.model.dtype
         whole = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
@@ -56,15 +56,15 @@ class PolicyAdapter:
         return PolicyAdapter(settings, spec, base, digest(described))
 
     def files(self, model: PreTrainedModel) -> AdapterFiles:
-        """What writes its checkpoints."""
+        """Return the writer of its checkpoints."""
         return AdapterFiles.of(model, self.settings, self._base)
 
     def is_published(self, name: str) -> bool:
-        """True for a tensor that a version is made of."""
+        """True for a tensor that is part of a version."""
         return self.settings.publish == "merged" or is_adapters(name)
 
     def version_of(self, policy: Mapping[str, torch.Tensor]) -> tuple[dict[str, TensorBytes], AdapterInfo]:
-        """A copy of what travels of a version, and the note of its manifest. policy: full tensors by name."""
+        """Return a copy of the published tensors and the entry of the manifest. policy: full tensors by name."""
         alone = {peft_name(name): tensor for name, tensor in adapter_tensors(policy).items()}
         adapter = snapshot(alone, dtype="float32")
         adapter_digest = digest(describe("disk", 0, "adapter", adapter))
@@ -75,12 +75,12 @@ class PolicyAdapter:
         return adapter, AdapterInfo(base_digest=self._base_digest, adapter_digest=adapter_digest, lone=lone)
 
     def merged(self, policy: Mapping[str, torch.Tensor]) -> Merged:
-        """The weights that base and adapter amount to."""
+        """Return the base with the adapter merged into it."""
         return Merged(policy, self.settings.scale)
 
 
 def _check_names(folder: Path, names: Collection[str]) -> None:
-    """Raises UserError where workers could not merge by name: in files that are pickled or converted when loaded."""
+    """Raise UserError if workers could not merge by name: in files that are pickled or converted when loaded."""
     stored: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(str(file), framework="pt") as opened:
@@ -91,17 +91,17 @@ def _check_names(folder: Path, names: Collection[str]) -> None:
 
 
 def kept(parts: Sequence[Part]) -> list[Part]:
-    """What a checkpoint keeps of the policy's parts: the adapter and AdamW's state."""
+    """Return the policy's parts that a checkpoint contains: the adapter and AdamW's state."""
     return [part for part in parts if not part.key.startswith(_WEIGHT) or is_adapters(part.key)]
 
 
 def weight_parts(parts: Sequence[Part]) -> list[Part]:
-    """The adapter's weights among the policy's parts, which share memory with what is trained."""
+    """Return the adapter's weights among the policy's parts, which share memory with the trained parameters."""
     return [part for part in parts if part.key.startswith(_WEIGHT) and is_adapters(part.key)]
 
 
 def check_kind(checkpoint: Path, settings: LoraSettings | None) -> None:
-    """Raises UserError where a checkpoint holds an adapter and the run has none, or the other way round."""
+    """Raise UserError if a checkpoint has an adapter and the run has none, or the other way round."""
     has_adapter = (checkpoint / ADAPTER).is_file()
     if has_adapter and settings is None:
         what, remedy = "the checkpoint holds an adapter, and trainer.lora is not set", "set trainer.lora as it was"

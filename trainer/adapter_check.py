@@ -1,17 +1,16 @@
-"""Proof that engines sample with the adapter that they were given.
+"""Checks that engines sample with the adapter that was sent to them.
 
-Owns: `AdapterCheck`: the adapters of the newest versions, the comparison, the sentence. Refuses: publishing.
-
-Before each step some of the batch's own answers are looked at: their log-probs as the engine recorded them, against
-those of the version that the engine stamped on them, those of the base alone, and those of an older version, in turns.
-It asks nothing of an engine, so it holds for every engine and every way a version travels. An engine that left the
-adapter out agrees with the base, one that is stuck with the older version. Being far from all of them proves nothing:
-an engine may compute with fewer bits. Nothing can be said either where an adapter makes less difference than rounding
-does, as in version 0; then there is no harm in it. Targets are rounded to the type versions have, as they were for the
-engine: small changes of a weight are lost in bfloat16, and an engine that got the version is then as near to the base.
+Before each step some answers of the batch are examined. Their log-probs as the engine recorded them are compared with
+those of the version that the engine stamped on them, those of the base alone, and those of an older version, which
+changes from step to step. Nothing is requested from an engine, so the check works for every engine and every transport
+of versions. An engine that does not apply the adapter agrees with the base, one that did not load the version agrees
+with the older one. A large distance from all of them proves nothing, because an engine may compute with lower
+precision. Nothing can be concluded either if an adapter makes less difference than rounding, as in version 0; then the
+error is harmless. The compared policies are rounded to the dtype of versions, as they were for the engine: small
+changes of a weight are lost in bfloat16, and an engine with the right version is then as near to the base.
 
 Tokens up to the first change of version in an answer are compared: only these are of one version in every mode of
-interruption. All ranks look together. Shapes: N sampled tokens.
+interruption. All ranks check together. Shapes: N sampled tokens.
 """
 
 from __future__ import annotations
@@ -33,19 +32,20 @@ from trainer.model.packed import PackedSequences
 from trainer.ranks import Ranks
 
 MAX_SEQUENCES = 4
-"""Looked at by each rank before a step."""
+"""Number of sequences that each rank examines before a step."""
 SEEN_NATS = 1e-4
-"""Root mean square of the difference that two policies must make before they can be distinguished."""
+"""Root mean square of the difference between two policies above which they can be distinguished."""
 NEAR = 0.25
-"""An engine computes with another policy where it is nearer to it than this share of that policy's distance from the
-right one."""
+"""An engine is taken to compute with another policy if its distance from it is below this share of that policy's
+distance from the right one."""
 
 
 class AdapterCheck:
-    """`remember` after every version, `look` before every step. Collective, on the compute thread.
+    """Compares the engines' log-probs. Call `remember` after every version and `look` before every step. Collective, on
+    the compute thread.
 
-    num_versions: adapters kept, the newest. dtype: of the weights of versions. fence: called before weights change for
-    a moment.
+    num_versions: number of newest adapters to keep. dtype: of the weights of versions. fence: called before weights
+    are changed temporarily.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class AdapterCheck:
         self._kept: OrderedDict[int, list[torch.Tensor]] = OrderedDict()
 
     def remember(self, version: int) -> None:
-        """Keep a copy of this rank's part of the adapter of `version`, which is the present one."""
+        """Keep a copy of this rank's part of the adapter of `version`, the current one."""
         parts = weight_parts(self._policy.parts())
         self._kept[version] = [part.items.to("cpu", copy=True) for part in parts]  # devices may be shared with engines
         while len(self._kept) > self._num_versions:
             self._kept.popitem(last=False)
 
     def look(self, prepared: PreparedBatch) -> dict[str, float]:
-        """Compare answers of one version; nothing where there are none of a version that is kept.
+        """Compare answers of one version; returns no metrics if there are none of a kept version.
 
         Returns metrics: adapter_error_nats, the engine's distance from the trainer, and adapter_effect_nats, the
-        adapter's own, both root mean squares over tokens. Raises UserError where an engine does not use the adapter.
+        adapter's effect, both root mean squares over tokens. Raises UserError if an engine does not use the adapter.
         """
         micro_batch = prepared.mini_batches[0][0]
         version = self._agree(prepared, micro_batch)
@@ -94,7 +94,7 @@ class AdapterCheck:
         return {"adapter_error_nats": error, "adapter_effect_nats": distances[1]}
 
     def _agree(self, prepared: PreparedBatch, micro_batch: MicroBatch) -> int | None:
-        """The kept version that most first tokens of all ranks' sequences are of."""
+        """Return the kept version that sampled the most first tokens of all ranks' sequences."""
         known = list(self._kept)
         firsts_S = prepared.version - _first_staleness(micro_batch)
         counts = [float((firsts_S == version).sum()) * (not micro_batch.is_dummy) for version in known]
@@ -104,7 +104,7 @@ class AdapterCheck:
     def _logprobs(
         self, packed: PackedSequences, version: int, step: int
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """[N] of `version`, and of what an engine may use in its place, by name: the base first."""
+        """Return [N] of `version`, and of what an engine may use instead, by name: the base first."""
         older = [kept for kept in self._kept if kept < version]
         present, others = next(reversed(self._kept)), dict[str, torch.Tensor]()
         with torch.no_grad(), rounded(self._policy.model, self._dtype):
@@ -128,7 +128,7 @@ class AdapterCheck:
 
 
 def _another_policy(version: int, other: str, error: float, near: float) -> UserError:
-    """Root mean squares in nats."""
+    """Return the error. Distances are root mean squares in nats."""
     return UserError(
         f"the engine samples with {other}: answers stamped with version {version} differ by {error:.2g} nats from that"
         f" version and by {near:.2g} nats from {other.partition(',')[0]} (root mean square of the tokens' log-probs)",
@@ -138,7 +138,7 @@ def _another_policy(version: int, other: str, error: float, near: float) -> User
 
 
 def _first_staleness(micro_batch: MicroBatch) -> np.ndarray:
-    """Staleness [S] of the first sampled token of each sequence."""
+    """Return the staleness [S] of the first sampled token of each sequence."""
     sequence_N = micro_batch.packed.sequence_N.numpy()
     _, first_S = np.unique(sequence_N, return_index=True)
     staleness_S: np.ndarray = micro_batch.inputs.staleness_N.numpy()[first_S].astype(np.int64)
@@ -146,9 +146,10 @@ def _first_staleness(micro_batch: MicroBatch) -> np.ndarray:
 
 
 def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, torch.Tensor, torch.Tensor]:
-    """Some sequences that begin with this staleness, packed; what the engine recorded [N], and which tokens count [N].
+    """Return some sequences that begin with this staleness, packed, the engine's log-probs [N], and a mask [N] of the
+    tokens that count.
 
-    Where there are none: any one, of which no token counts.
+    If there are none, any sequence is returned, of which no token counts.
     """
     packed, inputs = micro_batch.packed, micro_batch.inputs
     sequence_N = packed.sequence_N.numpy()
@@ -156,6 +157,6 @@ def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, t
     is_wanted_S = (firsts_S == staleness) & (not micro_batch.is_dummy)
     members = np.flatnonzero(is_wanted_S)[:MAX_SEQUENCES].tolist() or [0]
     chosen, places_N = packed.subset(members)
-    # those up to the first change of version: versions never decrease along an answer (`stamped-versions`)
+    # tokens up to the first change of version: versions never decrease along an answer (`stamped-versions`)
     counts_N = (inputs.staleness_N.numpy()[places_N] == staleness) & is_wanted_S[sequence_N[places_N]]
     return chosen, inputs.behaviour_N[torch.from_numpy(places_N)], torch.from_numpy(counts_N)

@@ -1,7 +1,7 @@
 """An adapter (LoRA) as files in peft's format: adapter_config.json and adapter_model.safetensors.
 
-Owns: both files, a third that identifies the base, reading them into a model. Refuses: optimizer state and companions
-(training_state.py), merging (trainer/model/lora.py).
+A third file identifies the base. Optimizer state and companions are written in training_state.py; merging is in
+trainer/model/lora.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.weights.tensor_file import FileFacts, write_tensors
 
 @dataclass(frozen=True)
 class BaseIdentity:
-    """The base of an adapter: its folder, and the CRC-32 of every tensor in `dtype`, the type versions have."""
+    """The base of an adapter: its folder, and the CRC-32 of every tensor in `dtype`, the dtype of versions."""
 
     path: str
     dtype: str
@@ -36,14 +36,14 @@ class BaseIdentity:
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """What turns named tensors into an adapter's folder. Made from the whole model, before it is spread over ranks."""
+    """Writes named tensors as an adapter's folder. Created from the full model, before it is distributed over ranks."""
 
     config_json: str
     base: BaseIdentity
 
     @staticmethod
     def of(model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> AdapterFiles:
-        """Those of the adapter that `model` has."""
+        """Create the files of the adapter in `model`."""
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -61,7 +61,7 @@ class AdapterFiles:
         return AdapterFiles(json.dumps(config, indent=2) + "\n", base)
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-        """All files into an existing folder; other tensors than the adapter's are left out."""
+        """Write all files into an existing folder; tensors that do not belong to the adapter are skipped."""
         (folder / ADAPTER_CONFIG).write_text(self.config_json)
         (folder / ADAPTER_BASE).write_text(json.dumps({"dtype": self.base.dtype, "crc32": self.base.crc32}) + "\n")
         tensors = {
@@ -71,10 +71,9 @@ class AdapterFiles:
 
 
 def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> None:
-    """Put the tensors of a checkpoint into the adapter of a model that is still whole.
+    """Load the tensors of a checkpoint into the adapter of a full model.
 
-    Raises UserError where the adapter has another base, rank, alpha or other targets, WeightError where a file is
-    damaged.
+    Raises UserError if the adapter has another base, rank, alpha or other targets, WeightError if a file is damaged.
     """
     own = adapter_tensors(named_tensors(model))
     _check_base(folder, base)
@@ -87,7 +86,7 @@ def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings
                 raise UserError(
                     "the checkpoint holds an adapter of another rank, or on other modules",
                     where=str(folder),
-                    remedy=f"use trainer.lora as the run had it ({_words_of(folder)}), or start a new run",
+                    remedy=f"use the run's original trainer.lora ({_describe(folder)}), or start a new run",
                 )
             for name, tensor in own.items():
                 tensor.copy_(opened.get_tensor(peft_name(name)))
@@ -105,7 +104,7 @@ def _check_base(folder: Path, base: BaseIdentity) -> None:
         raise UserError(
             f"the checkpoint's adapter belongs to another base than {base.path}",
             where=str(folder),
-            remedy="resume with the model and model.dtype that the run began with",
+            remedy="resume with the model and model.dtype that the run started with",
         )
 
 
@@ -114,7 +113,7 @@ def _check_alpha(folder: Path, settings: AdapterSettings) -> None:
         alpha = float(json.loads((folder / ADAPTER_CONFIG).read_text())["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{folder / ADAPTER_CONFIG} cannot be read ({error})") from error
-    if alpha != settings.alpha:  # the same A and B would be another policy
+    if alpha != settings.alpha:  # with it, the same A and B are another policy
         raise UserError(
             f"the checkpoint's adapter has alpha {alpha:g}, trainer.lora has {settings.alpha:g}",
             where=str(folder),
@@ -123,7 +122,7 @@ def _check_alpha(folder: Path, settings: AdapterSettings) -> None:
 
 
 def _target_modules(model: PreTrainedModel) -> list[str]:
-    """The last parts of the targets' names, as engines want them, where these mean the targets and nothing else."""
+    """Return the last parts of the targets' names, as engines expect, if they match the targets and nothing else."""
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     adapted = [name for name, module in model.named_modules() if isinstance(module, LoraLinear)]
     ends = {name.rpartition(".")[2] for name in adapted}
@@ -131,7 +130,7 @@ def _target_modules(model: PreTrainedModel) -> list[str]:
     return sorted(ends) if is_exact else adapted
 
 
-def _words_of(folder: Path) -> str:
+def _describe(folder: Path) -> str:
     try:
         config: Any = json.loads((folder / ADAPTER_CONFIG).read_text())
         return f"rank {config['r']}, targets {', '.join(config['target_modules'])}"

@@ -1,11 +1,11 @@
-"""`python -m trainer.check_objectives IN OUT`: whether the user's loss and advantages can be imported and used.
+"""`python -m trainer.check_objectives IN OUT`: checks that a user's loss or advantages can be imported and used.
 
-Owns: trying them in a short-lived process, so that a mistake is found before a run starts (areal_like/user_check.py
-says what IN and OUT hold; the options are the whole section trainer.loss or trainer.advantage).
-Refuses: loading them (trainer/objectives/own_code.py), calling a loss (trainer/objectives/trial.py).
+It calls them in a short-lived process, so that an error is found before a run starts. The contents of IN and OUT are
+described in areal_like/user_check.py; the options are the full section trainer.loss or trainer.advantage. Imports are
+in trainer/objectives/own_code.py, the call of a loss in trainer/objectives/trial.py.
 
-Options, needs and combinations are checked without torch. A loss is called where torch is installed; where it is not,
-as on a controller that trains elsewhere, the trainer calls it before its first step.
+Options, needs and combinations are checked without torch. A loss is called if torch is installed. Otherwise, for
+example on a controller that trains on other hosts, the trainer calls it before its first step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.objectives.registry import advantage_faults, loss_faults
 
 
 def check_objective(name: str, section: dict[str, Any]) -> None:
-    """Check a loss or advantages with their section. Raises UserError for the first thing that is wrong."""
+    """Check a loss or advantages with their section. Raises UserError for the first error."""
     kind, has_critic, has_versions = (section.pop(key, False) for key in ("of", "has_critic", "has_versions"))
     if kind == "advantage":
         check_advantage(AdvantageSettings.model_validate(section), has_critic=has_critic)
@@ -38,7 +38,7 @@ def check_objective(name: str, section: dict[str, Any]) -> None:
 
 
 def check_loss(settings: LossSettings, *, has_critic: bool = False, has_versions: bool = False) -> None:
-    """Import it, check its options and combinations, and call it on four tokens if torch is here. Raises UserError."""
+    """Import a loss, check its options and combinations, and call it if torch is installed. Raises UserError."""
     _raise_first(loss_faults(settings, imports_own=True, has_critic=has_critic, has_versions=has_versions))
     if find_spec("torch") is not None:
         from trainer.objectives.trial import try_loss  # takes seconds, and the controller may have no torch
@@ -47,7 +47,7 @@ def check_loss(settings: LossSettings, *, has_critic: bool = False, has_versions
 
 
 def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) -> None:
-    """Import it, check its options, and call it on two groups of two samples. Raises UserError."""
+    """Import advantages, check their options, and call them on two groups of two samples. Raises UserError."""
     own = own_advantage(settings.kind)
     _raise_first(advantage_faults(settings, group_size=2, advantage=own, has_critic=has_critic))
     try:
@@ -67,7 +67,7 @@ def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) ->
         advantages_of(samples, settings)
     except UserError:
         raise
-    except Exception as error:  # the user's own code
+    except Exception as error:  # the user's code
         what = f"{settings.kind} failed on four samples ({type(error).__name__}: {error})"
         remedy = "it is called as advantage(samples, **options)"
         raise UserError(what, where=ADVANTAGE_KEY, remedy=remedy) from error

@@ -1,12 +1,12 @@
-"""The trainer's turns on devices that it shares with the engines (`placement: colocated`).
+"""Sharing devices between the trainer and the engines (`placement: colocated`).
 
-Owns: when the policy is on its device and when in host memory. Refuses: deciding whose turn it is: a batch comes only
-when the engines have released their memory (controller/coordinator/colocation.py), and a version is announced only
-after `leave`.
+It moves the policy between its device and host memory. The controller decides when: a batch arrives only after the
+engines have released their memory (controller/coordinator/colocation.py), and a version is announced only after
+`leave`.
 
-Between two steps everything is stored in host memory, so checkpoints and exports are written from there while the
-engines generate. A trainer that starts again may come back in the engines' turn, so it loads into host memory. On a
-CPU there is nothing to move: gradients go after each update anyway, and freed pages are given back.
+Between two steps everything is in host memory, so checkpoints and exports are written from there while the engines
+generate. A trainer that restarts may do so while the engines use the device, so it loads into host memory. On a CPU
+nothing needs to be moved: gradients are released after each update anyway, and freed pages are returned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class SharedDevices:
-    """`take` before a step, `leave` after its version was copied. Where nothing is shared, both do nothing."""
+    """Moves the state: `take` before a step, `leave` after its version was copied. Without sharing both do nothing."""
 
     def __init__(
         self,
@@ -40,24 +40,24 @@ class SharedDevices:
         ranks: Ranks | None = None,
         tracer: Spans | None = None,
     ) -> None:
-        """`device`: this rank's. `reference`: a second model that stays with the policy; `critic` likewise. `ranks`:
+        """`device`: this rank's. `reference`: a second model that is moved with the policy; `critic` as well. `ranks`:
         None for one rank."""
         self._policy, self._reference, self._device = policy, reference, device
         self._critic = critic
         self._is_shared, self._ranks, self._tracer = is_shared, ranks, tracer
 
     def take(self) -> None:
-        """Everything onto the device."""
+        """Move everything to the device."""
         self._move(self._device, "take_memory")
 
     def leave(self) -> None:
-        """Everything into host memory, and what was freed back to the device; on return every rank has done so.
+        """Move everything to host memory and release the device's memory; returns when every rank has done so.
 
-        Rank 0 announces the version next, and engines take memory on the devices of all ranks.
+        Rank 0 announces the version next, and engines allocate memory on the devices of all ranks.
         """
         self._move(torch.device("cpu"), "release_memory")
         if self._is_shared:
-            _give_back(self._device)
+            _release_memory(self._device)
             if self._ranks is not None:
                 self._ranks.wait_for_all("releasing the memory of shared devices")
 
@@ -74,7 +74,7 @@ class SharedDevices:
             log.info("moved %d bytes to %s", num_bytes, device)
 
 
-def _give_back(device: torch.device) -> None:
+def _release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Settings of the trainer package. Torch-free."""
+"""Settings of the trainer package. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from areal_like.weights.weight_store import StoreKind
 from trainer.staleness_config import GradientCosineSettings, LrByEssSettings, VersionLogprobsSettings
 
 ALL_LINEAR = "all-linear"
-"""In `trainer.lora.targets`: every linear module but the head."""
+"""Value of `trainer.lora.targets` for every linear module except the head."""
 
 
 class OptimizerSettings(Settings):
@@ -49,9 +49,9 @@ class WeightClip(Settings):
     mode: Literal["exact", "truncate", "mask", "off"] = "truncate"
     """`exact`: eq. 5 of arXiv 2505.24298; `truncate`: min(w, max); `mask`: 0 outside [low, max]; `off`: w = 1."""
     max: float = Field(5.0, gt=0)
-    """Upper end for `truncate` and `mask`."""
+    """Upper bound for `truncate` and `mask`."""
     low: float = Field(0.0, ge=0)
-    """Lower end for `mask`."""
+    """Lower bound for `mask`."""
     log_clamp: float = Field(20.0, gt=0)
     """|p - b| is clamped to this before exp."""
 
@@ -64,8 +64,8 @@ class CorrectionSettings(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the correction; keyword arguments of a function of your own."""
     part: Literal["both", "mismatch", "staleness"] = "both"
-    """What of the ratio it looks at: `mismatch`: trainer against engine at the version that sampled; `staleness`: the
-    start of the step against that version, in the trainer. The last two take trainer.version_logprobs."""
+    """The part of the ratio that is used: `mismatch`: trainer against engine at the version that sampled; `staleness`:
+    the start of the step against that version, in the trainer. These two require trainer.version_logprobs."""
 
 
 class LossSettings(Settings):
@@ -74,49 +74,49 @@ class LossSettings(Settings):
     kind: str = "decoupled_ppo"
     """Name of a loss (docs/algorithms.md lists all), or `module:function`: a loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
+    """Options of the loss, if it has any; keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour", "version"] = "recompute"
-    """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
+    """How p is obtained: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
     the behaviour log-prob itself (ordinary PPO); or the version that sampled the token, recomputed in the trainer
-    (arXiv 2605.12070; takes trainer.version_logprobs)."""
+    (arXiv 2605.12070; requires trainer.version_logprobs)."""
     weight: WeightClip = WeightClip()
     """Off-policy correction."""
     corrections: tuple[CorrectionSettings, ...] = ()
-    """Masks and weights on top of it; all are multiplied."""
+    """Masks and weights in addition to `weight`; all are multiplied."""
     eps_low: float = Field(0.2, ge=0, lt=1)
     """Trust region 1 - eps_low."""
     eps_high: float = Field(0.2, ge=0)
     """Trust region 1 + eps_high (clip-higher when larger)."""
     dual_clip: float | None = Field(None, gt=1)
-    """Where the advantage is negative, a ratio beyond this one counts as this one and has no gradient (dual-clip PPO,
-    arXiv 1912.09729, eq. 5); 3 is usual. null: PPO as it is, whose trust region is open on that side."""
+    """Where the advantage is negative, a ratio above this one counts as this one and has no gradient (dual-clip PPO,
+    arXiv 1912.09729, eq. 5); 3 is usual. null: standard PPO, whose trust region has no bound on that side."""
     aggregation: Literal["token_mean", "sequence_mean", "group_mean", "constant"] = "token_mean"
-    """What weighs alike in a step: `token_mean`: every token; `sequence_mean`: every sample; `group_mean`: every
+    """What has equal weight in a step: `token_mean`: every token; `sequence_mean`: every sample; `group_mean`: every
     group; `constant`: every token, divided by samples * constant_divisor (Dr. GRPO, arXiv 2503.20783). Counted over
-    the whole step: how it is cut into mini-batches, micro-batches and ranks changes no weight, nor does the number of
-    trajectories that a sample has."""
+    the whole step: how it is split into mini-batches, micro-batches and ranks changes no weight, nor does the number of
+    trajectories of a sample."""
     constant_divisor: float = Field(1.0, gt=0)
     """Tokens per sample assumed by `constant` (Dr. GRPO)."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference); 0: no reference model is kept."""
+    """Weight of KL(policy || reference); 0: no reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of it from sampled tokens: `k1`: c - r; `k2`: (c - r)^2 / 2; `k3`: exp(r - c) - (r - c) - 1."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """`loss`: added to the loss of each token; `reward`: of the policy that sampled, taken off the reward before
+    """`loss`: added to the loss of each token; `reward`: of the policy that sampled, subtracted from the reward before
     advantages are computed."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
 
 
 class AdvantageSettings(Settings):
-    """Rewards to advantages, by group id."""
+    """How advantages are computed from rewards, by group id."""
 
     kind: str = "grpo"
     """Name of an estimator (docs/algorithms.md lists all). `grpo`: (r - mean) / (std + eps) within the group;
     `global_norm`: normalised over the whole batch, as in the paper; `gae`: from the values of `trainer.critic`; or
     `module:function` of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the kind, for those that have some; keyword arguments of a function of your own."""
+    """Options of the kind, if it has any; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)
     """Added to the standard deviation."""
     reward_scale: float = 1.0
@@ -128,30 +128,31 @@ class AdvantageSettings(Settings):
 
 
 class CriticSettings(Settings):
-    """A critic: a second model, made of the starting model with a head that gives one number, the value of a state."""
+    """A critic: a second model, created from the starting model with a head of one number, the value of a state."""
 
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW of the critic."""
     value_clip: float | None = Field(0.2, gt=0)
-    """How far from the value at the start of the step the value loss follows; null: the plain squared error."""
+    """The value loss is clipped at this distance from the value at the start of the step; null: the plain squared
+    error."""
     warmup_steps: int = Field(0, ge=0, le=limits.STEPS)
-    """Steps at the start of the run in which only the critic is trained and the policy stays as it is."""
+    """Steps at the start of the run in which only the critic is trained and the policy does not change."""
 
 
 class AdapterSettings(Settings):
     """A low-rank adapter (LoRA, arXiv 2106.09685): each target computes W x + (alpha / rank) B A x, and only A [rank,
-    in] and B [out, rank] are trained. There is no dropout: a token's log-prob must be the engine's."""
+    in] and B [out, rank] are trained. There is no dropout, because a token's log-prob must equal the engine's."""
 
     rank: int = Field(16, gt=0, le=65536)
     """Rows of A and columns of B."""
     alpha: float = Field(32.0, gt=0)
-    """The product counts alpha / rank times."""
+    """The product B A is scaled by alpha / rank."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear modules that get an adapter, or ends of names, such as `q_proj`; `all-linear`: every linear
-    module but the head."""
+    module except the head."""
     init: Literal["kaiming", "gaussian"] = "kaiming"
-    """What A begins with, as in peft: uniform in +-1 / sqrt(in), or normal with deviation 1 / rank. B begins with 0, so
-    that training starts from the base."""
+    """Initial values of A, as in peft: uniform in +-1 / sqrt(in), or normal with standard deviation 1 / rank. B starts
+    at 0, so that training starts from the base."""
 
     @property
     def scale(self) -> float:
@@ -160,50 +161,51 @@ class AdapterSettings(Settings):
 
 
 class LoraSettings(AdapterSettings):
-    """The policy is an adapter on the starting model, which stays as it is and is also the reference model."""
+    """The policy is an adapter on the starting model, which does not change and is also the reference model."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What of a version travels. `merged`: W + (alpha / rank) B A in place of W, whole versions as without an adapter;
-    `adapter`: A and B alone, which each worker merges into the starting model that it reads from its own folder."""
+    """What is published of a version. `merged`: W + (alpha / rank) B A in place of W, full versions as without an
+    adapter; `adapter`: A and B alone, which each worker merges into the starting model that it reads from its own
+    folder."""
 
 
 class CheckpointSettings(Settings):
-    """When checkpoints are written and which stay. They are written while training goes on; there is always one at the
-    end, and `areal-like checkpoint RUN` asks for one."""
+    """When checkpoints are written and which are kept. They are written while training continues; there is always one
+    at the end, and `areal-like checkpoint RUN` requests one."""
 
     every_steps: int = Field(20, ge=0, le=limits.STEPS)
-    """0: not by steps."""
+    """Steps between checkpoints; 0: not by steps."""
     every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """Also after the step in which so many seconds have passed since the last one; null: not by time."""
+    """Also after the step in which this many seconds have passed since the last one; null: not by time."""
     keep: int = Field(2, gt=0, le=limits.STEPS)
-    """Newest ones kept."""
+    """Number of newest checkpoints kept."""
     keep_every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """Of the older ones, one for every so many seconds stays as well; null: none."""
+    """Of the older ones, one per this many seconds is kept as well; null: none."""
     best: BestSettings | None = None
     """Keep the checkpoint of the version with the best value of a metric of the evaluations, in RUN/best, in addition;
     `{}`: by accuracy; null: none."""
 
 
 class DeltaSettings(Settings):
-    """Between full versions only the items whose bits changed travel, without loss."""
+    """Between full versions only the items whose bits changed are sent, without loss."""
 
     full_every: int = Field(16, gt=1, le=limits.STEPS)
     """Versions from one full version to the next."""
     level: int = Field(1, ge=1, le=19)
-    """Effort of the compression (zstd level)."""
+    """Compression effort (zstd level)."""
 
 
 class GroupSettings(Settings):
-    """`kind: distributed`: the process group of trainer and engines. Its wire is plain, as between trainer ranks."""
+    """`kind: distributed`: the process group of trainer and engines. It is not encrypted, as between ranks."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """`auto`: nccl where trainer and engines are all on GPUs of their own, else gloo."""
+    """`auto`: nccl if trainer and engines are all on separate GPUs, else gloo."""
     bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
     """Tensors are sent together in messages of about this size, MB."""
     gather_s: float = Field(3.0, gt=0, le=limits.SECONDS)
-    """Longest wait for a worker that took part before; who comes later takes the version as a stream."""
+    """Longest wait for a worker that took part before; one that is later receives the version as a stream."""
     transfer_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """Deadline for meeting, and for the payload, during which generation stands still; past it the version comes as a
+    """Deadline for joining, and for the payload, during which generation pauses; after it the version is sent as a
     stream."""
 
     @property
@@ -218,41 +220,41 @@ class WeightStoreSettings(Settings):
     kind: str = DEFAULT_TRANSFER
     """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
     sockets, in chunks, for hosts without a shared file system; `distributed`: by a process group of torch (nccl or
-    gloo) to all workers at once, while they stand still; who misses it takes the stream. Or `module:DESCRIPTOR`: a
+    gloo) to all workers at once, while they pause; a worker that misses it uses the stream. Or `module:DESCRIPTOR`: a
     transfer of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of a transfer of your own."""
     keep: int = Field(3, ge=2, le=limits.STEPS)
     """Versions kept; older ones are deleted."""
     shared_dir: str | None = None
-    """`disk`: a folder that all hosts see, in which the run makes one of its own; null: the run folder."""
+    """`disk`: a folder on a file system of all hosts, in which the run creates its own; null: the run folder."""
     delta: DeltaSettings | None = None
-    """Send only what changed between full versions; `{}` takes the defaults; null: every version is sent whole."""
+    """Send only what changed between full versions; `{}` uses the defaults; null: every version is sent in full."""
     swap: Literal["together", "rolling"] = "together"
     """`together`: each worker swaps as soon as it has a version; `rolling`: one worker after another."""
     deadline_s: float = Field(120.0, gt=0, le=limits.SECONDS)
-    """A worker that has not got, or not loaded, an announced version within this long is quarantined; it comes back
+    """A worker that has not received, or not loaded, an announced version within this time is quarantined; it returns
     when it has caught up."""
     chunk_kb: int = Field(1024, ge=16, le=65536)
     """`stream`: size of a chunk, KiB."""
     fan_out: int = Field(2, ge=1, le=limits.PROCESSES)
-    """`stream`: workers that fetch from the trainer itself; the others fetch from workers, as many from each."""
+    """`stream`: workers that fetch from the trainer; the others fetch from workers, with the same number each."""
     group: GroupSettings = GroupSettings()
     """`distributed`: its process group."""
 
     @property
     def transfer(self) -> TransferDescriptor:
-        """What `kind` names. Raises UserError where there is no such transfer."""
+        """The transfer that `kind` names. Raises UserError if it does not exist."""
         return find_transfer(self.kind)
 
     @property
     def layout(self) -> StoreKind:
-        """Format of the payload: the transfer's own, and safetensors wherever deltas are used."""
+        """Format of the payload: the transfer's, or safetensors if deltas are used."""
         return self.transfer.layout if self.delta is None else "disk"
 
     @property
     def place(self) -> StoreKind:
-        """Where the trainer's files are stored: on disk, or in shared memory."""
+        """Location of the trainer's files: on disk, or in shared memory."""
         return self.transfer.place
 
 
@@ -261,7 +263,7 @@ OURS_TO_DECIDE = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
     "optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast", "tensor_parallel", "pipeline",
 )  # fmt: skip
-"""Keys of DeepSpeed's configuration that follow from this program's own settings, or that it cannot work with."""
+"""Keys of DeepSpeed's configuration that follow from this program's settings, or that it does not support."""
 PASSED_ON = (
     "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type",
     "seq_parallel_communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor",
@@ -269,23 +271,23 @@ PASSED_ON = (
     "dump_state", "timers", "comms_logger", "flops_profiler", "tensorboard", "wandb", "comet", "csv_monitor", "aio",
     "compile", "activation_checkpointing",
 )  # fmt: skip
-"""Keys it takes besides; DeepSpeed itself ignores an unknown one without a word."""
+"""Other allowed keys; DeepSpeed silently ignores unknown ones."""
 
 
 class FsdpSettings(Settings):
     """`backend: fsdp`: FSDP2 shards parameters, gradients and AdamW's state over the ranks."""
 
     reshard_after_forward: bool = True
-    """Let a layer's gathered parameters go after its forward pass and gather them again for the backward pass; false
+    """Release a layer's gathered parameters after its forward pass and gather them again for the backward pass; false
     keeps them: more memory, less communication."""
     cpu_offload: bool = False
     """Keep shards, gradients and AdamW's state in host memory, and update there."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type gradients are summed in over ranks when precision is bfloat16."""
+    """Dtype of the sum of gradients over ranks if precision is bfloat16."""
 
 
 class ZeroSettings(Settings):
-    """`backend: deepspeed`: ZeRO. Buckets are in elements; null leaves DeepSpeed's own default."""
+    """`backend: deepspeed`: ZeRO. Buckets are in elements; null uses DeepSpeed's default."""
 
     stage: Literal[1, 2, 3] = 2
     """What is sharded over ranks: 1: AdamW's state; 2: gradients too; 3: parameters too."""
@@ -294,9 +296,9 @@ class ZeroSettings(Settings):
     offload_param: bool = False
     """Stage 3: keep the shards of parameters in host memory."""
     overlap_comm: bool | None = None
-    """Reduce gradients while the backward pass goes on."""
+    """Reduce gradients during the backward pass."""
     contiguous_gradients: bool = True
-    """Copy gradients into one buffer as they come."""
+    """Copy gradients into one buffer as they are computed."""
     reduce_bucket_size: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Elements reduced at once."""
     allgather_bucket_size: int | None = Field(None, gt=0, le=limits.ELEMENTS)
@@ -304,14 +306,14 @@ class ZeroSettings(Settings):
     prefetch_bucket_size: int | None = Field(None, ge=0, le=limits.ELEMENTS)
     """Stage 3: elements gathered ahead of use."""
     param_persistence_threshold: int | None = Field(None, ge=0, le=limits.ELEMENTS)
-    """Stage 3: smaller parameters stay whole on every rank."""
+    """Stage 3: smaller parameters are kept unsharded on every rank."""
     max_live_parameters: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Stage 3: gathered elements kept at once."""
     max_reuse_distance: int | None = Field(None, ge=0, le=limits.ELEMENTS)
-    """Stage 3: a parameter needed again within so many elements is not let go."""
+    """Stage 3: a parameter needed again within this many elements is not released."""
     raw: dict[str, Any] = Field(default_factory=dict)
-    """Merged into DeepSpeed's own configuration as it is, such as {zero_optimization: {round_robin_gradients: true}};
-    what this program must decide itself is refused."""
+    """Merged into DeepSpeed's configuration, such as {zero_optimization: {round_robin_gradients: true}}; keys that this
+    program must set itself are refused."""
 
     @field_validator("raw")
     @classmethod
@@ -333,15 +335,15 @@ class TrainerSettings(Settings):
     """The trainer: one process, or several ranks that train together."""
 
     backend: str = DEFAULT_BACKEND
-    """`torch`: one process; `fsdp`, `deepspeed`: the model is spread over the ranks; `auto`: by the model's size, the
-    ranks and the memory there is (the log and trainer.json say which and why). Or `module:DESCRIPTOR`: a backend of
-    your own (docs/extending.md)."""
+    """`torch`: one process; `fsdp`, `deepspeed`: the model is distributed over the ranks; `auto`: by the model's size,
+    the ranks and the available memory (the log and trainer.json give the choice and the reason). Or
+    `module:DESCRIPTOR`: a backend of your own (docs/extending.md)."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Options of a backend of your own."""
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
-    """Processes the trainer consists of, one device each."""
+    """Processes of the trainer, one device each."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
-    """A rank that keeps the others waiting for longer ends the trainer."""
+    """A rank that makes the others wait for longer ends the trainer."""
     fsdp: FsdpSettings = FsdpSettings()
     """For `backend: fsdp`."""
     deepspeed: ZeroSettings = ZeroSettings()
@@ -351,37 +353,37 @@ class TrainerSettings(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
-    """Kernel for packed sequences; on a CPU SDPA, sequence by sequence. `auto` on CUDA with bfloat16: `varlen` (torch's
-    own), else `flash_attn`, else `sdpa`. A named one that is not there is an error. The choice is shown at the start
-    and stands in trainer.json."""
+    """Kernel for packed sequences; on a CPU SDPA, sequence by sequence. `auto` on CUDA with bfloat16: `varlen` (part of
+    torch), else `flash_attn`, else `sdpa`. A named kernel that is not available is an error. The choice is shown at the
+    start and recorded in trainer.json."""
     mini_batches: int = Field(1, gt=0, le=limits.GROUPS)
     """Optimizer updates per pass over a batch: per step, unless passes_per_batch says otherwise."""
     passes_per_batch: int = Field(1, gt=0, le=64)
-    """How often a step goes over its batch. Each sample is still in one step alone; the ledger records the passes."""
+    """How often a step passes over its batch. Each sample is still in one step only; the ledger records the passes."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits are in memory at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW."""
     lr_by_ess: LrByEssSettings | None = None
-    """Learning rate of the policy by the effective sample size of each update; `{}` takes the defaults; null: by the
-    schedule alone."""
+    """Learning rate of the policy by the effective sample size of each update; `{}` uses the defaults; null: only by
+    the schedule."""
     version_logprobs: VersionLogprobsSettings | None = None
-    """Recompute each token's log-prob under the version that sampled it, which separates what engine and trainer differ
-    in from staleness; `{}` takes the defaults; null: not."""
+    """Recompute each token's log-prob under the version that sampled it, which separates the mismatch of engine and
+    trainer from staleness; `{}` uses the defaults; null: off."""
     gradient_cosine: GradientCosineSettings | None = None
-    """Measure the cosine between the gradients of consecutive updates, an early sign of stale data; `{}` takes the
-    defaults; null: not."""
+    """Measure the cosine between the gradients of consecutive updates, an early sign of stale data; `{}` uses the
+    defaults; null: off."""
     loss: LossSettings = LossSettings()
     """Decoupled PPO."""
     advantage: AdvantageSettings = AdvantageSettings()
-    """Rewards to advantages."""
+    """How advantages are computed from rewards."""
     critic: CriticSettings | None = None
-    """For `advantage.kind: gae`, and losses or advantages of your own that need values; `{}` takes the defaults; null:
-    there is none."""
+    """For `advantage.kind: gae`, and losses or advantages of your own that need values; `{}` uses the defaults; null:
+    no critic."""
     lora: LoraSettings | None = None
-    """Train an adapter (LoRA) instead of the whole model; `{}` takes the defaults; null: the whole model."""
+    """Train an adapter (LoRA) instead of the full model; `{}` uses the defaults; null: the full model."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints."""
     weights: WeightStoreSettings = WeightStoreSettings()
@@ -391,9 +393,9 @@ class TrainerSettings(Settings):
     threads: Threads = "auto"
     """Compute threads of a rank; auto: 1, or in `mode: sync` all cores, shared by the ranks."""
     max_batch_wait_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
-    """The trainer gives up when no batch came for this long."""
+    """The trainer fails if no batch arrives for this long."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
-    """How often a trainer that died (one of its ranks, or all) is started again from its last checkpoint."""
+    """How often a trainer that died (one of its ranks, or all) is restarted from its last checkpoint."""
 
 
 class SftSettings(Settings):
@@ -406,11 +408,11 @@ class SftSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
     """AdamW."""
     lora: AdapterSettings | None = None
-    """Train an adapter (LoRA), which is merged into the model at the end; null: train the whole model."""
+    """Train an adapter (LoRA), which is merged into the model at the end; null: train the full model."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     threads: Threads = "auto"
-    """Compute threads; auto: all cores (nothing else runs)."""
+    """Compute threads; auto: all cores (no other process of the run needs them)."""
     max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longer sequences are refused."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)

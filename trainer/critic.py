@@ -1,10 +1,10 @@
-"""The critic in training: values at the start of a step, the value loss along with the policy's, updates of its own.
+"""The critic in training: values at the start of a step, the value loss alongside the policy's loss, and its updates.
 
-Owns: `Critic`. Refuses: what it is trained towards (objectives/advantages/), when policy and critic take turns
-(step.py), how its model is spread over ranks (backends/).
+Its targets are computed in objectives/advantages/, the order of policy and critic is in step.py, and the distribution
+of its model over ranks in backends/.
 
-The loss of an update is U / T times the sum over its tokens, for U updates and T sampled tokens of the step: every
-token weighs alike, and how the step is cut changes nothing.
+The loss of an update is U / T times the sum over its tokens, for U updates and T sampled tokens of the step: all tokens
+have equal weight, and how the step is split changes nothing.
 
 Shapes: N sampled tokens of a micro-batch, S sequences of it, T packed tokens.
 """
@@ -24,14 +24,14 @@ from trainer.ranks import Ranks
 
 
 class Critic:
-    """A backend that gives values, and what it needs to be trained. `begin` a step, then `backward` and `update`."""
+    """A backend that returns values, and its training: `begin` a step, then `backward` and `update`."""
 
     _num_updates: int
-    """Of one pass over the batch."""
+    """Number of updates of one pass over the batch."""
     _num_tokens: int
     _coefficient: float
     _sums: torch.Tensor
-    """Loss and clipped tokens, float64 [2]."""
+    """Sum of the losses and number of clipped tokens, float64 [2]."""
     _updates: list[UpdateResult]
 
     def __init__(self, backend: Backend, settings: CriticSettings, ranks: Ranks) -> None:
@@ -44,14 +44,14 @@ class Critic:
 
     @torch.no_grad()
     def values(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values before each sampled token [N], and after the last token of each sequence [S]. Collective."""
+        """Compute values before each sampled token [N], and after the last token of each sequence [S]. Collective."""
         packed = micro_batch.packed
         values_T = self._values(micro_batch)
         ends_S = torch.tensor(packed.lengths, device=values_T.device).cumsum(0) - 1
         return values_T[packed.sources_N], values_T[ends_S]
 
     def begin(self, prepared: PreparedBatch) -> None:
-        """A step begins."""
+        """Start a step."""
         self._num_updates = len(prepared.mini_batches)
         self._num_tokens = sum(prepared.rewards.lengths_B)
         self._coefficient = self._num_updates / self._num_tokens
@@ -59,7 +59,7 @@ class Critic:
         self._updates = []
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.backend.zero_grad()
 
     def backward(self, micro_batch: MicroBatch, *, is_last: bool) -> None:
@@ -83,7 +83,7 @@ class Critic:
         self._updates.append(self.backend.update(step))
 
     def metrics(self) -> dict[str, float]:
-        """Of the step, the same on each rank. Collective."""
+        """Return the metrics of the step, the same on each rank. Collective."""
         loss, num_clipped = self._ranks.sum(self._sums).tolist()
         return {
             "value_loss": loss / len(self._updates),
@@ -97,7 +97,7 @@ class Critic:
 
 
 def update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
-    """Norms are means and maxima over the updates that were applied; 0 where none was."""
+    """Compute metrics of updates. Norms are means and maxima over the applied ones; 0 if there were none."""
     norms = [update.grad_norm for update in updates if update.is_applied]
     return {
         "grad_norm": sum(norms) / len(norms) if norms else 0.0,

@@ -1,6 +1,6 @@
-"""How a critic comes to be: from the starting model, or as a checkpoint has it, spread over the ranks.
+"""Creates the critic from the starting model or a checkpoint, distributed over the ranks.
 
-Owns: `make_critic`. Refuses: training it (critic.py), AdamW's state (critic_state.py, once the policy's is there).
+It is trained in critic.py. AdamW's state is restored in critic_state.py, after the policy's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trainer.step import ready_critic
 def make_critic(
     backend: BackendDescriptor, setup: Setup, source: Path, resumed: Path | None, *, device: str
 ) -> Critic | None:
-    """Make the critic that `trainer.critic` asks for; None where it asks for none. Collective.
+    """Create the critic of `trainer.critic`; returns None if it is not set. Collective.
 
     Args:
         backend: the policy's, which trains the critic as well.
         setup: the policy's.
-        source: a folder with the model whose architecture it has.
-        resumed: a checkpoint of at least one step, where there is one: its weights are there.
-        device: where it is loaded to before it is spread.
+        source: a folder with a model of the critic's architecture.
+        resumed: a checkpoint of at least one step, if there is one, from which the weights are loaded.
+        device: where it is loaded before it is distributed.
 
     Raises:
-        UserError: the backend cannot train one, or the checkpoint was saved without.
+        UserError: the backend cannot train a critic, or the checkpoint was saved without one.
         WeightError: the checkpoint is damaged.
     """
     settings = setup.settings.critic

@@ -1,6 +1,6 @@
-"""The critic in a checkpoint: one file of its weights and AdamW's state, which no engine and no export reads.
+"""The critic in a checkpoint: one file with its weights and AdamW's state, which engines and exports do not read.
 
-Owns: its name, writing it, both halves of reading it. Refuses: the rest of a checkpoint (training_state.py).
+The rest of a checkpoint is written in training_state.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WEIGHT = "weight/"
 
 
 def critic_parts(backend: Backend) -> list[Part]:
-    """What this rank has of it, by keys that are no key of the policy's."""
+    """Return this rank's parts of the critic, with keys that differ from the policy's."""
     return [part._replace(key=_PREFIX + part.key) for part in backend.parts()]
 
 
 def write_critic(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-    """Write what `critic_parts` gave, whole, of all tensors of a checkpoint; nothing where there is no critic."""
+    """Write the critic's tensors, assembled from `critic_parts`, to a checkpoint; nothing if there is no critic."""
     own = {key.removeprefix(_PREFIX): value for key, value in tensors.items() if is_critics(key)}
     return {CRITIC: write_tensors(folder / CRITIC, own)} if own else {}
 
@@ -40,9 +40,9 @@ def is_critics(key: str) -> bool:
 
 
 def load_critic_weights(folder: Path, model: PreTrainedModel) -> None:
-    """Put the weights of a checkpoint into a critic that is still whole.
+    """Load the weights of a checkpoint into a full critic.
 
-    Raises UserError where it was saved without a critic, WeightError where the file is damaged.
+    Raises UserError if it was saved without a critic, WeightError if the file is damaged.
     """
     file = folder / CRITIC
     if not file.is_file():
@@ -62,7 +62,7 @@ def load_critic_weights(folder: Path, model: PreTrainedModel) -> None:
 
 
 def restore_critic_moments(folder: Path, backend: Backend) -> None:
-    """Put AdamW's state where `write_critic` found it. Collective. Raises WeightError."""
+    """Restore AdamW's state from the file of `write_critic`. Collective. Raises WeightError."""
     file = folder / CRITIC
     try:
         with safe_open(str(file), framework="pt") as opened:
@@ -73,7 +73,7 @@ def restore_critic_moments(folder: Path, backend: Backend) -> None:
                     kinds.setdefault(name, []).append(kind)
 
             def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: out of the mapped file, into aligned memory
+                # clone: copies from the mapped file into aligned memory
                 return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
 
             backend.load_moments(read)

@@ -1,6 +1,6 @@
-"""Training on emulated GPUs: the same steps, batches, versions and checkpoints, with a backend that takes time.
+"""Training on emulated GPUs: the same steps, batches, versions and checkpoints, with a backend that only takes time.
 
-Owns: when a step may begin. Refuses: how long it takes (backends/emulated.py).
+It determines when a step may begin; its duration is computed in backends/emulated.py.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from trainer.training_state import ModelFiles
 
 
 class EmulatedTraining(Training):
-    """A Training whose passes and updates are emulated; its one process stands for all of the trainer's GPUs."""
+    """A Training whose passes and updates are emulated; its single process represents all of the trainer's GPUs."""
 
     def __init__(self, spec: ProcessSpec, spans: Spans | None = None) -> None:
         super().__init__(spec, spans)
         assert spec.emulation is not None, "real devices are trained on by Training"
         self._emulation = spec.emulation
         self._ready_s: dict[int, float] = {}
-        """When the batch of a step was packed; monotonic."""
+        """Time when the batch of a step was packed; monotonic."""
 
     def _build(self) -> None:
-        """The tiny model, whose weights travel, and the backend."""
+        """Create the tiny model, whose weights are published, and the backend."""
         spec, emulation = self.spec, self._emulation
         model = load_causal_lm(self._source, device="cpu")
         self.ranks = Ranks.alone()
@@ -60,7 +60,7 @@ class EmulatedTraining(Training):
 
     @property
     def setup_description(self) -> str:
-        """What was chosen, for the screen."""
+        """The emulated setup, for the screen."""
         return f"trainer {self._backend_words}"
 
     def prepare(self, samples: Sequence[BatchSample], step: int, position: RunPosition | None = None) -> PreparedBatch:

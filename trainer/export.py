@@ -1,7 +1,6 @@
-"""A model as a Hugging Face folder: weights, config, and the tokenizer and generation files it came with.
+"""Writes a model as a Hugging Face folder: weights, config, and its tokenizer and generation files.
 
-Owns: the dtype on disk, the final policy's folder.
-Refuses: optimizer state and checkpoints' bookkeeping (training_state.py, checkpoint.py).
+Optimizer state and checkpoints are written in training_state.py and checkpoints/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": to
 
 
 Policy = PreTrainedModel | Mapping[str, torch.Tensor]
-"""A model, or its full tensors by name where the model itself is in parts."""
+"""A model, or its full tensors by name if the model itself has parts of them."""
 
 
 def named_tensors(model: Policy) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by Hugging Face name, detached; of tied ones only the first name."""
+    """Return parameters and persistent buffers by Hugging Face name, detached; of tied ones only the first name."""
     tensors = model if isinstance(model, Mapping) else first_named(model)
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def first_named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The parameters and persistent buffers themselves, by the first of their names."""
+    """Return the parameters and persistent buffers, not detached, by the first of their names."""
     seen: set[int] = set()
     tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -44,21 +43,21 @@ def first_named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def cast(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """`tensor` in `dtype`; integer tensors stay as they are."""
+    """Return `tensor` in `dtype`; integer tensors are not changed."""
     return tensor.to(TORCH_DTYPES[dtype]) if tensor.is_floating_point() else tensor
 
 
 def write_model(
     model: PreTrainedModel, folder: Path, *, dtype: DType, weights: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Weights (safetensors) and config.json into an existing folder; companions are to be written afterwards.
+    """Write weights (safetensors) and config.json into an existing folder; write companions afterwards.
 
-    weights: the full tensors by name, where those of `model` are parts.
+    weights: the full tensors by name, if those of `model` are parts.
     """
     holder: Any = model
-    generation = getattr(holder, "generation_config", None)  # a reward model generates nothing
+    generation = getattr(holder, "generation_config", None)  # a reward model has none
     if generation is not None:
-        holder.generation_config = GenerationConfig()  # its own file is a companion, copied unjudged
+        holder.generation_config = GenerationConfig()  # its file is a companion, copied without validation
     try:
         if dtype == "float32" and weights is None:
             model.save_pretrained(folder)
@@ -76,9 +75,9 @@ def write_model(
 
 
 def write_generation_config(folder: Path, *, eos_token_id: int | list[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make sure that `folder` has a generation_config.json that says which ids end an answer.
+    """Make sure that `folder` has a generation_config.json with the ids that end an answer.
 
-    A file that is there and names an end is left as it is. Raises UserError when it is there and is not a JSON object.
+    An existing file with end ids is not changed. Raises UserError if it exists and is not a JSON object.
     """
     file = folder / "generation_config.json"
     known: dict[str, Any] = {}
@@ -102,7 +101,7 @@ def export_policy(
     dtype: DType,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """The policy as a folder `from_pretrained` reads; it appears whole or not at all. `source` lends the companions."""
+    """Export the policy for `from_pretrained`, completely or not at all. Companions are copied from `source`."""
     with atomic_folder(target) as partial:
         write_model(model, partial, dtype=dtype, weights=weights)
         copy_companions(source, partial)

@@ -1,11 +1,11 @@
-"""What every rank of the trainer but rank 0 does: train along, as rank 0 tells it, until rank 0 says that it is over.
+"""Every rank of the trainer except rank 0: follows the orders of rank 0 until the run ends.
 
-Owns: obeying orders, and receiving and packing batches in the shadow of the running step. Refuses: talking to the
-controller, writing files, deciding anything: signals are rank 0's to answer, so SIGTERM is not heeded here.
+It receives and packs batches in the background of the running step. It neither talks to the controller nor writes
+files. Rank 0 handles signals, so SIGTERM is ignored here.
 
-Threads: the caller's obeys orders and computes (waits for rank 0, until the deadline of trainer.ranks); a second one
-receives and packs (waits for rank 0 likewise, and for its one place in `_packed`). It ends after the last batch, or
-with the process. A third one sends this rank's part of a checkpoint; the next save waits for it.
+Threads: the caller's executes orders and computes (waits for rank 0, until the deadline of trainer.ranks). A second one
+receives and packs (waits for rank 0 too, and for a free slot in `_packed`). It ends after the last batch, or with the
+process. A third one sends this rank's part of a checkpoint; the next save waits for it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """Drives one Training by the orders of rank 0. `run` once."""
+    """Drives one Training by the orders of rank 0. Call `run` once."""
 
     def __init__(self, training: Training, activity: Activity) -> None:
         self._training, self._activity = training, activity
         self._packed: queue.Queue[PreparedBatch | BaseException] = queue.Queue(maxsize=1)
-        """A prefetch of one, as on rank 0."""
+        """A prefetch of one batch, as on rank 0."""
         self._saving_thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[Saved] | None = None
 
     def run(self) -> None:
-        """To the end. Raises RankLost, OperationError, UserError."""
+        """Run until rank 0 ends the run. Raises RankLost, OperationError, UserError."""
         training = self._training
         with self._activity.state("load"):
             training.open()
@@ -60,13 +60,13 @@ class Follower:
         training.close()
 
     def _end_saving(self) -> None:
-        """Rank 0 has the last checkpoint complete, so our part of it has left. Raises what sending it raised."""
+        """Wait until this rank's part of the last checkpoint is sent. Raises errors of sending."""
         if self._saving is not None:
             limit_s = self._training.settings.rank_timeout_s
             try:
                 self._saving.result(limit_s)
             except TimeoutError:
-                raise RankLost(f"rank 0 did not take a part of a checkpoint within {limit_s:g} s") from None
+                raise RankLost(f"rank 0 did not receive a part of a checkpoint within {limit_s:g} s") from None
             self._saving = None
 
     def _next_order(self) -> Order:
@@ -74,23 +74,23 @@ class Follower:
             return self._training.ranks.hear()
 
     def _next_batch(self) -> PreparedBatch:
-        """Rank 0 has packed it, so it was sent. Raises what receiving it raised."""
+        """Return the next packed batch. Rank 0 has packed it, so it was sent. Raises errors of receiving."""
         limit_s = self._training.settings.rank_timeout_s
         try:
             found = self._packed.get(timeout=limit_s)
         except queue.Empty:
-            raise RankLost(f"rank 0 trains on a batch that did not come here within {limit_s:g} s") from None
+            raise RankLost(f"rank 0 trains on a batch that did not arrive here within {limit_s:g} s") from None
         if isinstance(found, BaseException):
             raise found
         return found
 
     def _receive(self) -> None:
-        """Batches from rank 0, packed, into `_packed`; whatever goes wrong too."""
+        """Receive batches from rank 0 and put them, packed, into `_packed`; errors as well."""
         training = self._training
         try:
             while (batch := training.ranks.next_batch()) is not None:
                 with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
                     prepared = training.prepare(batch.samples, batch.step)
                 self._packed.put(prepared, timeout=training.settings.max_batch_wait_s)
-        except BaseException as error:  # the fault boundary of this thread: the other one raises it
+        except BaseException as error:  # forwarded to the other thread, which raises it
             self._packed.put(error)

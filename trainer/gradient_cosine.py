@@ -1,10 +1,10 @@
 """Cosine between the gradients of consecutive updates (GAC, arXiv 2603.01501).
 
-Owns: `GradientCosine`. Refuses: acting on it; what it means for a run (controller/report/learning.py).
+It is only measured here; controller/report/learning.py interprets it.
 
-Without staleness consecutive gradients are nearly orthogonal. Stale samples make them point the same way: updates that
-were computed against the same old policy repeat one another. Of a step that is measured, the gradient of its first
-update is compared with that of the last update of the step before, whose copy waits in host memory. Gradients are those
+Without staleness consecutive gradients are nearly orthogonal. Stale samples make them point in the same direction:
+updates that were computed against the same old policy repeat one another. In a measured step, the gradient of the first
+update is compared with that of the last update of the previous step, which is kept in host memory. Gradients are those
 before clipping, of all ranks.
 """
 
@@ -20,20 +20,21 @@ from trainer.staleness_config import GradientCosineSettings
 
 
 class GradientCosine:
-    """`begin` a step; `look` before each update; then `metrics`. Collective, on the compute thread."""
+    """Measures the cosine: `begin` a step; `look` before each update; then `metrics`. Collective, on the compute
+    thread."""
 
     def __init__(self, settings: GradientCosineSettings, policy: Backend, ranks: Ranks) -> None:
         self._every, self._policy, self._ranks = settings.every_steps, policy, ranks
         self._kept: tuple[int, dict[str, torch.Tensor]] | None = None
-        """Step of a copy, and the copy."""
+        """Step of the kept gradient, and its copy."""
         self._found: float | None = None
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Start a step."""
         self._step, self._is_first, self._found = step, True, None
 
     def look(self, *, is_last: bool) -> None:
-        """The gradient of an update is complete. is_last: of the step."""
+        """Measure or keep the gradient of an update, which is complete. is_last: the last update of the step."""
         if self._is_first and self._kept is not None:
             step, before = self._kept
             if step == self._step - 1 and self._step % self._every == 0:
@@ -45,7 +46,7 @@ class GradientCosine:
             self._kept = (self._step, {name: one.to("cpu", copy=True) for name, one in own.items()})
 
     def metrics(self) -> dict[str, float]:
-        """Of a step that is not measured: nothing; nor where a gradient is 0 or not finite."""
+        """Return the metric; empty if the step is not measured, or a gradient is 0 or not finite."""
         return {} if self._found is None else {"gradient_cosine": self._found}
 
     def _cosine(self, before: dict[str, torch.Tensor]) -> float | None:

@@ -1,7 +1,6 @@
-"""Norms of the gradients of single samples' log-probs, for advantages that ask for them.
+"""Norms of the gradients of single samples' log-probs, for advantages that need them (objectives/advantages/).
 
-Owns: `square_norms`. Refuses: what they are used for (objectives/advantages/), more than one rank: ranks add their
-gradients, and a norm is of one sample.
+Only one rank is supported: ranks add their gradients, and a norm belongs to one sample.
 
 Shapes: B samples of the batch.
 """
@@ -19,8 +18,8 @@ from trainer.ranks import Ranks
 def square_norms(prepared: PreparedBatch, policy: Backend, ranks: Ranks) -> np.ndarray:
     """Compute |grad of sum log-prob|^2 of each sample, over the sampled tokens of all its trajectories; float64 [B].
 
-    A backward pass for each trajectory. A sample whose group has equal rewards has no advantage whatever its norm, so
-    it takes no pass: its place holds 1. Gradients are forgotten afterwards.
+    Runs a backward pass for each trajectory. A sample whose group has equal rewards has no advantage whatever its norm,
+    so no pass is run and its norm is set to 1. Gradients are reset afterwards.
     """
     assert ranks.size == 1, "validate refuses more ranks"
     rewards = prepared.rewards
@@ -42,7 +41,7 @@ def square_norms(prepared: PreparedBatch, policy: Backend, ranks: Ranks) -> np.n
 
 
 def _by_place(prepared: PreparedBatch) -> dict[int, PackedSequences]:
-    """Each trajectory of the batch by itself."""
+    """Pack each trajectory of the batch separately."""
     return {
         place: micro_batch.packed.subset([number])[0]
         for mini_batch in prepared.mini_batches

@@ -1,11 +1,11 @@
-"""One rank's part of the training state, copied into host memory of its own, so that training may go on at once.
+"""A copy of one rank's part of the training state in host memory, so that training can continue at once.
 
-Owns: the buffer and its layout, the copy's place in time, whole tensors from several ranks' parts. Refuses: files
-(training_state.py), sockets (ranks.py), knowing what a part is of (backends/).
+It holds the buffer and its layout, and assembles full tensors from the parts of several ranks. Files are written in
+training_state.py, parts are sent in ranks.py, and created in backends/.
 
-Memory on a CPU is copied before `take` returns: 12 bytes a parameter, a few thousandths of a step of thousands of
-tokens. Memory of a GPU is copied by a stream of its own into pinned memory, while the next step computes; only the next
-update, which changes it, waits for the copy (`fence`). There is one buffer: a copy is read before the next is taken.
+CPU memory is copied before `take` returns: 12 bytes per parameter, which takes a few thousandths of a step of thousands
+of tokens. GPU memory is copied on a separate stream into pinned memory while the next step computes; only the next
+update, which changes it, waits for the copy (`fence`). There is one buffer: a copy must be read before the next `take`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ALIGNMENT = 64
 
 
 class Part(NamedTuple):
-    """Some of the items of one tensor.
+    """A contiguous range of the items of one tensor.
 
-    key: `weight/<name>`, `exp_avg/<name>`, `exp_avg_sq/<name>` or `step/<name>`. shape: of the whole tensor.
-    start: index of the first item in the whole tensor laid flat. items: contiguous, any shape, any device.
+    key: `weight/<name>`, `exp_avg/<name>`, `exp_avg_sq/<name>` or `step/<name>`. shape: of the full tensor.
+    start: index of the first item in the flattened full tensor. items: contiguous, any shape, any device.
     """
 
     key: str
@@ -35,12 +35,12 @@ class Part(NamedTuple):
 
 
 def whole_part(key: str, tensor: torch.Tensor) -> Part:
-    """A part that is all of it."""
+    """Return a part that covers the full tensor."""
     return Part(key, tuple(tensor.shape), 0, tensor.detach())
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a part is stored in the buffer; `dtype` as torch names it, without the `torch.`."""
+    """The location of a part in the buffer; `dtype` is the name of torch's dtype without `torch.`."""
 
     key: str
     shape: tuple[int, ...]
@@ -51,44 +51,44 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type itself."""
+        """The dtype as torch's object."""
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     def items(self, buffer_U: torch.Tensor) -> torch.Tensor:
-        """The part, flat, sharing the buffer's memory."""
+        """Return the part, flat, sharing the buffer's memory."""
         num_bytes = self.num_items * self.torch_dtype.itemsize
         return buffer_U[self.offset : self.offset + num_bytes].view(self.torch_dtype)
 
 
 @dataclass(frozen=True)
 class Copied:
-    """The copy of one moment. buffer_U: bytes [U]."""
+    """A copy of the state at one point in time. buffer_U: bytes [U]."""
 
     places: tuple[Place, ...]
     buffer_U: torch.Tensor
     done: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Until it is complete; then it may be read."""
+        """Wait until the copy is complete and may be read."""
         if self.done is not None:
             self.done.synchronize()
 
 
 class HostCopy:
-    """Takes copies. Every method but `Copied.wait` belongs to the compute thread."""
+    """Takes copies. Every method except `Copied.wait` must be called on the compute thread."""
 
     def __init__(self) -> None:
         self._places: tuple[Place, ...] = ()
         self._buffer_U = torch.empty(0, dtype=torch.uint8)
         self._targets: list[torch.Tensor] = []
-        """The places as tensors."""
+        """Views of the buffer, one for each place."""
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
     def take(self, parts: Sequence[Part]) -> Copied:
-        """Copy `parts`; the copy before this one is gone."""
+        """Copy `parts`, overwriting the previous copy."""
         parts = [part for part in parts if part.items.numel() or not math.prod(part.shape)]
         is_on_gpu = any(part.items.is_cuda for part in parts)
         places, num_bytes = _lay_out(parts)
@@ -105,7 +105,7 @@ class HostCopy:
         return Copied(places, self._buffer_U, self._done)
 
     def fence(self) -> None:
-        """What is being copied must not change before the copy is complete: call this before an update."""
+        """Make the GPU wait for the copy. Call this before an update, which changes what is being copied."""
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)
             self._done = None
@@ -124,7 +124,7 @@ class HostCopy:
 
 
 def assemble(copies: Iterable[tuple[Sequence[Place], torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Whole tensors by key, from every rank's places and buffer. What one rank has whole is not copied again."""
+    """Assemble full tensors by key from every rank's places and buffer. A part that is complete is not copied again."""
     tensors: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}
     for places, buffer_U in copies:

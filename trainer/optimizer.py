@@ -1,7 +1,6 @@
-"""AdamW with a schedule that is a pure function of the step, gradient clipping, and a guard against bad gradients.
+"""AdamW with gradient clipping, a learning rate that is a pure function of the step, and a check for bad gradients.
 
-Owns: `learning_rate`, `make_adamw`, `PolicyOptimizer`. Refuses: knowing what the gradient is of, stopping the run (it
-counts skipped updates; the caller decides), and touching a parameter for a gradient that is not finite.
+An update with a gradient that is not finite is skipped and counted; the caller decides whether to stop the run.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from trainer.config import OptimizerSettings
 
 
 def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> float:
-    """Rate of step 1, 2, ... num_steps (steps beyond keep the last): linear warm-up, then the configured shape.
+    """Return the rate of step 1, 2, ... num_steps (later ones keep the last): linear warm-up, then the schedule.
 
-    Warm-up gives step n the share n / warmup_steps. `linear` and `cosine` fall from lr to lr * min_lr_ratio at the
-    last step.
+    During warm-up, step n has the rate lr * n / warmup_steps. `linear` and `cosine` decrease from lr to
+    lr * min_lr_ratio at the last step.
     """
     assert step >= 1
     assert num_steps >= 1
@@ -35,7 +34,7 @@ def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> flo
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update did. grad_norm is measured before clipping; is_applied is False when it was not finite."""
+    """The result of one update. grad_norm is measured before clipping; is_applied is False if it was not finite."""
 
     grad_norm: float
     lr: float
@@ -48,7 +47,7 @@ def make_adamw(
     *,
     kind: type[torch.optim.AdamW] = torch.optim.AdamW,
 ) -> torch.optim.AdamW:
-    """AdamW over (parameter, is it a matrix): matrices decay, biases and norms do not."""
+    """Create AdamW over (parameter, is it a matrix): weight decay applies to matrices, not to biases and norms."""
     parameters = list(parameters)
     groups = [
         {"params": [p for p, is_matrix in parameters if is_matrix], "weight_decay": settings.weight_decay},
@@ -64,23 +63,23 @@ def make_adamw(
 
 
 class PolicyOptimizer:
-    """AdamW over the parameters of one model that require a gradient; matrices decay, biases and norms do not."""
+    """AdamW over the parameters of one model that require a gradient, with weight decay for matrices only."""
 
     def __init__(self, model: torch.nn.Module, settings: OptimizerSettings, num_steps: int) -> None:
         self.settings, self.num_steps = settings, num_steps
         self.skipped_updates = 0
-        """Updates refused since this process started, because the gradient was not finite."""
+        """Updates skipped since this process started, because the gradient was not finite."""
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._parameters = list(self._named.values())
         self._adamw = make_adamw(((parameter, parameter.ndim >= 2) for parameter in self._parameters), settings)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self._adamw.zero_grad(set_to_none=True)
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
-        """Clip the gradient by its global norm and apply it at the rate of `step` times `lr_factor`; skip it where it
-        is not finite."""
+        """Clip the gradient by its global norm and apply it with the rate of `step` times `lr_factor`; skip the update
+        if the gradient is not finite."""
         lr = lr_factor * learning_rate(self.settings, step, self.num_steps)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -97,7 +96,7 @@ class PolicyOptimizer:
         return UpdateResult(grad_norm, lr, True)
 
     def move(self, device: torch.device) -> int:
-        """Put the state there; the bytes that were elsewhere. The parameters are the caller's to move."""
+        """Move the state to a device; returns the number of bytes moved. The caller moves the parameters."""
         num_bytes = 0
         for entry in self._adamw.state.values():
             for name, value in entry.items():
@@ -107,25 +106,25 @@ class PolicyOptimizer:
         return num_bytes
 
     def moments(self) -> dict[str, dict[str, torch.Tensor]]:
-        """AdamW's state by name of the parameter; of those that were updated at least once."""
+        """Return AdamW's state by parameter name, of the parameters that were updated at least once."""
         state = self._adamw.state
         return {name: dict(state[parameter]) for name, parameter in self._named.items() if parameter in state}
 
     def load_moments(self, read: Callable[[str], dict[str, torch.Tensor]]) -> None:
-        """Continue from `moments`, whose entry of a parameter is `read(name)` (empty: it was never updated)."""
+        """Continue from `moments`; `read(name)` returns the entry of a parameter (empty: it was never updated)."""
         name_of = {parameter: name for name, parameter in self._named.items()}
         order = [name_of[parameter] for group in self._adamw.param_groups for parameter in group["params"]]
         state = {number: entry for number, name in enumerate(order) if (entry := read(name))}
         self.load_state_dict({"state": state, "param_groups": self.state_dict()["param_groups"]})
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's AdamW state; the schedule needs none (it is a function of the step)."""
+        """Return torch's AdamW state; the schedule has no state, because it is a function of the step."""
         return self._adamw.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict` of an optimizer over the same parameters in the same order."""
         self._adamw.load_state_dict(state)
-        # A checkpoint of another configuration keeps its moments; the rest is what this run was asked for.
+        # The moments come from the checkpoint, the hyperparameters from this run's configuration.
         for group in self._adamw.param_groups:
             group["betas"], group["eps"] = (self.settings.beta1, self.settings.beta2), self.settings.eps
             group["weight_decay"] = self.settings.weight_decay if group["params"][0].ndim >= 2 else 0.0

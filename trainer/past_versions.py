@@ -1,12 +1,10 @@
-"""Earlier versions of this rank's weights in host memory: the newest whole, each older one as what differs from its
+"""Earlier versions of this rank's weights in host memory: the newest in full, each older one as its difference from its
 successor.
 
-Owns: `PastVersions`: encoding (on a thread of its own), bounds, and the way back from the newest to older ones.
-Refuses: the format of a difference (areal_like/weights/delta.py), where weights come from and go to
-(version_recall.py).
+The format of a difference is in areal_like/weights/delta.py; version_recall.py adds and reads versions.
 
-A difference leads from a version to the one before it, so that the oldest can be let go without touching any other.
-Encoding runs while training goes on; asking for versions waits for it.
+A difference leads from a version to the previous one, so that the oldest can be dropped without changing any other.
+Differences are encoded on a separate thread while training continues; methods that read versions wait for it.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ import torch
 from areal_like.weights.delta import apply_tensor, encode_tensor
 
 LEVEL = 1
-"""zstd level: it must keep up with training."""
+"""zstd level, chosen to keep up with training."""
 Weights = Mapping[str, torch.Tensor]
 """Contiguous tensors on the host, by name."""
 
 
 class _Step(NamedTuple):
-    """From the version after it to `version`: blocks of each tensor that differs."""
+    """The change from the next version to `version`: blocks of each tensor that differs."""
 
     version: int
     blocks: dict[str, bytes]
@@ -38,22 +36,22 @@ class _Step(NamedTuple):
 
 
 class PastVersions:
-    """`add` versions in their order; `walk` back. Call from one thread."""
+    """Keeps versions: `add` them in order, and `walk` back. Call from one thread."""
 
     def __init__(self, keep: int, max_bytes: int) -> None:
-        """keep: versions, the newest included. max_bytes: of the older ones together."""
+        """keep: number of versions, including the newest. max_bytes: of all older ones together."""
         assert keep >= 1
         self._keep, self._max_bytes = keep, max_bytes
         self._newest: tuple[int, Weights] | None = None
         self._steps: deque[_Step] = deque()
-        """From the newest backwards."""
+        """Newest first."""
         self._encoder = ThreadPoolExecutor(1, "version-deltas")
         self._encoding: Future[_Step] | None = None
 
     def add(self, version: int, weights: Weights) -> None:
-        """The newest version now. `weights` must not change afterwards and have the names and shapes of those before.
+        """Set the newest version. `weights` must not change afterwards, and have the same names and shapes as before.
 
-        A version that is not newer than the newest one begins a new history.
+        A version that is not newer than the newest one starts a new history.
         """
         self._settle()
         before, self._newest = self._newest, (version, weights)
@@ -66,23 +64,23 @@ class PastVersions:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Versions, newest first."""
+        """Kept versions, newest first."""
         self._settle()
         return () if self._newest is None else (self._newest[0], *(step.version for step in self._steps))
 
     @property
     def num_bytes(self) -> int:
-        """Of the older versions."""
+        """Number of bytes of the older versions."""
         self._settle()
         return sum(step.num_bytes for step in self._steps)
 
     def newest(self) -> Weights:
-        """The weights of the newest version."""
+        """Return the weights of the newest version."""
         assert self._newest is not None
         return self._newest[1]
 
     def walk(self, wanted: Collection[int]) -> Iterator[tuple[int, Weights]]:
-        """Give the versions of `wanted`, newest first; all must be held. Weights are valid until the next one."""
+        """Yield the versions of `wanted`, newest first; all must be kept. Weights are valid until the next one."""
         assert set(wanted) <= set(self.held)
         assert self._newest is not None
         version, weights = self._newest
@@ -103,7 +101,7 @@ class PastVersions:
                     return
 
     def _settle(self) -> None:
-        """Wait for the difference under way, then keep to the bounds."""
+        """Wait for the difference that is being encoded, then drop old versions until the bounds are met."""
         if self._encoding is not None:
             self._steps.appendleft(self._encoding.result())
             self._encoding = None

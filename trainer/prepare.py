@@ -1,10 +1,10 @@
-"""`python -m trainer.prepare --spec FILE`: the starting model as a Hugging Face folder, made, loaded or warm-started.
+"""`python -m trainer.prepare --spec FILE`: prepares the starting model as a Hugging Face folder.
 
-Owns: the order of preparing (tokenizer, model, supervised steps, folder, version 0) and its one process.
-Refuses: caching (the controller's), reinforcement learning.
+The model is created, loaded, or trained by supervised steps. This module defines the order (tokenizer, model,
+supervised steps, folder, version 0) and runs in its own process. The controller caches the result.
 
-The folder appears under its name only when it is complete. A model that is neither made nor trained here is not
-written again: its weight files are linked, so that preparing a large model costs neither time nor disk.
+The folder gets its name only when it is complete. If the model is neither created nor trained here, its weight files
+are linked instead of copied, so that preparing a large model costs neither time nor disk space.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEPT_VERSIONS = 2
 
 
 def prepare(spec: PrepareSpec) -> Path:
-    """Do what `spec` asks for; returns the prepared folder. Raises UserError for everything the user can fix."""
+    """Prepare the model described by `spec`; returns its folder. Raises UserError for everything the user can fix."""
     transformers.utils.logging.disable_progress_bar()
     target = Path(spec.out_dir)
     _check_request(spec, target)
@@ -91,7 +91,7 @@ def _prepare(spec: PrepareSpec, target: Path, progress: PrepareProgress) -> Path
 def _check_request(spec: PrepareSpec, target: Path) -> None:
     if (spec.model.path is None) == (spec.model.init is None):
         raise UserError(
-            "give either a model folder or a config to make one from",
+            "give either a model folder or a config to create one from",
             where="model",
             remedy="set path or init, not both",
         )
@@ -102,7 +102,7 @@ def _check_request(spec: PrepareSpec, target: Path) -> None:
 def _starting_model(
     spec: PrepareSpec, source: Path | None, config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel | None:
-    """The model before any supervised step; None where nobody needs its parameters in memory."""
+    """Return the model before any supervised step; None if its parameters are not needed in memory."""
     if source is None or config is None:
         assert spec.model.init is not None
         model = make_model(spec.model.init, tokenizer, seed=spec.seed)
@@ -121,7 +121,7 @@ def _starting_model(
 
 
 def _eos(spec: PrepareSpec, config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase) -> int | list[int]:
-    """The ids that end an answer where the model brings no generation config: its config's, else the tokenizer's."""
+    """Return the ids that end an answer if the model has no generation config: its config's, else the tokenizer's."""
     known = config.get_text_config().eos_token_id if config and spec.model.tokenizer == "from_model" else None
     eos: int | list[int] = tokenizer.eos_token_id if known is None else known
     return eos
@@ -134,7 +134,7 @@ def _supervise(
     tokenizer: PreTrainedTokenizerBase,
     progress: PrepareProgress,
 ) -> None:
-    """The supervised steps, in place."""
+    """Run the supervised steps, in place."""
     assert spec.sft_rows is not None
     longest = min(settings.max_tokens, settings.micro_batch_tokens)
     if (limit := model_context(model.config)) is not None:
@@ -148,7 +148,7 @@ def _supervise(
     )
     rows = sft.read_rows(Path(spec.sft_rows))
     examples = [encoder.encode(row, where=f"{spec.sft_rows}: row {number}") for number, row in enumerate(rows, start=1)]
-    choice = attention.choose("auto", model.device, "float32")  # a kernel named for the trainer may want 16 bits
+    choice = attention.choose("auto", model.device, "float32")  # a kernel configured for the trainer may need 16 bits
     check_agreement(model, choice, torch.float32, max_context=longest)
     if settings.lora is not None:
         add_adapter(model, settings.lora, seed=spec.seed, where="warm_start.sft.lora")
@@ -164,10 +164,10 @@ def _supervise(
 
 
 def _link_model(source: Path, folder: Path) -> None:
-    """Config and weight files of `source` under `folder`, as hard links where the file system allows it."""
+    """Add config and weight files of `source` to `folder`, as hard links if the file system allows it."""
     names = [source / "config.json", *weight_files(source), *source.glob("*.index.json")]
     for file in names:
-        real = file.resolve()  # the hub's cache holds symbolic links
+        real = file.resolve()  # the hub's cache has symbolic links
         try:
             os.link(real, folder / file.name)
         except OSError:
@@ -175,11 +175,11 @@ def _link_model(source: Path, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The preparation as a process of its own; exit statuses as of every process of a run."""
-    run_blocking(PrepareSpec, _prepare_and_say, argv)
+    """Run the preparation as a process, with the exit statuses of every process of a run."""
+    run_blocking(PrepareSpec, _prepare_and_log, argv)
 
 
-def _prepare_and_say(spec: PrepareSpec) -> None:
+def _prepare_and_log(spec: PrepareSpec) -> None:
     started_s = time.monotonic()
     folder = prepare(spec)
     log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)

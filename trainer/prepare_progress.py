@@ -1,6 +1,6 @@
-"""How far the preparation of a starting model is, as rows of a file that the controller reads.
+"""Writes the progress of preparing a starting model to a file that the controller reads.
 
-Owns: `PrepareProgress`, the rows. Refuses: showing them (controller/telemetry/progress.py).
+It is displayed by controller/telemetry/progress.py. The rows are:
 
     {"num_bytes": 1000, "total_bytes": 4000, "seconds": 2.0}                 of a download; total null: not known
     {"step": 50, "num_steps": 300, "loss": 1.4, "seconds": 9.1}             of the supervised steps
@@ -21,7 +21,7 @@ DOWNLOAD_EVERY_S = 1.0
 
 
 class PrepareProgress:
-    """Writes the rows; without a path, nothing. `close` it."""
+    """Writes the rows; without a path it does nothing. Call `close` at the end."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = JsonlLog(path) if path is not None else None, clock
@@ -30,7 +30,7 @@ class PrepareProgress:
         self._row_s, self._num_bytes = 0.0, 0
 
     def downloaded(self, num_bytes: int, total_bytes: int | None) -> None:
-        """So much of a model is here; at most one row a second, and one at the end. Several threads call it."""
+        """Report downloaded bytes; at most one row per second, and one at the end. Called by several threads."""
         if self._log is None or num_bytes <= 0:
             return
         with self._lock:
@@ -45,7 +45,7 @@ class PrepareProgress:
             self._log.append({"num_bytes": num_bytes, "total_bytes": total_bytes or None, "seconds": seconds})
 
     def stepped(self, step: int, num_steps: int, loss: float, seconds: float) -> None:
-        """Supervised step `step` of `num_steps` is done, `seconds` after the first began."""
+        """Report that supervised step `step` of `num_steps` is done, `seconds` after the start."""
         if self._log is not None:
             self._log.append({"step": step, "num_steps": num_steps, "loss": loss, "seconds": round(seconds, 3)})
 
@@ -55,24 +55,24 @@ class PrepareProgress:
             self._log.close()
 
 
-class _Nowhere(StringIO):
-    """Takes what a progress bar prints, and keeps nothing."""
+class _NullStream(StringIO):
+    """Discards what a progress bar prints."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def byte_counter(report: Callable[[int, int | None], None]) -> type:
-    """A class that huggingface_hub takes for a progress bar: it prints nothing and reports bytes.
+    """Return a class that huggingface_hub uses as a progress bar: it prints nothing and reports bytes.
 
-    The hub keeps two bars of bytes, of what came over the network and of what is in files, and one of files.
+    The hub has two bars for bytes, downloaded over the network and written to files, and one for files.
     """
     from tqdm.auto import tqdm  # comes with huggingface_hub
 
     class ByteCounter(tqdm):
         def __init__(self, *args: Any, **more: Any) -> None:
             more.pop("name", None)
-            super().__init__(*args, **{**more, "file": _Nowhere(), "disable": False})
+            super().__init__(*args, **{**more, "file": _NullStream(), "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
             shown: bool | None = super().update(n)

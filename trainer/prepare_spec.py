@@ -1,7 +1,4 @@
-"""What `python -m trainer.prepare` is started with. Torch-free, so that the controller can write it.
-
-Owns: `PrepareSpec`. Refuses: preparing (prepare.py), deciding where prepared models are cached (the controller).
-"""
+"""The spec of `python -m trainer.prepare`. Imports no torch, so that the controller can write it."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from trainer.config import SftSettings
 
 
 class PrepareSpec(StartSpec):
-    """All that one preparation needs; `seed` draws a made model's weights and the order of the supervised rows."""
+    """The spec of one preparation; `seed` determines the weights of a new model and the order of supervised rows."""
 
     name: str = "prepare"
     model: ModelSettings
-    """The model to load or to make."""
+    """The model to load or to create."""
     out_dir: str
-    """Where the prepared Hugging Face folder goes; it appears there whole or not at all."""
+    """Path of the prepared Hugging Face folder, which is written completely or not at all."""
     sft_rows: str | None = None
     """JSONL file of {prompt, response} rows; None: no supervised steps."""
     sft: SftSettings | None = None
-    """How to run the supervised steps; needed when sft_rows is given."""
+    """How to run the supervised steps; required with sft_rows."""
     status_path: str | None = None
     """JSONL file for rows of progress (trainer/prepare_progress.py)."""
     publish_to: str | None = None
@@ -34,7 +31,7 @@ class PrepareSpec(StartSpec):
     lineage: str = "l0"
     """Lineage of that version."""
     prompt_template: str | None = None
-    """As `rollout.prompt_template`: the supervised prompt must look as the rollout prompt does."""
+    """As `rollout.prompt_template`: the supervised prompt must equal the rollout prompt."""
     add_bos: AddBos = "auto"
     """As `rollout.add_bos`."""
 

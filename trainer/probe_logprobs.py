@@ -1,6 +1,6 @@
 """`python -m trainer.probe_logprobs IN OUT`: the trainer's log-probs of sampled answers, for `areal-like probe`.
 
-Owns: the same passes as a training step makes for the tokens of an engine. Refuses: training, comparing.
+It runs the same passes as a training step does for an engine's tokens. The comparison is done by the controller.
 
 IN is a `LogprobSpec` (areal_like/probe_files.py), OUT a list of log-probs [R] per sequence.
 """
@@ -21,7 +21,7 @@ from trainer.model.packed import PackedSequences
 
 
 def logprobs_of(order: LogprobSpec) -> list[list[float]]:
-    """Log-probs [R] of each answer, in nats, at the sampling temperature. Raises UserError."""
+    """Compute log-probs [R] of each answer, in nats, at the sampling temperature. Raises UserError."""
     torch.set_num_threads(order.num_threads)
     model = load_causal_lm(Path(order.model_dir), device=order.device)
     device = next(model.parameters()).device
@@ -40,7 +40,7 @@ def logprobs_of(order: LogprobSpec) -> list[list[float]]:
 
 
 def main(source: Path, target: Path) -> None:
-    """The process."""
+    """Run the process."""
     run_spec(source, target, LogprobSpec, logprobs_of)
 
 

@@ -1,17 +1,19 @@
-"""The trainer's ranks as one group: how they find each other, how rank 0 leads the others, how the group ends.
+"""The trainer's ranks as one group: rendezvous, orders from rank 0 to the others, and shutdown.
 
-Owns: the process group and its deadlines, orders and batches from rank 0 to the others, parts of checkpoints back, sums
-over ranks. Refuses: what an order does (training.py, follower.py), how a model is spread over ranks (backends/).
+It contains the process groups and their deadlines, orders and batches from rank 0 to the others, parts of checkpoints
+to rank 0, and sums over ranks. Orders are executed in training.py and follower.py; how a model is distributed over
+ranks is defined in backends/.
 
-Four groups of torch.distributed, so that nobody waits in another's queue:
+There are four groups of torch.distributed, so that no operation waits in the queue of another:
   compute   the backend's collectives and sums over ranks: gloo on a CPU, nccl on GPUs; deadline `rank_timeout_s`
   orders    what to do next, from rank 0; used by the compute thread
-  batches   the samples of the next step, from rank 0; used by the packing thread, in the shadow of the running step
-  saves     every rank's part of a checkpoint, to rank 0; used by the thread that writes it, in the shadow likewise
-The last three are gloo always; the deadline of orders and batches has room for a trainer that waits for its next batch.
+  batches   the samples of the next step, from rank 0; used by the packing thread, in the background of a step
+  saves     every rank's part of a checkpoint, to rank 0; used by the thread that writes it, also in the background
+The last three always use gloo; the deadline of orders and batches allows for a trainer that waits for its next batch.
 
-A rank that dies closes its sockets: on gloo every other rank fails at once in what it waits for, and says so as
-`RankLost`. A rank that hangs is found by the deadline. nccl knows no closed sockets; there the launcher sees it first.
+A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
+`RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
+it first.
 """
 
 from __future__ import annotations
@@ -44,19 +46,19 @@ LISTEN_BACKLOG = 4096
 _LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|socket|recv|remote process", re.IGNORECASE
 )
-"""What torch.distributed says of a peer that is gone; its errors have no type of their own."""
+"""Errors of torch.distributed about a peer that is gone; they have no type of their own."""
 
 
 class RankLost(OperationError):
-    """Another rank of the trainer is gone, or hangs: this one cannot go on. Its own log has the reason."""
+    """Another rank of the trainer exited or hangs, so this one cannot continue. The log of that rank has the reason."""
 
 
 class MeetingPlaceTaken(OperationError):
-    """Rank 0 cannot listen where the ranks were to meet. A trainer that starts again is given another place."""
+    """Rank 0 cannot listen at the rendezvous address. A trainer that restarts receives another address."""
 
 
 class Order(enum.IntEnum):
-    """What rank 0 tells the others to do together with it."""
+    """Operations that rank 0 orders the others to run together with it."""
 
     STEP = 0
     PUBLISH = 1
@@ -66,7 +68,7 @@ class Order(enum.IntEnum):
 
 
 class Ranks:
-    """This process among the trainer's ranks. `Ranks.alone()` is a group of one without any process group."""
+    """This process among the trainer's ranks. `Ranks.alone()` is a group of one without a process group."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
@@ -74,21 +76,21 @@ class Ranks:
         self._batches: dist.ProcessGroup | None = None
         self._saves: dist.ProcessGroup | None = None
         self._sending = threading.Lock()
-        """The end of batches comes from another thread than batches do, and not into the middle of one."""
+        """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
     @staticmethod
     def alone(device: str | torch.device = "cpu") -> Ranks:
-        """One process, no group."""
+        """Return a group of one process, without a process group."""
         return Ranks(0, 1, torch.device(device))
 
     @staticmethod
     def join(spec: ProcessSpec, device: str, *, timeout_s: float, order_timeout_s: float) -> Ranks:
-        """Meet the other ranks at `spec.ranks_address`. Raises RankLost when they do not come within `timeout_s`."""
+        """Join the other ranks at `spec.ranks_address`. Raises RankLost if they do not join within `timeout_s`."""
         ranks = Ranks(spec.rank, spec.num_ranks, own_device(device, spec))
         if ranks.device.type == "cuda":
             torch.cuda.set_device(ranks.device)
         deadline, order_deadline = (datetime.timedelta(seconds=s) for s in (timeout_s, order_timeout_s))
-        with peer_errors_as_rank_lost("meeting the other ranks"):
+        with peer_errors_as_rank_lost("connecting to the other ranks"):
             store = _store(spec, deadline)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
@@ -104,24 +106,24 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """Rank 0: it talks to the controller and writes files."""
+        """True for rank 0, which talks to the controller and writes files."""
         return self.rank == 0
 
     @property
     def has_group(self) -> bool:
-        """torch.distributed is up (also a group of one may have it: its backend asks for one)."""
+        """True if torch.distributed is initialised. A group of one may have it too, if its backend needs it."""
         return self._orders is not None
 
     # ------------------------------------------------------------ orders
 
     def tell(self, order: Order) -> None:
-        """Rank 0: all ranks do `order` now. Nothing to tell where there is nobody."""
+        """On rank 0: order all ranks to run `order` now. Does nothing if there are no others."""
         if self.size > 1 and self.is_leader:
             with peer_errors_as_rank_lost(f"sending the other ranks the order to {order.name.lower()}"):
                 dist.broadcast(torch.tensor([int(order)]), 0, group=self._orders)
 
     def hear(self) -> Order:
-        """Other ranks: the next order. Raises RankLost when rank 0 is gone or says nothing until the deadline."""
+        """On other ranks: receive the next order. Raises RankLost if rank 0 exits or misses the deadline."""
         assert not self.is_leader
         number = torch.zeros(1, dtype=torch.int64)
         with peer_errors_as_rank_lost("waiting for rank 0"):
@@ -131,19 +133,19 @@ class Ranks:
     # ------------------------------------------------------------ batches
 
     def send_batch(self, samples: Sequence[BatchSample], step: int, lineage: str) -> None:
-        """Rank 0: the samples of `step` to all others; they must be in `next_batch`, or come to it."""
+        """On rank 0: send the samples of `step` to all others, which receive them in `next_batch`."""
         if self.size == 1 or not self.is_leader:
             return
         frames = encode(Batch(step=step, lineage=lineage, samples=tuple(samples)))
         self._send([np.frombuffer(frame, np.uint8) for frame in frames])
 
     def end_batches(self) -> None:
-        """Rank 0: there will be no more batches."""
+        """On rank 0: signal that there are no more batches."""
         if self.size > 1 and self.is_leader:
             self._send([])
 
     def next_batch(self) -> Batch | None:
-        """Other ranks: the next batch, or None after the last."""
+        """On other ranks: receive the next batch, or None after the last."""
         assert not self.is_leader
         with peer_errors_as_rank_lost("waiting for a batch of rank 0"):
             head = torch.zeros(1, dtype=torch.int64)
@@ -169,7 +171,7 @@ class Ranks:
     # ------------------------------------------------------------ parts of a checkpoint
 
     def send_part(self, places: Sequence[Place], buffer_U: torch.Tensor) -> None:
-        """Other ranks: this rank's part, to rank 0, which is in `receive_parts` or comes to it."""
+        """On other ranks: send this rank's part to rank 0, which receives it in `receive_parts`."""
         layout = torch.frombuffer(bytearray(msgspec.msgpack.encode(places)), dtype=torch.uint8)
         with peer_errors_as_rank_lost("sending a part of a checkpoint to rank 0"):
             dist.send(torch.tensor([len(layout), len(buffer_U)]), 0, group=self._saves)
@@ -177,7 +179,7 @@ class Ranks:
             dist.send(buffer_U, 0, group=self._saves)
 
     def receive_parts(self) -> Iterator[tuple[Sequence[Place], torch.Tensor]]:
-        """Rank 0: the part of each other rank, one after the other; nothing where there is nobody."""
+        """On rank 0: receive the part of each other rank, one after the other; none if there are no others."""
         for rank in range(1, self.size):
             with peer_errors_as_rank_lost(f"waiting for rank {rank}'s part of a checkpoint"):
                 sizes = torch.zeros(2, dtype=torch.int64)
@@ -190,15 +192,15 @@ class Ranks:
     # ------------------------------------------------------------ numbers of all ranks
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Over ranks, in place; the same on each."""
+        """Sum over ranks, in place; the same on each."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """Over ranks, in place; the same on each."""
+        """Maximum over ranks, in place; the same on each."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def min(self, values: torch.Tensor) -> torch.Tensor:
-        """Over ranks, in place; the same on each."""
+        """Minimum over ranks, in place; the same on each."""
         return self._reduce(values, dist.ReduceOp.MIN)
 
     def _reduce(self, values: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
@@ -207,22 +209,22 @@ class Ranks:
         return values
 
     def wait_for_all(self, doing: str) -> None:
-        """Until every rank has called this; it uses no device. `doing`: for the error. Raises RankLost."""
+        """Wait until every rank has called this; it uses no device. `doing`: for the error. Raises RankLost."""
         if self.size > 1:
             with peer_errors_as_rank_lost(doing):
                 dist.all_reduce(torch.zeros(1), group=self._orders)
 
     def close(self) -> None:
-        """Leave the group; all ranks do."""
+        """Leave the group. All ranks call this."""
         if self.has_group:
             self._orders = self._batches = self._saves = None
             dist.destroy_process_group()
 
 
 def leave_at_once(error: BaseException) -> NoReturn:
-    """End this process as `areal_like.process` would, but without waiting for threads inside collectives.
+    """End this process like `areal_like.process`, but without waiting for threads inside collectives.
 
-    They wait for peers that are gone, and an interpreter that ends under them is aborted.
+    They wait for peers that are gone, and an interpreter that exits while they wait is aborted.
     """
     status = report_end(error)
     sys.stdout.flush()
@@ -230,7 +232,7 @@ def leave_at_once(error: BaseException) -> NoReturn:
 
 
 def own_device(device: str, spec: ProcessSpec) -> torch.device:
-    """Device of a rank: the same CPU, or from the named GPU upwards one each, or the only one it is shown."""
+    """Return the device of a rank: the CPU, the named GPU plus the rank's offset, or the rank's only visible GPU."""
     first = torch.device(device)
     offset = 0 if spec.has_own_gpus else spec.rank
     return first if first.type != "cuda" else torch.device("cuda", (first.index or 0) + offset)
@@ -238,7 +240,7 @@ def own_device(device: str, spec: ProcessSpec) -> torch.device:
 
 @contextlib.contextmanager
 def peer_errors_as_rank_lost(what: str) -> Iterator[None]:
-    """Errors of torch.distributed about a peer become RankLost; all others pass."""
+    """Convert errors of torch.distributed about a peer to RankLost; all others propagate."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
@@ -249,9 +251,9 @@ def peer_errors_as_rank_lost(what: str) -> Iterator[None]:
 
 
 def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
-    """The meeting point: a file for ranks of one machine, which other users cannot open, or a port.
+    """Create the store for the rendezvous: a file for ranks of one machine, unreadable for other users, or a port.
 
-    There rank 0 listens on exactly the address given; torch alone would listen on every interface.
+    With a port, rank 0 listens on the given address only; by default torch would listen on every interface.
     """
     place = spec.ranks_address
     is_file = place.startswith("file://")
@@ -274,7 +276,7 @@ def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
         listener.bind((host, int(port)))
     except OSError as error:
         listener.close()
-        raise MeetingPlaceTaken(f"the ranks cannot meet at {host}:{port}: {error.strerror}") from error
+        raise MeetingPlaceTaken(f"rank 0 cannot listen at {host}:{port}: {error.strerror}") from error
     listener.listen(LISTEN_BACKLOG)
     return dist.TCPStore(
         host, int(port), spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,

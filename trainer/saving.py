@@ -1,12 +1,12 @@
-"""Checkpoints of a trainer at work: when one is taken, that it is written alongside the next step, who learns of it.
+"""Checkpoints during training: when one is taken, writing it in parallel with the next step, and reporting it.
 
-Owns: the one write under way, what comes due meanwhile, failures. Refuses: what a checkpoint consists of (training.py,
-checkpoint.py).
+What a checkpoint contains is defined in training.py and checkpoints/checkpoint.py.
 
-One write at a time. What comes due, or is asked for, while one is being written is put off until that is done, and is
-then one checkpoint of the newest version: training never waits for a disk. Only the last one of all is waited for.
-Where the disk refuses one, that is reported and counted and training goes on: the one before is as it was, and the
-next one that is due tries again. The last one must succeed; otherwise the trainer ends with one sentence.
+There is one write at a time. If a checkpoint is due or requested while another is being written, it is postponed until
+that one is complete; several such requests become one checkpoint of the newest version. Training never waits for a
+disk, except for the last checkpoint. If writing fails, the failure is reported and counted and training continues: the
+previous checkpoint is unchanged, and the next one that is due is another attempt. The last one must succeed; otherwise
+the trainer ends with an error message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """The part of areal_like.channel.Peer used by the trainer."""
+    """The part of areal_like.transport.channel.Peer that the trainer uses."""
 
     @property
     def hub_silence_s(self) -> float: ...
@@ -39,9 +39,9 @@ class Link(Protocol):
 
 
 class Saving:
-    """`look` after every step, `start_if_free` often, `last` at the end. All on the event loop.
+    """Takes checkpoints. Call `look` after every step, `start_if_free` often, `last` at the end, all on the event loop.
 
-    compute: runs something on the compute thread. news: set when a write has ended and was reported.
+    compute: runs a function on the compute thread. news: set when a write has ended and was reported.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Saving:
         self._compute, self._news = compute, news
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._reason = ""
-        """Why a checkpoint is to be taken as soon as may be; empty: none is."""
+        """Why a checkpoint is to be taken as soon as possible; empty: none is to be taken."""
         self._writing: asyncio.Task[None] | None = None
         self._reported: CheckpointSaved | None = None
         self._copied_s = time.monotonic()
-        """When the newest one was taken."""
+        """Time when the newest one was taken."""
 
     def ask(self, reason: str) -> None:
-        """Somebody wants a checkpoint; answered by CheckpointSaved or CheckpointFailed."""
+        """Request a checkpoint; answered by CheckpointSaved or CheckpointFailed."""
         self._reason = reason
 
     def look(self) -> None:
-        """A step is done: is a checkpoint due, by steps or by time?"""
+        """Check after a step whether a checkpoint is due, by steps or by time."""
         settings, version = self._training.settings.checkpoint, self._training.version
         is_due = bool(settings.every_steps) and version % settings.every_steps == 0
         if not is_due and settings.every_s is not None:
@@ -77,7 +77,7 @@ class Saving:
             self._activity.num_put_off_checkpoints += self._is_writing()
 
     async def start_if_free(self, group: asyncio.TaskGroup, announced: asyncio.Task[None] | None) -> None:
-        """Take the checkpoint that is due, unless one is being written. announced: tells of the present version."""
+        """Take the checkpoint that is due, unless one is being written. announced: reports the current version."""
         if not self._reason or self._is_writing():
             return
         reason, self._reason = self._reason, ""
@@ -87,22 +87,22 @@ class Saving:
             await self._start(group, announced, reason)
 
     async def last(self, group: asyncio.TaskGroup, announced: asyncio.Task[None] | None) -> None:
-        """Wait until there is one of the present version. Raises UserError through `group` where there cannot be."""
+        """Wait until the current version has a checkpoint. Raises UserError through `group` if it cannot be written."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         if not self._training.is_saved:
             await asyncio.wait([await self._start(group, announced, "the end", is_last=True)])
-        await asyncio.sleep(0)  # where it failed, the group ends us here
+        await asyncio.sleep(0)  # if it failed, the group cancels this task here
 
     async def tell(self) -> None:
-        """Say that the present version is saved."""
+        """Report that the current version is saved."""
         folder, version = self._training.saved, self._training.version
         if self._reported is None or self._reported.version != version:
             self._reported = CheckpointSaved(version=version, path=str(folder))
         await self._link.send(self._reported)
 
     def close(self) -> None:
-        """No more checkpoints."""
+        """End the writing thread; no more checkpoints can be taken."""
         self._thread.shutdown(wait=False)
 
     # ------------------------------------------------------------ inside
@@ -134,10 +134,10 @@ class Saving:
         is_last: bool,
     ) -> None:
         try:
-            saved = await asyncio.get_running_loop().run_in_executor(self._thread, self._drawn, version, write)
+            saved = await asyncio.get_running_loop().run_in_executor(self._thread, self._traced, version, write)
         except RankLost:
             raise
-        except (OperationError, UserError) as error:  # the disk refuses: what was there before is untouched
+        except (OperationError, UserError) as error:  # writing failed: previous checkpoints are unchanged
             if is_last:
                 remedy = "make room there, then continue with areal-like resume"
                 raise UserError(f"the last checkpoint is missing: {error}", remedy=remedy) from error
@@ -152,9 +152,9 @@ class Saving:
         self._reported = CheckpointSaved(
             version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes
         )
-        if not is_last:  # that word comes after the export
+        if not is_last:  # the last one is reported after the export
             await self._link.send(self._reported)
 
-    def _drawn(self, version: int, write: Callable[[], Saved]) -> Saved:
+    def _traced(self, version: int, write: Callable[[], Saved]) -> Saved:
         with self._activity.span("write_checkpoint", "checkpoint", version=version):
             return write()

@@ -1,8 +1,7 @@
-"""Supervised steps: rows of prompt and response, or of several turns, to a warm-started model.
+"""Supervised steps for a warm start, on rows of prompt and response, or of several turns.
 
-Owns: reading and checking the rows, the order they are seen in (a pure function of the seed), the loss (mean over
-the trained tokens of the whole batch: responses with their closing end-of-sequence token, or the assistant's turns).
-Refuses: tokenizers' making, saving.
+Rows are read and checked; their order is a pure function of the seed; the loss is the mean over the trained tokens of
+the whole batch: responses with their end-of-sequence token, or the assistant's turns.
 
 Shapes: T tokens of one sequence, N predicted tokens of a micro-batch.
 """
@@ -34,7 +33,7 @@ from trainer.optimizer import PolicyOptimizer
 LOGPROB_CHUNK_TOKENS = 1024
 ROW_WORDS = "{prompt, response}"
 MAX_BAD_UPDATES = 3
-"""Consecutive updates without a finite gradient that end the training."""
+"""Number of consecutive updates without a finite gradient that ends the training."""
 
 Report = Callable[[int, float, float], None]
 """Called with step, loss (nats per response token) and seconds since the start."""
@@ -52,7 +51,7 @@ class Example:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file. Raises UserError naming the line that cannot be used."""
+    """Read the rows of a JSONL file. Raises UserError naming the line that cannot be used."""
     rows = []
     for where, row in read_objects(path, row_words=ROW_WORDS):
         has_target = isinstance(row.get("response"), str) or row.get("spans") is not None
@@ -70,7 +69,7 @@ def _ends_with_assistant(messages: Any) -> bool:
 
 
 def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
-    """Raises UserError for anything but [[text, whether it is trained on], ...] with something to train on."""
+    """Check for [[text, whether it is trained on], ...] with at least one trained text. Raises UserError."""
     is_list = isinstance(spans, list) and all(isinstance(one, list | tuple) and len(one) == 2 for one in spans)
     if not is_list or not all(isinstance(text, str) and isinstance(is_trained, bool) for text, is_trained in spans):
         raise UserError("`spans` must be a list of [text, true or false]", remedy="true: the model is trained on it")
@@ -80,13 +79,13 @@ def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
 
 
 class SequenceTooLong(UserError):
-    """A row has more tokens than a sequence may have."""
+    """A row has more tokens than allowed for a sequence."""
 
 
 class ExampleEncoder:
-    """Rows to token sequences; prompts are made by the rule that rollout workers follow (areal_like/prompts.py).
+    """Encodes rows as token sequences; prompts are the same as those of rollout workers (areal_like/prompts.py).
 
-    `length_remedy`: what to do about a row that is too long.
+    `length_remedy`: the remedy in the error about a row that is too long.
     """
 
     def __init__(
@@ -104,12 +103,12 @@ class ExampleEncoder:
         self._prompts = PromptEncoder(tokenizer, template=prompt_template, add_bos=add_bos)
 
     def encode(self, row: dict[str, Any], *, where: str, num_given: int = 0) -> Example:
-        """The tokens of a row, and which of them are trained.
+        """Return the tokens of a row, and which of them are trained.
 
         Args:
             row: {prompt, response}, {prompt, spans} or {messages}.
-            where: of the row, for messages.
-            num_given: of `messages`, how many at the beginning are given and not trained, whatever their role.
+            where: location of the row, for messages.
+            num_given: number of messages at the beginning of `messages` that are not trained, whatever their role.
 
         Raises:
             UserError: the tokenizer cannot express the row; SequenceTooLong: it does not fit.
@@ -129,7 +128,7 @@ class ExampleEncoder:
         return Example(np.asarray(tokens, np.int32), mask_T)
 
     def _parts(self, row: dict[str, Any], num_given: int) -> list[tuple[list[int], bool]]:
-        """Tokens and whether they are trained on: of a prompt with its response or spans, or of whole messages."""
+        """Tokens and whether they are trained: of a prompt with its response or spans, or of a list of messages."""
         prompts = self._prompts.for_row(row)
         if row.get("spans") is not None:
             spans = _checked_spans(row["spans"])
@@ -159,7 +158,7 @@ def run_sft(
 ) -> None:
     """Train `model` in place for `settings.steps` updates. Deterministic for a seed and a number of threads.
 
-    Raises OperationError when the gradient is not finite several times in a row.
+    Raises OperationError if the gradient is not finite several times in a row.
     """
     attach(model, choice)
     device = next(model.parameters()).device
@@ -180,7 +179,7 @@ def run_sft(
 
 
 def _batches(examples: Sequence[Example], settings: SftSettings, seed: int) -> Iterator[list[Example]]:
-    """`settings.steps` batches; every epoch sees each example once, in an order of its own."""
+    """Yield `settings.steps` batches; every epoch uses each example once, in a different order."""
 
     def order() -> Iterator[int]:
         epoch = 0
@@ -196,7 +195,7 @@ def _batches(examples: Sequence[Example], settings: SftSettings, seed: int) -> I
 def _accumulate_gradient(
     model: PreTrainedModel, batch: Sequence[Example], settings: SftSettings, device: torch.device
 ) -> float:
-    """Backward through every micro-batch; returns the batch's loss."""
+    """Run the backward pass of every micro-batch; returns the batch's loss."""
     num_targets = sum(int(example.loss_mask_T.sum()) for example in batch)
     total = torch.zeros((), device=device)
     for members in pack([len(example.tokens_T) for example in batch], settings.micro_batch_tokens):

@@ -1,25 +1,25 @@
-"""One training step: a prepared batch in, updated weights and metrics out.
+"""One training step: takes a prepared batch, updates the weights and returns metrics.
 
-Owns: `TrainStep`: the order of passes (proximal log-probs, then mini-batches of micro-batches), updates, metrics over
-ranks. Refuses: fetching batches, publishing, checkpoints, how the policy is spread over ranks (backends/), deciding
-what to do about skipped updates (it counts them).
+It defines the order of passes (proximal log-probs, then mini-batches of micro-batches), applies updates, and combines
+metrics over ranks. How the policy is distributed over ranks is defined in backends/. Skipped updates are counted; the
+caller decides what to do about them.
 
-What runs when. `prepare` is CPU work without the model and may run in another thread while `run` computes the step
-before. `run`: with several updates and `proximal: recompute`, the log-probs of the whole batch are computed once
-before its first update. With a single update that pass is left out: the policy has not moved yet when its one
-gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
-A loss or correction that asks for statistics of the whole step always gets that pass.
-Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
-fill micro-batches of their own get no backward pass.
-A further pass over the batch (`passes_per_batch`) takes the same mini-batches in the same order, with the advantages,
-proximal log-probs and statistics that the step began with.
+Order. `prepare` is CPU work without the model and may run in another thread while `run` computes the previous step.
+`run`: with several updates and `proximal: recompute`, the log-probs of the whole batch are computed once before its
+first update. With a single update this pass is omitted: the policy has not changed yet when its only gradient is
+computed, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
+A loss or correction that needs statistics of the whole step always gets that pass.
+Sequences without an advantage have no gradient, unless the loss needs them (`Needs.every_sequence`): micro-batches that
+contain only such sequences get no backward pass.
+A further pass over the batch (`passes_per_batch`) uses the same mini-batches in the same order, with the advantages,
+proximal log-probs and statistics from the start of the step.
 With `version_logprobs` a step begins with the log-probs of each token under the version that sampled it
 (version_recall.py).
-With a critic a step begins with its values, from which the advantages are made; then policy and critic take their
-passes and updates in turns. While the critic is alone (its warm-up) the policy's passes are for the metrics only.
+With a critic a step begins with its values, from which the advantages are computed; then policy and critic alternate
+with their passes and updates. While only the critic is trained (its warm-up), the policy's passes serve the metrics.
 
-Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
-`torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
+Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA this requires
+`torch.use_deterministic_algorithms(True)`; without it the flash kernels' backward pass adds in an arbitrary order.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Spans(Protocol):
 
 
 def ready_model(model: PreTrainedModel, setup: Setup) -> float:
-    """Switch a whole model, not yet in parts, to training, and prove on it that packed log-probs are right.
+    """Switch a full model, not yet distributed, to training, and check on it that packed log-probs are right.
 
-    Returns the largest difference seen, in nats. Raises UserError where it is too large. A model that is still on the
-    host, to be spread over GPUs, is proved with the kernel that runs there.
+    Returns the largest difference, in nats. Raises UserError if it is too large. A model that is still on the host and
+    will be distributed over GPUs is checked with the host's kernel.
     """
     _switch_to_training(model, setup)
     choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
@@ -80,7 +80,7 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
 
 
 def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
-    """Switch a critic to training. It attends as the policy does, which is proved already."""
+    """Switch a critic to training. It uses the policy's attention, which has been checked already."""
     _switch_to_training(model, setup)
     attach(model, setup.attention)
 
@@ -93,13 +93,12 @@ def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
 
 
 class TrainStep:
-    """Turns policy version n - 1 into version n on one batch. Made once per process.
+    """Trains policy version n - 1 to version n on one batch. Created once per process.
 
-    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed; with an
-    adapter (`trainer.lora`) the policy without it is the reference. `critic` is there where `trainer.critic` is.
-    `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that
-    engines get. Raises UserError where a loss of the user's cannot
-    be used.
+    `reference` is required if the loss needs it (kl_coef > 0). It is a full model on every rank and never changes; with
+    an adapter (`trainer.lora`) the policy without it is the reference. `critic` is given if `trainer.critic` is set.
+    `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that engines
+    receive. Raises UserError if a user's loss cannot be used.
     """
 
     def __init__(
@@ -144,9 +143,9 @@ class TrainStep:
             agreement.check(self.reference, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
 
     def prepare(self, samples: Sequence[BatchSample], version: int) -> PreparedBatch:
-        """This rank's part of `samples`, packed for the step that starts from policy `version` (step n: n - 1).
+        """Pack this rank's part of `samples` for the step that starts from policy `version` (step n: n - 1).
 
-        No model, any thread.
+        Uses no model; may run on any thread.
         """
         with self._span("pack", lane="prepare"):
             prepared = prepare_batch(samples, version, self.settings, rank=self._ranks.rank, num_ranks=self._ranks.size)
@@ -154,12 +153,12 @@ class TrainStep:
         return prepared
 
     def remember(self, version: int) -> None:
-        """The policy is `version` now: keep it where later steps may have tokens that it sampled."""
+        """Keep the current policy as `version`, if later steps may have tokens that it sampled."""
         if self._recall is not None:
             self._recall.remember(version)
 
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
-        """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
+        """Run one step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
         critic = self.critic
@@ -212,12 +211,12 @@ class TrainStep:
             self.critic.zero_grad()
 
     def _placed(self, micro_batch: MicroBatch, is_policy_trained: bool) -> MicroBatch:
-        """On the device; without a backward pass of the policy where it is not trained."""
+        """Move a micro-batch to the device, without a backward pass of the policy if it is not trained."""
         moved = micro_batch.to(self.device)
         return moved if is_policy_trained else replace(moved, is_silent=True)
 
     def _with_step_advantages(self, prepared: PreparedBatch, proximal: Mapping[Place, torch.Tensor]) -> PreparedBatch:
-        """The batch with the advantages that take passes of a model: the reference model, the critic, the policy."""
+        """Return the batch with the advantages that need a model's passes: the reference, the critic or the policy."""
         loss, references, values, starts, square_norms_B = self.settings.loss, None, None, None, None
         if loss.kl_coef > 0 and loss.kl_in == "reward":
             with self._span("reference"), torch.no_grad():
@@ -238,7 +237,7 @@ class TrainStep:
         )  # fmt: skip
 
     def _of_each(self, prepared: PreparedBatch, compute: Callable[[MicroBatch], Result]) -> dict[Place, Result]:
-        """What `compute` gives for each micro-batch, on the device, by its place."""
+        """Return the result of `compute` for each micro-batch, on the device, by its place."""
         return {
             (number, place): compute(micro_batch.to(self.device))
             for number, mini_batch in enumerate(prepared.mini_batches)
@@ -246,10 +245,10 @@ class TrainStep:
         }
 
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
-        """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
+        """Log-probs of the whole batch under the policy at the start of the step, by (mini-batch, micro-batch)."""
         num_updates = len(prepared.mini_batches) * self.settings.passes_per_batch
         is_needed = num_updates > 1 or self._always_recompute
-        # with recalled versions the start of the step is what staleness is measured against
+        # with recalled versions, staleness is measured against the start of the step
         is_needed = is_needed and (self.settings.loss.proximal == "recompute" or self._recall is not None)
         is_needed = is_needed or self._advantage.needs_weights
         if not is_needed and not needs_statistics(self._loss):
@@ -268,7 +267,7 @@ class TrainStep:
     def _statistics(
         self, prepared: PreparedBatch, proximal: Mapping[tuple[int, int], torch.Tensor]
     ) -> dict[str, Mapping[str, float]]:
-        """What loss and corrections ask for about the whole step."""
+        """Return the statistics of the whole step that the loss and corrections need."""
         if not needs_statistics(self._loss):
             return {}
         parts = [
@@ -284,7 +283,7 @@ class TrainStep:
         return summed
 
     def _inputs(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None) -> TokenInputs:
-        """What the loss is given, but for what the current policy says. On the device."""
+        """Return the inputs of the loss, except those of the current policy. On the device."""
         packed, inputs = micro_batch.packed, replace(micro_batch.inputs, proximal_N=proximal_N)
         if self._loss.needs.sequences:
             inputs = replace(inputs, sequences=Sequences(packed.sequence_N, len(packed.lengths)))

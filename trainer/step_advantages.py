@@ -1,12 +1,11 @@
-"""Advantages that take a pass of a model: `kl_in: reward`, the values of a critic, the weights of `opob`.
+"""Advantages that need a model's passes: `kl_in: reward`, the values of a critic, the weights of `opob`.
 
-Owns: `step_advantages`. Refuses: the passes themselves (step.py, critic.py,
-gradient_norms.py), estimators (objectives/kl.py), how
-advantages are computed (objectives/).
+The passes are in step.py, critic.py and gradient_norms.py, the estimators in objectives/kl.py, and the advantages in
+objectives/.
 
-Penalties are of the policy that sampled, whose log-prob was recorded: the reward belongs to the answer it gave
-(REINFORCE++, arXiv 2501.03262). Members of a group may be on different ranks, and deviations are those of the batch, so
-every rank gets the penalties and values of all samples.
+Penalties are those of the policy that sampled, whose log-prob was recorded: the reward belongs to the answer it gave
+(REINFORCE++, arXiv 2501.03262). Members of a group may be on different ranks, and standard deviations are those of the
+batch, so every rank receives the penalties and values of all samples.
 
 Shapes: Q trajectories of the batch; N sampled tokens: of all of them, or of a micro-batch; S sequences of one.
 """
@@ -29,7 +28,7 @@ from trainer.ranks import Ranks
 Place = tuple[int, int]
 """Number of a mini-batch, and of a micro-batch in it."""
 Values = tuple[torch.Tensor, torch.Tensor]
-"""Of a micro-batch: before each sampled token [N], after the last token of each sequence [S]."""
+"""Values of a micro-batch: before each sampled token [N], after the last token of each sequence [S]."""
 
 
 def step_advantages(
@@ -42,17 +41,17 @@ def step_advantages(
     starts: Mapping[Place, torch.Tensor] | None = None,
     square_norms_B: np.ndarray | None = None,
 ) -> PreparedBatch:
-    """Compute the advantages again, and what the critic is trained towards. Collective.
+    """Compute the advantages again, and the targets of the critic. Collective.
 
     Args:
         prepared: this rank's part of the batch.
         settings: of the trainer.
-        ranks: all of them.
-        references: log-probs under the reference model, of this rank's micro-batches by their places; where given, the
-            divergence from them is taken off the rewards.
-        values: of the critic, likewise.
-        starts: log-probs at the start of the step, likewise, for the weights of samples.
-        square_norms_B: of the samples' gradients.
+        ranks: the trainer's ranks.
+        references: log-probs under the reference model, of this rank's micro-batches by their places; if given, the
+            KL divergence from them is subtracted from the rewards.
+        values: values of the critic, by place as well.
+        starts: log-probs at the start of the step, by place as well, for the weights of samples.
+        square_norms_B: squared norms of the samples' gradients.
     """
     rewards, metrics, penalties_N = prepared.rewards, {}, None
     if references is not None:
@@ -100,7 +99,7 @@ def _kl(micro_batch: MicroBatch, reference_N: torch.Tensor, settings: LossSettin
 def _of_all_tokens(
     prepared: PreparedBatch, of: Callable[[MicroBatch, Place], torch.Tensor], ranks: Ranks
 ) -> np.ndarray:
-    """Numbers of micro-batches' sampled tokens, in the order of the trajectories, from all ranks; float64 [N]."""
+    """Values of micro-batches' sampled tokens, in the order of the trajectories, from all ranks; float64 [N]."""
     lengths_Q = prepared.rewards.lengths_Q
     ends_Q = np.cumsum(lengths_Q)
     all_N = torch.zeros(int(ends_Q[-1]), dtype=torch.float64)
@@ -120,7 +119,7 @@ def _of_all_trajectories(prepared: PreparedBatch, of: Callable[[Place], torch.Te
 
 
 def _own(prepared: PreparedBatch) -> list[tuple[MicroBatch, Place]]:
-    """This rank's micro-batches with their places, without those that only keep the others company."""
+    """This rank's micro-batches with their places, without dummies."""
     return [
         (micro_batch, (number, place))
         for number, mini_batch in enumerate(prepared.mini_batches)
@@ -130,7 +129,7 @@ def _own(prepared: PreparedBatch) -> list[tuple[MicroBatch, Place]]:
 
 
 def _value_metrics(values_N: np.ndarray, targets_N: np.ndarray) -> dict[str, float]:
-    """explained_variance: 1 - Var(R - V) / Var(R) of the values before the step; 0 where all targets are equal."""
+    """Metrics of the values before the step. explained_variance: 1 - Var(R - V) / Var(R); 0 if targets are equal."""
     variance = float(targets_N.var())
     return {
         "value_mean": float(values_N.mean()),
@@ -140,7 +139,7 @@ def _value_metrics(values_N: np.ndarray, targets_N: np.ndarray) -> dict[str, flo
 
 
 def _with(micro_batch: MicroBatch, of_all: Mapping[str, list[np.ndarray]]) -> MicroBatch:
-    """The micro-batch with these numbers of its tokens; one that counts for nothing gets zeros where it needs some."""
+    """Return the micro-batch with these values at its tokens; a dummy gets zeros."""
     if micro_batch.is_dummy:
         zeros_N = torch.zeros_like(micro_batch.inputs.advantage_N)
         nothing: dict[str, Any] = dict.fromkeys(of_all, zeros_N)

@@ -1,14 +1,14 @@
-"""The trained policy and everything that changes with it, without the controller: open, step, publish, save, export.
+"""The trained policy and its state, without the controller: open, step, publish, save, export.
 
-Owns: the order in which model, optimizer, checkpoint and weight store are touched, and the version they are at.
-Refuses: messages and waiting (worker.py), the mathematics (step.py), how a model is spread over ranks (backends/).
+It defines the order in which model, optimizer, checkpoint and weight store are used, and their version. Messages are in
+worker.py, the mathematics in step.py, and the distribution of a model over ranks in backends/.
 
-Every method but `prepare` runs on the one compute thread; `prepare` touches no model and may run alongside it.
-With several ranks each has a Training, and all do the same: what rank 0 is called for it first tells the others, whose
-follower.py then calls the same method there. Files are written by rank 0 alone.
+Every method except `prepare` runs on the compute thread; `prepare` uses no model and may run in parallel.
+With several ranks each has a Training, and all do the same: rank 0 first sends an order to the others, whose
+follower.py then calls the same method. Only rank 0 writes files.
 
-`publish` and `save` copy and return at once; what they return does the rest and may run on another thread, alongside
-the next step: one version at a time, one checkpoint at a time.
+`publish` and `save` make a copy and return at once. They return a function that does the rest and may run on another
+thread, in parallel with the next step: one version at a time, one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from trainer.weights.version_writer import VersionWriter, Written
 log = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 4
-"""Adapters of past versions that are kept to compare engines with."""
+"""Number of adapters of past versions that are kept for comparison with engines."""
 MAX_BAD_STEPS = 3
 """Consecutive steps with a skipped update (a gradient that is not finite) that end the run."""
 
@@ -84,7 +84,7 @@ class Saved(NamedTuple):
 
 
 def trainer_settings(spec: ProcessSpec) -> TrainerSettings:
-    """The trainer's own section of `spec`. Raises UserError."""
+    """Return the trainer's section of `spec`. Raises UserError."""
     try:
         return TrainerSettings.model_validate(spec.settings)
     except pydantic.ValidationError as error:
@@ -94,7 +94,7 @@ def trainer_settings(spec: ProcessSpec) -> TrainerSettings:
 
 
 class Training:
-    """One policy in training. `open` first; then `prepare` and `run` step by step."""
+    """One policy in training. Call `open` first; then `prepare` and `run` for each step."""
 
     def __init__(self, spec: ProcessSpec, spans: Spans | None = None) -> None:
         self.spec, self.settings = spec, trainer_settings(spec)
@@ -103,16 +103,16 @@ class Training:
         self.ranks = Ranks.alone()
         self.counters: dict[str, float] = {"steps": 0.0, "tokens": 0.0, "skipped_updates": 0.0}
         self.staleness: Counter[int] = Counter()
-        """Groups trained on, by their staleness, along the lineage that leads to the present version."""
+        """Groups trained on, by their staleness, along the lineage of the current version."""
         self._positions: dict[int, RunPosition] = {}
-        """By step, of the batches prepared and not trained on yet."""
+        """Positions by step, of the batches that are prepared and not yet trained on."""
         self._position = RunPosition()
         self._spans = spans
         self._adapter: PolicyAdapter | None = None
         self._adapter_check: AdapterCheck | None = None
         self._critic: Critic | None = None
         self._critic_folder: Path | None = None
-        """The checkpoint that has the critic, where training goes on from one."""
+        """The checkpoint with the critic, if training continues from one."""
         self._copy = HostCopy()
         self._saved: Path | None = None
         self._bad_steps = 0
@@ -121,14 +121,14 @@ class Training:
     # ------------------------------------------------------------ start
 
     def open(self) -> None:
-        """Load the model, or the checkpoint named by `resume_from`; afterwards `version` is what it holds.
+        """Load the model, or the checkpoint named by `resume_from`; afterwards `version` is the loaded version.
 
         Raises UserError for a bad model folder or kernel, WeightError for a damaged checkpoint.
         """
         transformers.utils.logging.disable_progress_bar()
         register()
         spec = self.spec
-        assert spec.model.path is not None, "the controller hands a prepared folder"
+        assert spec.model.path is not None, "the controller passes a prepared folder"
         self._source = Path(spec.model.path)
         resumed = Path(spec.resume_from) if spec.resume_from else None
         state = None
@@ -153,10 +153,10 @@ class Training:
             self._writer = VersionWriter(Path(spec.weight_dir), self.settings.weights)
 
     def _build(self) -> None:
-        """Model, backend and step; what was chosen, and why, goes into trainer.json."""
+        """Create model, backend and step; the choices and their reasons are written to trainer.json."""
         spec = self.spec
         device = own_device(self.settings.device, spec)
-        is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
+        is_taken = spec.is_colocated and spec.is_device_taken  # moved there when it is the trainer's turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
         model = load_causal_lm(self._source, device=model_device)
         num_whole = num_parameters(model)
@@ -212,7 +212,7 @@ class Training:
         )
 
     def _meet(self, backend: BackendDescriptor) -> Ranks:
-        """The other ranks, where the backend has any."""
+        """Join the other ranks, if the backend has any."""
         settings = self.settings
         if not backend.needs_process_group:
             return Ranks.alone(settings.device)
@@ -225,7 +225,7 @@ class Training:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model; with several ranks its parameters may be parts."""
+        """The transformers model; with several ranks its parameters may be sharded."""
         return self.policy.model
 
     def _restore(self, folder: Path, state: CheckpointState) -> None:
@@ -260,16 +260,16 @@ class Training:
     # ------------------------------------------------------------ steps
 
     def prepare(self, samples: Sequence[BatchSample], step: int, position: RunPosition | None = None) -> PreparedBatch:
-        """Pack this rank's part of the batch of `step`; rank 0 hands the batch on. Touches no model; any thread."""
+        """Pack this rank's part of the batch of `step`; rank 0 sends it to the others. Uses no model; any thread."""
         if position is not None:
             self._positions[step] = position
         self.ranks.send_batch(samples, step, self.spec.lineage)
         return self._step.prepare(samples, step - 1)
 
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
-        """One step: version n - 1 becomes n. Returns its metrics.
+        """Run one step: version n - 1 becomes n. Returns its metrics.
 
-        Raises PolicyDiverged when updates had to be skipped in several steps in a row.
+        Raises PolicyDiverged if updates had to be skipped in several consecutive steps.
         """
         assert prepared.step == self.version + 1, f"batch of step {prepared.step} at version {self.version}"
         started_s = time.perf_counter()
@@ -284,7 +284,7 @@ class Training:
             self._adapter_check.remember(self.version)
         self._step.remember(self.version)
         self.counters["steps"] += 1
-        if not self._is_settled:  # the first step imports what torch keeps for it
+        if not self._is_settled:  # torch imports modules in the first step
             freeze_heap()
             self._is_settled = True
         self.counters["tokens"] += metrics["tokens"]
@@ -300,12 +300,12 @@ class Training:
             raise PolicyDiverged(self.version - self._bad_steps, what)
         return metrics
 
-    # ------------------------------------------------------------ what it leaves behind
+    # ------------------------------------------------------------ versions, checkpoints and exports
 
     def publish(self) -> Callable[[], Written]:
-        """Copy the present version. What is returned writes the copy into the weight store; it touches no model and may
-        run on another thread, one version at a time. Only rank 0 has a copy to write.
-        Raises PolicyDiverged instead of publishing what is not finite.
+        """Copy the current version. The returned function writes the copy into the weight store; it uses no model and
+        may run on another thread, one version at a time. Only rank 0 has a copy to write.
+        Raises PolicyDiverged instead of publishing values that are not finite.
         """
         version, lineage = self.version, self.spec.lineage
         if self.ranks.is_leader:
@@ -326,15 +326,16 @@ class Training:
         return lambda: self._writer.write(version, lineage, tensors, note)
 
     def publish_again(self, version: int) -> Written | None:
-        """Write this version again, whole, from the copy in memory; None where it is not the newest any more.
+        """Write this version again, in full, from the copy in memory; returns None if it is no longer the newest.
 
-        Touches no model; may run on another thread, but not alongside what `publish` returned. Raises WeightError.
+        Uses no model; may run on another thread, but not in parallel with the function returned by `publish`. Raises
+        WeightError.
         """
         return self._writer.write_again(version, self.spec.lineage)
 
     @property
     def setup_description(self) -> str:
-        """What was chosen, for the screen."""
+        """The choices of attention and backend, for the screen."""
         words = f"attention {self.attention.name} ({self.attention.reason})"
         return words if self.settings.backend == DEFAULT_BACKEND else f"{words}; backend {self._backend_words}"
 
@@ -345,14 +346,14 @@ class Training:
 
     @property
     def is_saved(self) -> bool:
-        """True where a checkpoint of the present version is on disk."""
+        """True if a checkpoint of the current version is on disk."""
         return self._saved == checkpoint.checkpoint_folder(self.run_dir, self.version)
 
     def save(self) -> Callable[[], Saved]:
-        """Copy the state of the present version. What is returned makes a checkpoint of the copy; it touches no model.
+        """Copy the state of the current version. The returned function writes a checkpoint of it; it uses no model.
 
-        That raises OperationError when the disk refuses; `is_saved` is true once it has returned. On other ranks than 0
-        it sends this rank's part to rank 0.
+        That function raises OperationError if writing fails; `is_saved` is true once it has returned. On ranks other
+        than 0 it sends this rank's part to rank 0.
         """
         self.ranks.tell(Order.SAVE)
         started_s = time.perf_counter()
@@ -402,7 +403,7 @@ class Training:
         return Saved(folder, len(copied.buffer_U), time.perf_counter() - started_s)
 
     def export(self) -> Path:
-        """The policy as a Hugging Face folder <run>/final, in the model's dtype."""
+        """Export the policy as a Hugging Face folder <run>/final, in the model's dtype."""
         self.ranks.tell(Order.EXPORT)
         with peer_errors_as_rank_lost("gathering the weights"):
             weights: Mapping[str, torch.Tensor] | None = self._weights_in_parts()
@@ -414,19 +415,19 @@ class Training:
         return target
 
     def close(self) -> None:
-        """The end, for all ranks; afterwards nothing may be called."""
+        """End training on all ranks; afterwards nothing may be called."""
         self.ranks.end_batches()
         self.ranks.tell(Order.END)
         self.ranks.close()
 
     def _weights_in_parts(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor] | None:
-        """The full tensors, where the model itself has only parts of them; is_wanted: of these names."""
+        """Return the full tensors if the model has only parts of them; is_wanted: filter by name."""
         if not self.ranks.has_group:
             return None
         return self.policy.full_weights() if is_wanted is None else self.policy.full_weights(is_wanted)
 
     def _companions(self) -> Path:
-        """Where tokenizer and generation config lie: the prepared folder, or a checkpoint if that one is gone."""
+        """The folder of tokenizer and generation config: the prepared folder, or a checkpoint if that one is gone."""
         prepared = Path(self.spec.model.path or "")
         return prepared if prepared.is_dir() else self._saved or self._source
 

@@ -1,8 +1,8 @@
-"""What a checkpoint holds of a running training, and how it comes back bit for bit.
+"""The contents of a checkpoint of a running training, restored bit for bit.
 
-Owns: AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor whole), the model's files, the
-states of the random generators. Any backend with any number of ranks reads what any other wrote.
-Refuses: the folder's rules (checkpoint.py), the schedule (a pure function of the step, so it has no state).
+These are AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor in full), the model's files, and
+the states of the random generators. Any backend with any number of ranks reads what any other wrote. The schedule has
+no state, because it is a pure function of the step. The folder is managed in checkpoints/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _GENERATOR = "generator/"
 
 
 class PolicyFiles(Protocol):
-    """What turns the policy's named tensors into files: of a whole model, or of an adapter (adapter_files.py)."""
+    """Writes the policy's named tensors to files: of a full model, or of an adapter (adapter_files.py)."""
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-        """Write them into an existing folder; what is known of the large ones."""
+        """Write them into an existing folder; returns sizes and checksums of the large files."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What turns named tensors into the model's folder. Made from the whole model, before it is spread over ranks."""
+    """Writes named tensors as a model folder. Created from the full model, before it is distributed over ranks."""
 
     config_json: str
     model: PreTrainedModel | None
-    """Where its tensors have other names or shapes on disk than in memory (transformers' weight conversions)."""
+    """Set if tensors have other names or shapes on disk than in memory (transformers' weight conversions)."""
     ignored: frozenset[str]
 
     @staticmethod
     def of(model: PreTrainedModel) -> ModelFiles:
-        """As transformers itself would save it, in float32."""
+        """Create the files as transformers would save them, in float32."""
         holder: Any = model
         model.config.dtype = "float32"
         model.config.architectures = [type(model).__name__]
@@ -61,7 +61,7 @@ class ModelFiles:
         return ModelFiles(config_json, model if _is_converted(model) else None, ignored)
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-        """config.json and model.safetensors into an existing folder."""
+        """Write config.json and model.safetensors into an existing folder."""
         (folder / "config.json").write_text(self.config_json)
         kept = {name: tensor for name, tensor in weights.items() if name not in self.ignored}
         if self.model is not None:
@@ -81,7 +81,7 @@ def _is_converted(model: PreTrainedModel) -> bool:
 
 
 def torch_generators() -> dict[str, torch.Tensor]:
-    """States of torch's generators, by the names they have in the file."""
+    """States of torch's generators, by their names in the file."""
     states = {_GENERATOR + "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states |= {f"{_GENERATOR}cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -95,9 +95,9 @@ def write_training_state(
     files: PolicyFiles,
     source: Path,
 ) -> dict[str, FileFacts]:
-    """Model (float32), tokenizer files of `source`, optimizer state, generators and critic into `folder`.
+    """Write model (float32), tokenizer files of `source`, optimizer state, generators and critic into `folder`.
 
-    tensors: whole ones by the keys of trainer.host_copy. Returns what is known of the large files.
+    tensors: full tensors by the keys of trainer.host_copy. Returns sizes and checksums of the large files.
     """
     weights = {key.removeprefix(_WEIGHT): value for key, value in tensors.items() if key.startswith(_WEIGHT)}
     facts = files.write(folder, weights)
@@ -108,9 +108,9 @@ def write_training_state(
 
 
 def restore_training_state(folder: Path, backend: Backend) -> None:
-    """Put the optimizer and torch's generators where `write_training_state` found them; the model is loaded already.
+    """Restore the optimizer and torch's generators as saved by `write_training_state`; the model is loaded already.
 
-    Raises WeightError when the file is damaged or belongs to another model.
+    Raises WeightError if the file is damaged or belongs to another model.
     """
     file = folder / OPTIMIZER
     known = {name for name, _ in backend.model.named_parameters()}
@@ -130,7 +130,7 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
                 kinds.setdefault(name, []).append(kind)
 
             def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: out of the mapped file, into aligned memory
+                # clone: copies from the mapped file into aligned memory
                 return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
 
             backend.load_moments(read)
@@ -139,18 +139,18 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
 
 
 def check_architecture(checkpoint: Path, prepared: Path) -> None:
-    """Raises UserError where the checkpoint holds another model than the one in `prepared` (if that is still there)."""
+    """Raise UserError if the checkpoint has another model than `prepared` (if that folder still exists)."""
     if not (prepared / "config.json").is_file():
         return
     difference = ""
     for key in ("model_type", "num_hidden_layers"):
         there, here = (getattr(read_config(folder).get_text_config(), key, None) for folder in (checkpoint, prepared))
         if there != here:
-            difference = difference or f"{key} is {there} there and {here} in the run's model"
+            difference = difference or f"{key} is {there} in the checkpoint and {here} in the run's model"
     theirs, ours = _shapes(checkpoint), _shapes(prepared)
     for name in sorted(theirs.keys() & ours.keys()):
         if theirs[name] != ours[name]:
-            shapes = f"{list(theirs[name])} there and {list(ours[name])} in the run's model"
+            shapes = f"{list(theirs[name])} in the checkpoint and {list(ours[name])} in the run's model"
             difference = difference or f"{name} is {shapes}"
     if difference:
         raise UserError(
@@ -161,7 +161,7 @@ def check_architecture(checkpoint: Path, prepared: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model folder's tensors by name, from the files' headers alone."""
+    """Shapes of a model folder's tensors by name, read from the files' headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         if file.suffix == ".safetensors":
@@ -185,7 +185,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Undo of `generator_states`; generators it does not know keep their state."""
+    """Restore the states of `generator_states`; generators that are not included keep their state."""
     if "python" in states:
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words), gauss))

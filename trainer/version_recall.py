@@ -1,17 +1,17 @@
-"""Log-probs of a step's tokens under the versions that sampled them, computed by the trainer itself.
+"""Log-probs of a step's tokens under the versions that sampled them, computed by the trainer.
 
-Owns: `VersionRecall`: which versions a step needs, computing with their weights, and putting the present ones back.
-Refuses: keeping versions (past_versions.py), what log-probs are used for (objectives/versions.py).
+It finds the versions that a step needs, computes with their weights, and restores the current ones. Versions are kept
+in past_versions.py; objectives/versions.py uses the log-probs.
 
-"Version" means the weights that engines got: rounded to their type. Where that is float32, the present version is the
-policy itself, and tokens that it sampled take no pass of their own. With an adapter (`trainer.lora`) only the adapter
-is kept, and its targets are rounded while it computes.
+"Version" means the weights that engines received, rounded to their dtype. If that is float32, the current version is
+the policy itself, and the tokens that it sampled need no separate pass. With an adapter (`trainer.lora`) only the
+adapter is kept, and the layers it applies to are rounded while it computes.
 
-Versions are the same on all ranks: one that a single rank let go, for want of memory, is not used by any. A resumed
-trainer holds the version of its checkpoint alone.
+Versions are the same on all ranks: one that a single rank dropped, for lack of memory, is not used by any. A resumed
+trainer only has the version of its checkpoint.
 
-Cost: one forward pass over the sequences that have a token of an older version, for each such version; where the
-balance heuristic asks for it, over all sequences of the step.
+Cost: one forward pass over the sequences that have a token of an older version, for each such version; with the balance
+heuristic, over all sequences of the step.
 
 Shapes: N sampled tokens of one micro-batch, S sequences of it, M sampled tokens of some of them.
 """
@@ -39,9 +39,10 @@ MEGABYTE = 1e6
 
 
 class VersionRecall:
-    """`remember` every version; `look` at a batch before its step. On the compute thread; `look` is collective.
+    """Recalls versions: `remember` every version; `look` at a batch before its step. On the compute thread; `look` is
+    collective.
 
-    dtype: of the weights that engines get. fence: called before weights change. needs: of the loss.
+    dtype: of the weights that engines receive. fence: called before weights change. needs: of the loss.
     """
 
     def __init__(self, policy: Backend, setup: Setup, *, dtype: DType, fence: Callable[[], None], needs: Needs) -> None:
@@ -53,7 +54,7 @@ class VersionRecall:
         self._num_passes = 0
 
     def remember(self, version: int) -> None:
-        """Keep this rank's part of the policy, which is `version` now."""
+        """Keep this rank's part of the policy as `version`."""
         dtype = torch.float32 if self._has_adapter else self._dtype
         own = self._policy.own_weights().items()
         self._past.add(version, {name: one.to("cpu", dtype, copy=True).contiguous() for name, one in own})
@@ -81,7 +82,7 @@ class VersionRecall:
         return replace(prepared, mini_batches=mini_batches)
 
     def metrics(self) -> dict[str, float]:
-        """What is kept, and the passes of the last step, of this rank."""
+        """Number and size of kept versions, and passes of the last step, of this rank."""
         held = len(self._past.held)
         return {
             "versions_held": float(held),
@@ -96,7 +97,7 @@ class VersionRecall:
         return {one for one, count in zip(versions, num_ranks, strict=True) if count == self._ranks.size}
 
     def _compute(self, wanted: Sequence[int], finders: Mapping[Place, _Finder]) -> None:
-        """The passes of every version: as many on each rank."""
+        """Run the passes of every version, the same number on each rank."""
         places = list(finders)
         members = [[finders[place].members_of(version) for place in places] for version in wanted]
         is_needed = torch.tensor([[float(bool(one)) for one in row] for row in members], device=self._ranks.device)
@@ -111,7 +112,7 @@ class VersionRecall:
 
     @contextlib.contextmanager
     def _weights_kept(self) -> Iterator[None]:
-        """The present weights are back afterwards, bit for bit."""
+        """Restore the current weights afterwards, bit for bit."""
         is_same = self._dtype == torch.float32 or self._has_adapter
         present: Weights = self._past.newest()
         if not is_same:
@@ -154,7 +155,7 @@ class _Finder:
         self._mixture_N = torch.full_like(self._own_N, -math.inf) if needs.mixture else None
 
     def members_of(self, version: int) -> list[int]:
-        """Sequences that take a pass of `version`."""
+        """Return the sequences that need a pass of `version`."""
         if self._micro_batch.is_dummy:
             return []
         if self._mixture_N is not None:
@@ -163,8 +164,8 @@ class _Finder:
         return found
 
     def take(self, version: int, members: Sequence[int], policy: Backend) -> None:
-        """Compute with the weights of `version`, which are in place. Without members the pass keeps other ranks
-        company."""
+        """Compute with the weights of `version`, which are loaded. Without members the pass only takes part in the
+        collectives of other ranks."""
         packed, places_M = self._micro_batch.packed.subset(members or [0])
         logprobs_M, _ = policy.logprobs(packed.to(self._device), with_entropy=False)
         if not members:
@@ -177,7 +178,7 @@ class _Finder:
             self._mixture_N[indices_M] = self._mixture_N[indices_M].logaddexp(term_M)
 
     def result(self) -> Recalled:
-        """What was found."""
+        """Return the log-probs that were computed."""
         return Recalled(
             own_N=self._own_N,
             is_recalled_N=torch.from_numpy(self._is_recalled_N).to(self._device),

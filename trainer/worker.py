@@ -1,22 +1,23 @@
-"""The trainer process: asks for batches, trains on them in order, publishes every version, saves, ends.
+"""The trainer process: requests batches, trains on them in order, publishes every version, saves and exits.
 
-Owns: the conversation with the controller and the waiting. Refuses: the policy itself (training.py) and deciding
-anything about staleness or replay (the controller's: batches are trained in the order of their steps, nothing else).
+It handles the communication with the controller and all waiting. The policy is in training.py. Staleness and replay are
+decided by the controller: batches are trained on in the order of their steps.
 
 Map of the loops, all in one TaskGroup on one event loop:
-  _train      the steps, in order. Waits for the batch it asked for (woken by _listen and by packing; at most
+  _train      the steps, in order. Waits for the requested batch (woken by _listen and by packing; at most
               max_batch_wait_s), and for the compute thread. Ends when the run does, and ends the others.
-  _listen     messages of the hub into fields of this object; raises when the hub is silent for controller_silence_s.
+  _listen     messages of the hub into fields of this object; raises if the hub is silent for controller_silence_s.
   _watch      wakes _train when the process is asked to stop.
   _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
-              waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
-  (rewrite)   one task per version whose files were found damaged: waits for a write under way, writes the copy again.
-  (saving)    one task per checkpoint: writes the copy that _train made, and tells. _train waits for the last one only.
-  (sender)    where weights are streamed: serves them to the workers.
-After the last step it stays until asked to end: workers may still need the last version, also written again.
-Three threads alongside the loop: one computes (torch), one packs, one writes checkpoints. A batch is asked for when the
-step before it starts and packed while that step computes: a prefetch of exactly one, so two batches are in memory at
-most. In `mode: sync` the controller simply does not send it earlier.
+              waits for it, and so does the report of a saved checkpoint: versions are announced in order.
+  (rewrite)   one task per version whose files were found damaged: waits for a running write, writes the copy again.
+  (saving)    one task per checkpoint: writes the copy that _train made, and reports it. _train waits for the last one
+              only.
+  (sender)    if weights are streamed: serves them to the workers.
+After the last step it runs until asked to end, because workers may still need the last version, possibly rewritten.
+There are three threads in addition to the loop: one computes (torch), one packs, one writes checkpoints. A batch is
+requested when the previous step starts, and packed while that step computes: a prefetch of exactly one, so at most two
+batches are in memory. In `mode: sync` the controller does not send it earlier.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ log = logging.getLogger(__name__)
 ACCEPT: frozenset[type] = frozenset({Batch, NoMoreBatches, RewriteVersion, SaveCheckpoint})
 CONNECT_S = 30.0
 POLL_S = 0.5
-"""Longest sleep of a wait: bounds how late a silent hub or a missed deadline is seen."""
+"""Longest sleep of a wait, which bounds the delay in detecting a silent hub or a missed deadline."""
 
 Result = TypeVar("Result")
 
 
 class TrainerWorker:
-    """Drives one Training over one Link until the run ends, the process is asked to stop, or something breaks."""
+    """Drives one Training over one Link until the run ends, the process is asked to stop, or an error occurs."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class TrainerWorker:
         activity: Activity,
         sender: Sender | None = None,
     ) -> None:
-        """`sender`: serves the versions to the workers; None: they find them in the weight store."""
+        """`sender`: serves the versions to the workers; None: they read them from the weight store."""
         self._sender = sender
         self._writing: asyncio.Task[None] | None = None
         """Writes and announces the newest version."""
@@ -96,9 +97,9 @@ class TrainerWorker:
         self._packing_thread = ThreadPoolExecutor(1, "packing")
         self._news = asyncio.Event()
         self._requested = 0
-        """Step of the newest batch asked for."""
+        """Step of the newest requested batch."""
         self._packing: tuple[int, asyncio.Future[PreparedBatch]] | None = None
-        """Step and packed form of the batch that came for it."""
+        """Step and packed form of the batch that was received for it."""
         self._samples: dict[int, tuple[tuple[int, int], ...]] = {}
         """Group and index of the samples of a batch that is not trained on yet, by step."""
         self._published: VersionPublished | None = None
@@ -115,7 +116,7 @@ class TrainerWorker:
                     await self._sender.start()
                     helpers.append(self._group.create_task(self._sender.run()))
                 await self._train()
-                await self._serve_on()
+                await self._serve_until_stopped()
                 for helper in helpers:
                     helper.cancel()
         finally:
@@ -126,8 +127,8 @@ class TrainerWorker:
                 await self._sender.close()
         return self._end_reason
 
-    async def _serve_on(self) -> None:
-        """Workers may still need the last version: stay until asked to end, or until _listen finds the hub silent."""
+    async def _serve_until_stopped(self) -> None:
+        """Run until asked to end, or until _listen finds the hub silent: workers may still need the last version."""
         with self._activity.state("serve"):
             await self._stop.wait()
 
@@ -151,7 +152,7 @@ class TrainerWorker:
         await self._finish()
 
     async def _next_batch(self) -> PreparedBatch | None:
-        """The packed batch of the next step; None when there is no next step. Raises DeadlineExceeded."""
+        """Return the packed batch of the next step; None if there is no next step. Raises DeadlineExceeded."""
         step = self._training.version + 1
         limit_s = self._training.settings.max_batch_wait_s
         with self._activity.state("wait:batch", step=step):
@@ -168,19 +169,19 @@ class TrainerWorker:
 
     async def _wait_for_news(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 can swallow the cancellation that ends us
+            async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 can swallow a cancellation
                 await self._news.wait()
         self._news.clear()
 
     def _is_over(self) -> bool:
-        """No further step is to run; says why in `_end_reason`."""
+        """True if no further step is to run; the reason is in `_end_reason`."""
         if self._stop.is_set():
             self._end_reason = self._end_reason or "asked to stop"
             return True
         return self._last_step is not None and self._training.version >= self._last_step
 
     async def _finish(self) -> None:
-        """Leave a checkpoint; after the last step also the policy as a Hugging Face folder."""
+        """Save a checkpoint; after the last step also export the policy as a Hugging Face folder."""
         await self._saving.last(self._group, self._writing)
         if self._last_step is not None and self._training.version >= self._last_step:
             with self._activity.state("export"):
@@ -214,13 +215,13 @@ class TrainerWorker:
         await self._link.send(self._published)
 
     async def _publish_location(self, written: Written, version: int) -> str:
-        """What the announcement of a version that was just written says."""
+        """Return the location for the announcement of a version that was just written."""
         if self._sender is None:
             return str(written.path)
         return await self._sender.publish(written.path, version, self._spec.lineage)
 
     async def _write_again(self, wanted: RewriteVersion) -> None:
-        """The files of a version are damaged. Of one that was superseded meanwhile the successor is the remedy."""
+        """Write a version again whose files are damaged. If it was superseded meanwhile, workers load its successor."""
         await self._all_announced()
         place, reason = "", ""
         async with self._store_turn:
@@ -244,7 +245,7 @@ class TrainerWorker:
         )
 
     async def _all_announced(self) -> None:
-        """Every version copied so far is written and announced; a failure ends the group, and us with it."""
+        """Wait until every version copied so far is written and announced; a failure ends the group and this task."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
@@ -284,12 +285,12 @@ class TrainerWorker:
                 self._end_reason = self._end_reason or message.reason
                 self._stop.set()
             case Welcome():
-                await self._tell_again()
+                await self._report_again()
             case _:
                 log.warning("ignored a %s", type(message).__name__)
 
     def _take_batch(self, batch: Batch) -> None:
-        """Pack the batch if it is the one asked for; refuse any other: it was trained on, or its turn never came."""
+        """Pack the batch if it is the requested one; refuse any other, which is repeated or out of order."""
         is_repeated = self._packing is not None and self._packing[0] == batch.step
         is_stray = batch.lineage != self._spec.lineage
         if batch.step != self._requested or is_repeated or is_stray:
@@ -298,7 +299,7 @@ class TrainerWorker:
                 f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
             )
             log.error(
-                "refused the batch of step %d (%s): step %d of lineage %s was asked for",
+                "refused the batch of step %d (%s): step %d of lineage %s was requested",
                 batch.step, why, self._requested, self._spec.lineage,
             )  # fmt: skip
             return
@@ -311,8 +312,8 @@ class TrainerWorker:
         with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
             return self._training.prepare(batch.samples, batch.step, batch.position)
 
-    async def _tell_again(self) -> None:
-        """The hub knows nothing of us: repeat what it must know."""
+    async def _report_again(self) -> None:
+        """Repeat what the hub must know after it lost its state."""
         log.warning("the controller restarted this connection: reporting published and requested versions again")
         if self._published is not None:
             await self._link.send(self._published)
@@ -325,7 +326,7 @@ class TrainerWorker:
 
 
 async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
-    """The whole life of a trainer process between its spec and its exit."""
+    """Run a trainer process with the given spec until it exits."""
     torch.set_num_threads(spec.num_threads)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     activity = Activity(tracer)
@@ -346,7 +347,7 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
 
 
 async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, activity: Activity) -> None:
-    """Rank 0, or the only one."""
+    """Run rank 0, or the only rank."""
     sender = sender_of(spec, training.settings)
     peer = Peer(
         address=spec.hub_address,
@@ -362,5 +363,5 @@ async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, acti
     )
     await peer.connect(CONNECT_S)
     reason = await TrainerWorker(spec, training, peer, stop, activity, sender).run()
-    await peer.close(reason)  # not after a failure: a Goodbye says that the end was orderly
-    await asyncio.to_thread(training.close)  # last: an exit of the other ranks before our Goodbye were a surprise
+    await peer.close(reason)  # not after a failure: a Goodbye means a normal exit
+    await asyncio.to_thread(training.close)  # last: the other ranks must not exit before the Goodbye

@@ -234,7 +234,7 @@ def test_an_adapter_is_not_merged_into_another_base(
     with pytest.raises(UserError, match="this model is not the base that the adapter was trained on"):
         export_adapter(folder, tmp_path / "out", form="merged")
     prepared.rename(tmp_path / "moved")
-    with pytest.raises(UserError, match=r"not there any more.*--lora adapter"):
+    with pytest.raises(UserError, match=r"no longer exists.*--lora adapter"):
         export_adapter(folder, tmp_path / "out", form="merged")
     assert not (tmp_path / "out").exists()
 

@@ -109,11 +109,11 @@ def test_an_adapter_of_another_rank_or_on_other_modules_is_not_loaded(
         load_adapter(saved, model, settings, BASE)
     assert str(raised.value) == (
         f"{saved}: the checkpoint holds an adapter of another rank, or on other modules"
-        " -> use trainer.lora as the run had it (rank 4, targets q_proj, up_proj), or start a new run"
+        " -> use the run's original trainer.lora (rank 4, targets q_proj, up_proj), or start a new run"
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     (saved / "adapter_config.json").write_text('{"lora_alpha": 8}')
-    with pytest.raises(UserError, match=r"as the run had it \(its adapter_config\.json is damaged\)"):
+    with pytest.raises(UserError, match=r"the run's original trainer\.lora \(its adapter_config\.json is damaged\)"):
         load_adapter(saved, model, settings, BASE)
 
 
@@ -124,7 +124,7 @@ def test_an_adapter_is_not_loaded_on_another_base(saved: Path, tiny_model: MakeM
         load_adapter(saved, model, SETTINGS, other)
     assert str(raised.value) == (
         f"{saved}: the checkpoint's adapter belongs to another base than /b"
-        " -> resume with the model and model.dtype that the run began with"
+        " -> resume with the model and model.dtype that the run started with"
     )
     load_adapter(saved, model, SETTINGS, BaseIdentity("/moved", "float32", {"w": 3}))
 

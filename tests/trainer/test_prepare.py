@@ -200,7 +200,7 @@ def test_bad_model_folder_is_one_sentence(damage: Any, words: str, tmp_path: Pat
         (ModelSettings(), "path or init"),
         (ModelSettings(path="x", init=INIT), "path or init"),
         (ModelSettings(path="/absent/model"), "no such model folder"),
-        (ModelSettings(init=INIT), "no tokenizer of its own"),
+        (ModelSettings(init=INIT), "has no tokenizer"),
         (ModelSettings(init=INIT, tokenizer="nowhere"), "no tokenizer folder"),
     ],
 )

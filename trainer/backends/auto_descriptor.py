@@ -1,4 +1,4 @@
-"""What the rest of the program asks of `auto`, which chooses a backend when the model's size is known (choice.py)."""
+"""Descriptor of `auto`, which chooses a backend when the model's size is known (choice.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.config import TrainerSettings
 
 
 class AutoDescriptor(BackendDescriptor):
-    """Judged by what it can fall back on: everything sharded, in host memory where no GPU is large enough."""
+    """Described by its last option: everything sharded, in host memory if no GPU is large enough."""
 
     name = "auto"
     adapts_to_memory = True
@@ -27,7 +27,7 @@ class AutoDescriptor(BackendDescriptor):
         return StateLayout.even(settings.ranks, on_host=settings.device.startswith("cuda") and is_too_much)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
-        """Several ranks shard by FSDP."""
+        """With several ranks as FSDP, which shards the model."""
         if settings.ranks > 1:
             return FSDP.working_bytes(settings, demand)
         return super().working_bytes(settings, demand)

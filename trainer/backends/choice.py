@@ -1,7 +1,6 @@
-"""Which backend trains, and why.
+"""Chooses the backend for training, and creates it.
 
-Owns: `choose_backend`, `make_backend`, what `auto` chooses. Refuses: running anything. Backends are imported only when
-they are chosen: DeepSpeed is an extra.
+Backends are imported only when they are chosen: DeepSpeed is an extra.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from trainer.backends.torch_descriptor import TORCH
 from trainer.config import TrainerSettings
 
 TRAINING_BYTES = 16
-"""Of one parameter: itself, its gradient, AdamW's two moments, float32 each."""
+"""Bytes per parameter: itself, its gradient, AdamW's two moments, float32 each."""
 USABLE_SHARE = 0.75
-"""Of a device's memory; the rest is for activations and logits."""
+"""Usable share of a device's memory; the rest is for activations and logits."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The backend a run uses, and why; printed and recorded by the caller. `settings` are those it runs with."""
+    """The backend of a run, and the reason; the caller prints and records them. `settings`: those it runs with."""
 
     descriptor: BackendDescriptor
     reason: str
@@ -46,9 +45,9 @@ class BackendChoice:
 def choose_backend(
     settings: TrainerSettings, num_parameters: int, device: torch.device, *, num_frozen: int = 0
 ) -> BackendChoice:
-    """The backend that `settings` name, or the one that fits the model. Raises UserError where it cannot run.
+    """Return the backend named in `settings`, or the one that fits the model. Raises UserError if it cannot run.
 
-    num_parameters: those that are trained.
+    num_parameters: number of trained parameters.
     """
     descriptor = find_backend(settings.backend)
     if descriptor is AUTO:
@@ -69,10 +68,10 @@ def choose_backend(
 def fitting_backend(
     settings: TrainerSettings, num_bytes: float, device_type: str, memory_bytes: float
 ) -> BackendChoice:
-    """`auto`, as a pure function. num_bytes: of the state. memory_bytes: of one rank's device.
+    """Choose the backend for `auto`, as a pure function. num_bytes: of the state. memory_bytes: of one rank's device.
 
-    One rank that holds everything needs no sharding; several ranks shard by FSDP2 (ZeRO needs an extra package and
-    shards the same things); what does not fit a GPU even so goes to host memory.
+    A single rank that holds everything needs no sharding; several ranks shard by FSDP2 (ZeRO needs an extra package and
+    shards the same state); what still does not fit a GPU is moved to host memory.
     """
     need_bytes = num_bytes / settings.ranks
     share = f"{need_bytes / 1e9:.3g} GB of weights, gradients and AdamW" + (" each" if settings.ranks > 1 else "")
@@ -89,13 +88,13 @@ def fitting_backend(
 
 
 def make_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: Setup) -> Backend:
-    """Spread `model`, whole until now, as the backend does. Collective. Raises UserError."""
+    """Create the backend from the full `model`, which it may distribute. Collective. Raises UserError."""
     backend: Backend = import_factory(descriptor.factory, KIND_KEY)(model, setup)
     return backend
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:
-    """Memory of one rank's device; on a CPU its part of the machine's."""
+    """Return the memory of one rank's device; on a CPU its part of the machine's."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return psutil.virtual_memory().total / num_ranks

@@ -1,11 +1,11 @@
-"""GPUs that take time instead of training: what a roofline gives for the batch they get.
+"""Emulated GPUs, which take the time that a roofline model predicts for a batch, instead of training.
 
-Owns: counting what would be computed, and sleeping until it would be done. Refuses: the weights, which stay as they are
-(the tiny model's, so that versions really travel), and when a step may begin (trainer/emulated.py knows).
+It counts what would be computed and sleeps until it would be done. The weights do not change (they are those of the
+tiny model, so that versions are really transferred). trainer/emulated.py determines when a step may begin.
 
-The passes that `TrainStep` makes are counted as they come: proximal log-probs, then forward and backward of each
+The passes of `TrainStep` are counted as they are called: proximal log-probs, then forward and backward of each
 micro-batch. An update is due when the GPU with the heaviest share of its mini-batch would be done, at an absolute
-moment: a late wake-up does not delay the next update.
+time: a late wake-up does not delay the next update.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ class EmulatedBackend:
     """See trainer.backends.port.Backend."""
 
     def __init__(self, model: PreTrainedModel, setup: Setup, emulation: EmulationSettings) -> None:
-        """Raises UserError for a GPU or model that is not known."""
+        """Raises UserError for an unknown GPU or model."""
         self.model, self._setup, self._emulation = model, setup, emulation
         self._costs = roofline_of(emulation, is_recomputing_activations=setup.settings.gradient_checkpointing)
         self._forward: list[int] = []
-        """Emulated lengths of sequences that only log-probs were asked of, since the last update."""
+        """Emulated lengths of sequences with a forward pass only, since the last update."""
         self._gradient: list[int] = []
         self.due_s = 0.0
-        """When all that was asked for so far is done; monotonic."""
+        """When all requested work is done; monotonic."""
         self.lateness = Lateness()
 
     def begin(self, ready_s: float) -> float:
-        """A step begins when its batch was there, or when the step before was due to end; returns the later one."""
+        """Begin a step when its batch was ready or the previous step was due to end, whichever is later; returns it."""
         self.due_s = max(self.due_s, ready_s)
         return self.due_s
 
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Constants; what computing them would cost is noted."""
+        """Return constants, and record the cost of computing them."""
         is_gradient = torch.is_grad_enabled()
         (self._gradient if is_gradient else self._forward).extend(self._lengths(packed))
         logprobs_N = torch.full((len(packed.targets_N),), LOGPROB, requires_grad=is_gradient)
         return logprobs_N, torch.zeros_like(logprobs_N) if with_entropy else None
 
     def zero_grad(self) -> None:
-        """There is none."""
+        """Does nothing: there are no gradients."""
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        """Its cost was noted with the forward pass."""
+        """Does nothing: its cost was recorded with the forward pass."""
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         """Sleep until the mini-batch would be trained on."""
@@ -73,35 +73,35 @@ class EmulatedBackend:
         return UpdateResult(0.0, lr_factor * learning_rate(settings, step, self._setup.num_steps), True)
 
     def move(self, device: torch.device) -> int:
-        """Nothing: the tiny model stays where it is."""
+        """Move nothing: the tiny model stays where it is."""
         return 0
 
     def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
-        """The tiny model's."""
+        """Return the tiny model's weights."""
         return named_tensors(self.model)
 
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """None: validate refuses what would ask."""
+        """Return nothing: the validation rejects settings that need these weights."""
         return {}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
         raise AssertionError("validate refuses what would ask")
 
     def parts(self) -> list[Part]:
-        """The tiny model's; no optimizer runs."""
+        """Return the tiny model's parts; no optimizer runs."""
         return [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]
 
     def load_moments(self, read: ReadMoments) -> None:
-        """None to load."""
+        """Does nothing: there are no moments."""
 
     def _lengths(self, packed: PackedSequences) -> list[int]:
-        """Emulated tokens of each sequence, prompt and answer."""
+        """Return the emulated number of tokens of each sequence, prompt and answer."""
         sampled_S = np.bincount(packed.sequence_N.numpy(), minlength=len(packed.lengths))
         found: list[int] = (self._emulation.prompt_tokens + sampled_S * self._emulation.token_scale).tolist()
         return found
 
     def _compute_s(self, lengths: list[int], passes: float) -> float:
-        """Emulated seconds of these passes: GPUs wait for the one with the heaviest share."""
+        """Return the emulated seconds of these passes: GPUs wait for the one with the heaviest share."""
         if not lengths:
             return 0.0
         gpus = self._emulation.trainer_gpus

@@ -1,10 +1,10 @@
 """The policy sharded over ranks by FSDP2 (`fully_shard`): parameters, gradients and AdamW's state, each 1/N per rank.
 
-Owns: which modules are sharded together, precision, offload, AdamW on the shards. Refuses: losses, batches, files.
+It defines which modules are sharded together, precision, offload, and AdamW on the shards.
 
-Each decoder layer is gathered when it runs and let go afterwards; embedding, head and final norm stay gathered from the
-beginning of a forward pass to the end of its backward pass. AdamW works on each rank's own part of every parameter as
-an ordinary tensor that shares its memory: the same arithmetic as in one process, element by element.
+Each decoder layer is gathered when it runs and released afterwards; embedding, head and final norm stay gathered from
+the beginning of a forward pass to the end of its backward pass. AdamW works on each rank's own part of every parameter
+as an ordinary tensor that shares its memory: the same arithmetic as in one process, element by element.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 
 @dataclass(frozen=True)
 class _Shard:
-    """One parameter: the sharded one in the module, and this rank's part of it, sharing its memory."""
+    """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory."""
 
     name: str
     whole: torch.nn.Parameter
@@ -72,7 +72,7 @@ class FsdpBackend:
             shard.whole.grad = shard.part.grad = None
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        (loss * self._setup.ranks.size).backward()  # FSDP takes the mean over ranks, and we want the sum
+        (loss * self._setup.ranks.size).backward()  # FSDP computes the mean over ranks, and we need the sum
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         settings = self._setup.settings.optimizer
@@ -103,16 +103,16 @@ class FsdpBackend:
             square += torch.nn.utils.get_total_norm(gradients).to(device).square()
         return float(self._setup.ranks.sum(square).sqrt())
 
-    # ------------------------------------------------------------ whole tensors
+    # ------------------------------------------------------------ full tensors
 
     def move(self, device: torch.device) -> int:
         assert self._setup.settings.fsdp.cpu_offload or device == self._setup.ranks.device, "validate asks for it"
-        self._let_go()
+        self._reshard()
         self.zero_grad()
         return 0
 
     def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
-        self._let_go()
+        self._reshard()
         whole = {}
         for name, tensor in named_tensors(self.model).items():
             if is_wanted is not None and not is_wanted(name):
@@ -123,14 +123,14 @@ class FsdpBackend:
         return whole
 
     def own_weights(self) -> dict[str, torch.Tensor]:
-        self._let_go()
+        self._reshard()
         return {shard.name: _part(shard.whole) for shard in self._shards}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
         return {shard.name: _part(shard.whole.grad) for shard in self._shards if shard.whole.grad is not None}
 
     def parts(self) -> list[Part]:
-        self._let_go()
+        self._reshard()
         is_leader = self._setup.ranks.is_leader
         found = []
         for name, tensor in named_tensors(self.model).items():
@@ -159,24 +159,24 @@ class FsdpBackend:
                 state[kind] = _cut(entry[kind], shard.whole).to(shard.part.device).clone()
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor, on the host where parts live there; on every rank."""
+        """Return the full tensor, on the host if its parts are there; on every rank."""
         if not isinstance(tensor, DTensor):
             return tensor
         device = self._setup.ranks.device
-        if tensor.to_local().device != device:  # offloaded: collectives want the mesh's device
+        if tensor.to_local().device != device:  # offloaded: collectives need the mesh's device
             tensor = _like(tensor, tensor.to_local().to(device))
         full: torch.Tensor = tensor.full_tensor()
         return full
 
-    def _let_go(self) -> None:
-        """Back to sharded parameters: after a forward pass without a backward pass the outermost stay gathered."""
+    def _reshard(self) -> None:
+        """Shard parameters again: after a forward pass without a backward pass the outermost modules stay gathered."""
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules transformers says must not be split, or else the longest list of modules."""
+    """Return the modules that transformers says must not be split, or else the longest list of modules."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if layers:
@@ -186,7 +186,7 @@ def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def _precision(setup: Setup) -> MixedPrecisionPolicy:
-    """Parameters are gathered in the compute type; their shards, and so AdamW, stay float32."""
+    """Return the policy: parameters are gathered in the compute dtype; their shards, and thus AdamW, stay float32."""
     if setup.compute_dtype == torch.float32:
         return MixedPrecisionPolicy()
     reduce_dtype = torch.float32 if setup.settings.fsdp.reduce_dtype == "float32" else torch.bfloat16
@@ -194,13 +194,13 @@ def _precision(setup: Setup) -> MixedPrecisionPolicy:
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, sharing memory."""
+    """Return this rank's part, sharing memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(sharded: torch.Tensor, part: torch.Tensor) -> DTensor:
-    """A sharded tensor placed as `sharded` is, of which `part` is this rank's."""
+    """Return a sharded tensor with the placement of `sharded`, of which `part` is this rank's part."""
     assert isinstance(sharded, DTensor)
     placed: DTensor = DTensor.from_local(
         part.detach(), sharded.device_mesh, sharded.placements, run_check=False, shape=sharded.shape,
@@ -210,7 +210,7 @@ def _like(sharded: torch.Tensor, part: torch.Tensor) -> DTensor:
 
 
 def _cut(full: torch.Tensor, sharded: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a full tensor, cut as `sharded` is: along its first dimension, in equal chunks."""
+    """Return this rank's part of a full tensor, split like `sharded`: along its first dimension, in equal chunks."""
     first, last = _rows(sharded)
     part = full[first:last]
     assert part.shape == _part(sharded).shape
@@ -218,7 +218,7 @@ def _cut(full: torch.Tensor, sharded: torch.Tensor) -> torch.Tensor:
 
 
 def _part_of(key: str, sharded: torch.Tensor, items: torch.Tensor) -> Part:
-    """`items` as this rank's part of a tensor that is cut as `sharded` is."""
+    """Return `items` as this rank's part of a tensor that is split like `sharded`."""
     first, last = _rows(sharded)
     row_items = math.prod(sharded.shape[1:])
     assert items.numel() == (last - first) * row_items
@@ -226,7 +226,7 @@ def _part_of(key: str, sharded: torch.Tensor, items: torch.Tensor) -> Part:
 
 
 def _rows(sharded: torch.Tensor) -> tuple[int, int]:
-    """First row of this rank and the one after its last: chunks of equal size as long as there are rows."""
+    """Return this rank's first row and the one after its last: chunks have equal size while rows are left."""
     assert isinstance(sharded, DTensor)
     mesh, rows = sharded.device_mesh, sharded.shape[0]
     chunk = -(-rows // mesh.size())

@@ -1,4 +1,4 @@
-"""What the rest of the program asks of FSDP2."""
+"""Descriptor of FSDP2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainer.config import TrainerSettings
 
 
 class FsdpDescriptor(BackendDescriptor):
-    """Everything sharded over the ranks, on their devices or in host memory."""
+    """All state sharded over the ranks, on their devices or in host memory."""
 
     name = "fsdp"
     factory = "trainer.backends.fsdp:FsdpBackend"
@@ -24,11 +24,11 @@ class FsdpDescriptor(BackendDescriptor):
         return True
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
-        """Where its state is in host memory anyway."""
+        """True if its state is in host memory."""
         return settings.fsdp.cpu_offload
 
     def offloaded(self, settings: TrainerSettings) -> TrainerSettings:
-        """With `cpu_offload`."""
+        """Return the settings with `cpu_offload`."""
         return settings.model_copy(update={"fsdp": settings.fsdp.model_copy(update={"cpu_offload": True})})
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
@@ -36,9 +36,9 @@ class FsdpDescriptor(BackendDescriptor):
         return StateLayout.even(settings.ranks, on_host=settings.fsdp.cpu_offload)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
-        """Gathered parameters of two layers (one is fetched while one computes; all without `reshard_after_forward`)
-        and of embedding and head, whose gradients also stay whole until the pass ends; a layer's gradient, whole, and
-        in the type it is summed in.
+        """Return the bytes of gathered parameters of two layers (one is fetched while one computes; all without
+        `reshard_after_forward`) and of embedding and head, whose gradients also stay unsharded until the pass ends; and
+        of a layer's gradient, unsharded, and in the dtype of the reduction.
         """
         c = demand.compute_bytes
         summed = 2 if c != FLOAT32 and settings.fsdp.reduce_dtype == "bfloat16" else FLOAT32
@@ -46,7 +46,7 @@ class FsdpDescriptor(BackendDescriptor):
         return c * (layers + 2 * demand.outer) + (c + summed) * demand.layer
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
-        """The full tensors, float32, are collected on the device."""
+        """Return the bytes of the full float32 tensors, which are gathered on the device."""
         return FLOAT32 * parameters
 
 

@@ -1,10 +1,8 @@
-"""The whole forward pass, from tokens to log-probs, as one function and as one module.
+"""The complete forward pass, from tokens to log-probs, as a function and as a module.
 
-Owns: `policy_logprobs`, `PolicyModule`. Refuses: how the module is spread over ranks.
-
-Backends that shard parameters hang on a module's forward: parameters are gathered when it begins and let go when it
-ends. Log-probs need the output head inside that (they multiply with its weight themselves), so the module they wrap is
-ours, around the transformers model.
+Backends that shard parameters hook into a module's forward: parameters are gathered when it begins and released when it
+ends. Log-probs need the output head inside it (they multiply with its weight), so backends wrap this module around the
+transformers model.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from trainer.model.values import token_values
 def policy_logprobs(
     model: PreTrainedModel, packed: PackedSequences, setup: Setup, *, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """token_logprobs at the precision of `setup`; of a critic its values [T] (Backend.logprobs)."""
+    """Compute token_logprobs at the precision of `setup`; of a critic its values [T] (Backend.logprobs)."""
     with torch.autocast(packed.tokens_T.device.type, torch.bfloat16, enabled=setup.compute_dtype == torch.bfloat16):
         if setup.is_critic:
             return token_values(model, packed), None
@@ -35,19 +33,19 @@ def policy_logprobs(
 
 
 class PolicyModule(torch.nn.Module):
-    """A model whose forward pass ends in log-probs, or in values."""
+    """A model whose forward pass returns log-probs, or values."""
 
     def __init__(self, model: PreTrainedModel, setup: Setup) -> None:
         super().__init__()
         self.model, self._setup = model, setup
 
     def forward(self, packed: PackedSequences, with_entropy: bool) -> tuple[torch.Tensor, ...]:
-        """Log-probs [N], then entropies [N] where asked for; or values [T]."""
+        """Return log-probs [N], then entropies [N] if requested; or values [T]."""
         logprobs_N, entropy_N = policy_logprobs(self.model, packed, self._setup, with_entropy=with_entropy)
-        # clone: backends hang their hooks on what comes out, and warn of views
+        # clone: backends attach hooks to the outputs, and warn about views
         return tuple(output_N.clone() for output_N in (logprobs_N, entropy_N) if output_N is not None)
 
 
 def both(output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `PolicyModule` returned, as `policy_logprobs` returns it."""
+    """Convert the result of `PolicyModule` to that of `policy_logprobs`."""
     return output[0], output[1] if len(output) > 1 else None

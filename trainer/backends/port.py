@@ -1,9 +1,7 @@
-"""What every way to spread the trained policy over processes gives to the training step.
+"""The interface of backends: how the trained policy is distributed over processes, for the training step.
 
-Owns: the port `Backend`, and the facts all backends are made with. Refuses: losses, batches, files.
-
-Every method but `own_weights`, `own_gradients` and `parts` is collective: all ranks call it, in the same order. Names
-of parameters are Hugging Face's; of tied parameters only the first is there.
+Every method except `own_weights`, `own_gradients` and `parts` is collective: all ranks call it, in the same order.
+Names of parameters are Hugging Face's; of tied parameters only the first is included.
 
 Shapes: N predictions and T tokens of one packed micro-batch.
 """
@@ -25,16 +23,16 @@ from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's two moments, as torch names them."""
+"""AdamW's two moments, by torch's names."""
 ReadMoments = Callable[[str], dict[str, torch.Tensor]]
-"""AdamW's state of one parameter by its name, read when it is needed: the moments in the parameter's full shape, `step`
-a scalar; float32."""
+"""Reads AdamW's state of one parameter by its name, when it is needed: the moments in the parameter's full shape,
+`step` a scalar; float32."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a backend is made with. num_steps: of the run, for the learning rate's schedule. max_context: longest
-    sequence in tokens; None: whatever the model's positions cover. is_critic: the model's head gives one number."""
+    """The inputs of a backend. num_steps: of the run, for the learning rate's schedule. max_context: longest sequence
+    in tokens; None: the number of the model's positions. is_critic: the model's head returns one number."""
 
     settings: TrainerSettings
     temperature: float
@@ -46,68 +44,69 @@ class Setup:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Type the passes compute in."""
+        """The dtype of the passes."""
         return torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
 
     def for_critic(self) -> Setup:
-        """What the critic's backend is made with: the same, with an optimizer of its own."""
+        """Return the setup of the critic's backend: the same, with the critic's optimizer."""
         assert self.settings.critic is not None
         settings = self.settings.model_copy(update={"optimizer": self.settings.critic.optimizer})
         return replace(self, settings=settings, is_critic=True)
 
 
 class Backend(Protocol):
-    """The policy in training, or the critic, whole or in parts."""
+    """The policy in training, or the critic, in full or distributed."""
 
     @property
     def model(self) -> PreTrainedModel:
         """The transformers model; its parameters may be parts of the full ones."""
 
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs [N] and entropies [N] of a micro-batch under the policy (trainer.model.logprobs).
+        """Compute log-probs [N] and entropies [N] of a micro-batch under the policy (trainer.model.logprobs).
 
-        Of a critic: the value after each of the T packed tokens (trainer.model.values), and None.
+        For a critic: the value after each of the T packed tokens (trainer.model.values), and None.
         """
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         """Add the gradient of this rank's part of the loss; is_last: an update comes next.
 
-        The gradient of an update is the sum over all ranks and micro-batches: denominators are in the loss already.
+        The gradient of an update is the sum over all ranks and micro-batches: denominators are already in the loss.
         """
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
-        """Clip the global gradient by its norm and apply it at the rate of `step` times `lr_factor`; skip it where it
-        is not finite."""
+        """Clip the global gradient by its norm and apply it with the rate of `step` times `lr_factor`; skip the update
+        if it is not finite."""
 
     def move(self, device: torch.device) -> int:
-        """Put all that stays between steps there: parameters and AdamW's state, without gradients; the bytes moved.
+        """Move all state that is kept between steps to a device: parameters and AdamW's state, without gradients.
 
-        Values do not change. A backend that keeps all of it in host memory already moves nothing.
+        Returns the number of bytes moved. Values do not change. A backend that keeps all state in host memory moves
+        nothing.
         """
 
     def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
-        """Full parameters and persistent buffers by name, float32; empty on other ranks than 0.
+        """Return full parameters and persistent buffers by name, float32; empty on ranks other than 0.
 
-        is_wanted: of these names alone; asked of backends that train adapters.
+        is_wanted: filter by name; only used with backends that train adapters.
         """
 
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """What this rank has of the trained weights by name, sharing memory with them: what is written there is what
-        the next pass computes with. Not collective. Asked of backends that recall versions."""
+        """Return this rank's part of the trained weights by name, sharing memory with them: the next pass computes with
+        values that are written there. Not collective. Only used with backends that recall versions."""
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        """What this rank has of the gradient that `backward` added up since the last update, by name; of one rank with
-        the group's others together each item once. Not collective. Asked of backends that give gradients."""
+        """Return this rank's part of the gradient that `backward` accumulated since the last update, by name; the parts
+        of all ranks together have each item once. Not collective. Only used with backends that give gradients."""
 
     def parts(self) -> list[Part]:
-        """What this rank has of weights (float32) and AdamW's state, without a word to the others.
+        """Return this rank's part of weights (float32) and AdamW's state, without communication.
 
-        Of each tensor every item is a part of exactly one rank. Before the first update AdamW has no state. The parts
-        share memory with what is trained: copy them before the next update.
+        Each item of a tensor belongs to exactly one rank's part. Before the first update AdamW has no state. The parts
+        share memory with the trained parameters: copy them before the next update.
         """
 
     def load_moments(self, read: ReadMoments) -> None:
-        """Continue from a state that `parts` of any backend gave; the weights are those the model came with."""
+        """Restore a state from `parts` of any backend; the weights are those that the model was loaded with."""

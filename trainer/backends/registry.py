@@ -1,7 +1,6 @@
-"""The trainer backends that come with this program. Torch-free: a backend itself is imported by the ranks only.
+"""The built-in trainer backends. Imports no torch: a backend is imported by the ranks only.
 
-Owns: from `trainer.backend` to a descriptor. Refuses: knowing anything else of a backend. A new one is a line in
-BACKENDS.
+To add a backend, add a line to BACKENDS.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ BACKENDS: Mapping[str, BackendDescriptor] = {
         AUTO,
     )
 }
-"""By `trainer.backend`."""
+"""Built-in backends by `trainer.backend`."""
 
 
 def find_backend(name: str) -> BackendDescriptor:
-    """The backend of that name, or the one at an import path. Raises UserError where there is none.
+    """Return the backend of that name, or the one at an import path. Raises UserError if there is none.
 
     Example:
         >>> find_backend("deepspeed").section
@@ -38,7 +37,7 @@ def find_backend(name: str) -> BackendDescriptor:
 
 
 def ranks_fault(descriptor: BackendDescriptor, ranks: int) -> tuple[str, str] | None:
-    """Why a backend cannot train with so many ranks, and what to do; None where it can."""
+    """Return why a backend cannot train with this number of ranks, and the remedy; None if it can."""
     if descriptor.max_ranks is None or ranks <= descriptor.max_ranks:
         return None
     most = "one process" if descriptor.max_ranks == 1 else f"at most {descriptor.max_ranks} processes"

@@ -1,4 +1,4 @@
-"""What the rest of the program asks of plain torch in one process."""
+"""Descriptor of plain torch in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainer.config import TrainerSettings
 
 
 class TorchDescriptor(BackendDescriptor):
-    """The whole model in one process, without a process group."""
+    """The full model in one process, without a process group."""
 
     name = "torch"
     factory = "trainer.backends.torch_single:TorchBackend"
@@ -24,7 +24,7 @@ class TorchDescriptor(BackendDescriptor):
         return True
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
-        """Always: it moves everything."""
+        """Always true: it moves everything."""
         return True
 
 

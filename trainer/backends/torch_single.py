@@ -1,7 +1,4 @@
-"""The policy in one process, on one device: plain torch.
-
-Owns: nothing but the joints between model, optimizer and step. Refuses: more than one rank.
-"""
+"""The policy in one process, on one device, with plain torch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The policy sharded over ranks by DeepSpeed's ZeRO, stages 1 to 3.
 
-Owns: making the engine without any compiler, its micro-batches and updates, whole tensors in and out of its shards.
-Refuses: its checkpoints (ours are the same for every backend), its data loaders, its schedulers.
+It creates the engine without a compiler, runs its micro-batches and updates, and converts between its shards and full
+tensors. DeepSpeed's checkpoints, data loaders and schedulers are not used: our checkpoints are the same for every
+backend.
 
-Parameters are float32 in the engine whatever the precision; the passes compute in the asked type by autocast, as plain
-torch does. So a ZeRO run computes what one process computes, up to the order of sums.
+Parameters are float32 in the engine at any precision; the passes compute in the configured dtype by autocast, as with
+plain torch. A ZeRO run therefore computes the same as one process, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ZeroBackend:
         self._adamw = make_adamw(((p, p.ndim >= 2) for p in self._named.values()), settings.optimizer)
         if self._is_stage_3:
             head = model.get_output_embeddings()
-            for parameter in head.parameters(recurse=False):  # our own forward pass uses them, not the head's
+            for parameter in head.parameters(recurse=False):  # our forward pass uses them, not the head's
                 deepspeed.zero.register_external_parameter(self._module, parameter)
         try:
             self._engine, self._zero, _, _ = deepspeed.initialize(
@@ -62,11 +63,11 @@ class ZeroBackend:
         return both(self._engine(packed, with_entropy))
 
     def zero_grad(self) -> None:
-        pass  # the engine forgets them itself when an update is over
+        pass  # the engine resets them after an update
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
-        self._engine.backward(loss * self._setup.ranks.size)  # it takes the mean over ranks, and we want the sum
+        self._engine.backward(loss * self._setup.ranks.size)  # it computes the mean over ranks, and we need the sum
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         lr = lr_factor * learning_rate(self._setup.settings.optimizer, step, self._setup.num_steps)
@@ -78,7 +79,7 @@ class ZeroBackend:
         self.skipped_updates += not is_applied
         return UpdateResult(grad_norm if is_applied else math.nan, lr, is_applied)
 
-    # ------------------------------------------------------------ whole tensors
+    # ------------------------------------------------------------ full tensors
 
     def move(self, device: torch.device) -> int:
         raise AssertionError("validate refuses shared devices with DeepSpeed: its state stays where it is")
@@ -118,19 +119,19 @@ class ZeroBackend:
         return found
 
     def _moment(self, key: str, parameter: torch.nn.Parameter, kind: str) -> list[Part]:
-        """What this rank has of it: with stages 1 and 2 any stretch of its items, often none."""
+        """Return this rank's part of a moment: with stages 1 and 2 any contiguous range of its items, often none."""
         from deepspeed.utils import safe_get_local_optimizer_state
 
         if self._is_stage_3:
             return self._own_part(key, parameter, safe_get_local_optimizer_state(parameter, kind))
-        holder: Any = parameter  # DeepSpeed hangs its attributes on parameters
+        holder: Any = parameter  # DeepSpeed sets attributes on parameters
         mapping = holder._hp_mapping
         if mapping is None:
             return []
         return [Part(key, _shape(parameter), mapping.lp_fragment_address.start, mapping.get_hp_fragment(kind).detach())]
 
     def _own_part(self, key: str, parameter: torch.Tensor, padded: torch.Tensor) -> list[Part]:
-        """Stage 3: this rank's part of a tensor cut as `parameter` is, into equal stretches, the last padded."""
+        """Return this rank's part in stage 3: tensors are split like `parameter`, in equal ranges, the last padded."""
         holder: Any = parameter
         num = holder.ds_tensor.ds_numel
         start = min(self._setup.ranks.rank * num, holder.ds_numel)
@@ -149,10 +150,10 @@ class ZeroBackend:
                 self._set_moment(self._named[name], kind, entry[kind])
 
     def _start_moments(self) -> None:
-        """AdamW's state as it is before the first update, made before it.
+        """Create AdamW's initial state before the first update.
 
-        Stages 1 and 2 map it to parameters once, in the middle of the first update, when the second group of parameters
-        (biases and norms) has none yet (DeepSpeed 0.19.8).
+        Stages 1 and 2 map it to parameters once, during the first update, when the second group of parameters
+        (biases and norms) has no state yet (DeepSpeed 0.19.8).
         """
         zero = self._zero
         for shard in zero.fp32_partitioned_groups_flat if self._is_stage_3 else zero.single_partition_of_fp32_groups:
@@ -169,7 +170,7 @@ class ZeroBackend:
         if not self._is_stage_3:
             safe_set_full_optimizer_state(parameter, value.to(parameter.device), kind)
             return
-        holder: Any = parameter  # a sharded parameter has more attributes than torch knows of
+        holder: Any = parameter  # a sharded parameter has attributes that torch does not declare
         num, rank = holder.ds_tensor.ds_numel, self._setup.ranks.rank
         part = torch.zeros(num, dtype=torch.float32, device=holder.ds_tensor.device)
         own = value.flatten()[rank * num : (rank + 1) * num]
@@ -178,14 +179,14 @@ class ZeroBackend:
 
 
 def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Of the whole parameter, also where this rank has only a part of it."""
+    """Return the shape of the full parameter, even if this rank has only a part of it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _import_deepspeed(ranks: Ranks) -> Any:
-    """DeepSpeed, asked not to compile anything on a CPU: its shared-memory collectives are one of several options."""
+    """Import DeepSpeed, configured not to compile on a CPU, where its shared-memory collectives are optional."""
     device = ranks.device
-    # It asks the environment who it is, although the process group is there already.
+    # It reads its rank from the environment, although the process group exists already.
     os.environ |= {"LOCAL_RANK": str(device.index or 0), "RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.size)}
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -207,7 +208,7 @@ def _import_deepspeed(ranks: Ranks) -> Any:
 
 
 def _refusal(error: pydantic.ValidationError) -> UserError:
-    """What DeepSpeed says of an option it does not like, in one sentence."""
+    """Convert DeepSpeed's error about an invalid option to a short message."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     near = difflib.get_close_matches(key, _zero_options(), n=1)

@@ -1,6 +1,6 @@
-"""DeepSpeed's own configuration, made from ours.
+"""Creates DeepSpeed's configuration from the trainer's. The allowed raw keys are in trainer/config.py.
 
-Owns: `zero_config`. Refuses: importing DeepSpeed; which raw keys are allowed (trainer.config).
+DeepSpeed is not imported.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from trainer.config import TrainerSettings
 
 
 def zero_config(settings: TrainerSettings) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given; `trainer.deepspeed.raw` is merged over the typed options.
+    """Return the configuration for `deepspeed.initialize`; `trainer.deepspeed.raw` is merged over the typed options.
 
-    Batch sizes are 1 for DeepSpeed: how many micro-batches an update has changes from step to step, and we say where it
-    ends. Its own optimizers are left alone: they are compiled at first use, and torch's AdamW serves on every device.
+    Batch sizes are 1 for DeepSpeed: the number of micro-batches of an update changes from step to step, and the backend
+    marks its end. DeepSpeed's optimizers are not used: they are compiled at first use, and torch's AdamW runs on every
+    device.
     """
     zero = settings.deepspeed
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the rest of the program asks of DeepSpeed's ZeRO."""
+"""Descriptor of DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIVE_PARAMETERS = 1_000_000_000
 
 
 class ZeroDescriptor(BackendDescriptor):
-    """The stage decides what is sharded."""
+    """The stage determines what is sharded."""
 
     name = "deepspeed"
     factory = "trainer.backends.zero:ZeroBackend"
@@ -33,7 +33,7 @@ class ZeroDescriptor(BackendDescriptor):
     packages = (RequiredPackage("deepspeed", "pip install 'areal-like[deepspeed]', or trainer.backend: fsdp"),)
 
     def recalls_versions(self, settings: TrainerSettings) -> bool:
-        """Stage 3 may keep gathered copies of its shards, which would not change with them."""
+        """True for stages 1 and 2: stage 3 may keep gathered copies of its shards, which would become stale."""
         return settings.deepspeed.stage < 3
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
@@ -47,8 +47,8 @@ class ZeroDescriptor(BackendDescriptor):
         )
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
-        """Its own float32 copy of this rank's part of the weights, a bucket of gradients, the cast copies of autocast;
-        stage 3: the gathered parameters that may live at once.
+        """Return the bytes of its float32 copy of this rank's part of the weights, a bucket of gradients, and the cast
+        copies of autocast; in stage 3 of the parameters that may be gathered at once.
         """
         zero = settings.deepspeed
         own = 0.0 if zero.offload_optimizer else FLOAT32 * demand.parameters / settings.ranks
@@ -60,16 +60,16 @@ class ZeroDescriptor(BackendDescriptor):
         return own + bucket + FLOAT32 * live + min(cast, demand.compute_bytes * live)
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
-        """Stage 3 collects the full tensors, float32, on the device; else they are there."""
+        """Return the bytes of the full float32 tensors, which only stage 3 gathers on the device."""
         return FLOAT32 * parameters if settings.deepspeed.stage == 3 else 0.0
 
     def setting_problems(self, settings: TrainerSettings) -> Iterator[SettingProblem]:
-        """DeepSpeed judges its own options; it says nothing about this one."""
+        """Yield a contradiction that DeepSpeed does not report itself."""
         zero = settings.deepspeed
         if zero.offload_param and zero.stage != 3:
             yield SettingProblem(
                 ("trainer.deepspeed.offload_param", "trainer.deepspeed.stage"),
-                f"ZeRO stage {zero.stage} keeps whole parameters on every rank: there are no shards to offload",
+                f"ZeRO stage {zero.stage} keeps full parameters on every rank: there are no shards to offload",
                 "stage: 3, or offload_param: false",
             )
 

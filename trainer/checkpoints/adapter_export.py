@@ -1,7 +1,7 @@
-"""Exports of a checkpoint that holds an adapter (LoRA): merged into its base, or the adapter alone. Torch-free.
+"""Exports of a checkpoint with an adapter (LoRA): merged into its base, or the adapter alone. Imports no torch.
 
-Owns: both, the check that the base is still the one the adapter was trained on. Refuses: checkpoints of whole models
-and the conversion of types (convert.py).
+It checks that the base is the one the adapter was trained on. Checkpoints of full models and the conversion of dtypes
+are in convert.py.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def holds_adapter(folder: Path) -> bool:
 
 
 def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = None) -> str:
-    """A folder of a checkpoint's policy, verified first; returns the weights' type, float32 unless another is given.
+    """Export a checkpoint's policy, verified first; returns the weights' dtype, float32 unless another is given.
 
-    form: `merged`: a Hugging Face model, base + scale B A; `adapter`: a folder that peft, SGLang and vLLM read. Raises
+    form: `merged`: a Hugging Face model, base + scale B A; `adapter`: a folder for peft, SGLang and vLLM. Raises
     UserError, WeightError, OperationError (disk).
     """
     refuse_filled(out)
@@ -71,7 +71,7 @@ def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = N
 def _products(
     base: Mapping[str, Stored], adapter: Mapping[str, Stored], scale: float
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """What is added to each target's items, made when it is asked for."""
+    """Return what is added to each target's items, computed when it is called."""
 
     def product(name: str) -> np.ndarray:
         lora_A_RI, lora_B_OR = (_array(adapter[one]) for one in part_names(name))
@@ -85,10 +85,10 @@ def _array(tensor: Stored) -> np.ndarray:
 
 
 def _base(path: Path, folder: Path) -> dict[str, Stored]:
-    """The base's tensors. Raises UserError where they are gone, or are not those the adapter was trained on."""
+    """Return the base's tensors. Raises UserError if they are missing, or not those the adapter was trained on."""
     remedy = "put that model back there, or use --lora adapter"
     if not path.is_dir():
-        raise UserError("the base of the adapter is not there any more", where=str(path), remedy=remedy)
+        raise UserError("the base of the adapter no longer exists", where=str(path), remedy=remedy)
     found = stored_tensors(path)
     recorded = _json(folder / ADAPTER_BASE)
     for name, crc32 in recorded["crc32"].items():

@@ -1,10 +1,8 @@
-"""A folder that appears whole or not at all, whenever the writer is killed. Torch-free.
+"""A folder that is written completely or not at all, even if the writer is killed. Imports no torch.
 
-Owns: the temporary name, the rename, sweeping up after dead writers, the sentence for a full disk.
-Refuses: knowing what the folder holds.
-
-A folder is written as `.<name>.<pid>.partial` alongside its target and renamed when complete. Replacing an existing
-target takes two renames (`.<name>.<pid>.replaced` first); `sweep` undoes the first when the second never came.
+A folder is written as `.<name>.<pid>.partial` next to its target and renamed when complete. Replacing an existing
+target takes two renames (`.<name>.<pid>.replaced` first); `sweep` reverts the first if the second did not happen. It
+also removes what dead writers left.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>partial|replaced
 
 @contextlib.contextmanager
 def atomic_folder(target: Path, *, replaces: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `target` on a clean exit and is removed on an exception.
+    """Yield an empty folder to fill; it becomes `target` on a normal exit and is removed on an exception.
 
-    replaces: what `target` was before goes. Otherwise a target that somebody else completed meanwhile stays, and ours
-    is thrown away: for writers of equal content, whose readers must not lose the folder under their feet.
-    Raises OperationError when the disk refuses (whatever `target` was before stays as it was), UserError when the
-    parent folder cannot be written at all.
+    replaces: an existing `target` is replaced. Otherwise a target that another process completed meanwhile is kept, and
+    ours is discarded: for writers of equal content, whose readers must not lose the folder while they use it.
+    Raises OperationError if writing fails (an existing `target` is unchanged), UserError if the parent folder cannot be
+    written.
     """
     parent = target.parent
     try:
@@ -60,10 +58,10 @@ def atomic_folder(target: Path, *, replaces: bool = True) -> Iterator[Path]:
 
 
 def sweep(parent: Path, *, are_writers_gone: bool = False) -> None:
-    """Remove what dead writers left in `parent`; put back a target that was being replaced and is now missing.
+    """Remove what dead writers left in `parent`; restore a target that was being replaced and is now missing.
 
-    are_writers_gone: the caller knows that all of them are. Otherwise a process id that lives spares its leftovers,
-    even if it is another process by now or the writer sat on another machine.
+    are_writers_gone: the caller knows that all of them ended. Otherwise the files of a process id that exists are kept,
+    even if it is another process now or the writer ran on another machine.
     """
     for leftover in sorted(parent.glob(".*")):
         match = _LEFTOVER.fullmatch(leftover.name)
@@ -80,7 +78,7 @@ def sweep(parent: Path, *, are_writers_gone: bool = False) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove so that the name is gone at once: a kill in the middle never leaves half a folder under it."""
+    """Remove a folder so that its name is gone at once: a kill never leaves an incomplete folder with this name."""
     trash = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     shutil.rmtree(trash, ignore_errors=True)
     os.rename(folder, trash)

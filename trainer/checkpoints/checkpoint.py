@@ -1,11 +1,11 @@
-"""Checkpoints as folders: where they lie, when one counts, which one a run continues from. Torch-free.
+"""Checkpoints as folders: paths, manifest, verification, the choice of the newest, and retention. Imports no torch.
 
-Owns: <run>/checkpoints/step_000020/, its manifest and state.json, verification, the choice of the newest, retention.
-Refuses: knowing what the training state is (training_state.py), deciding when to save (worker.py).
+A checkpoint is <run>/checkpoints/step_000020/ with its manifest and state.json. The training state is defined in
+trainer/training_state.py; trainer/saving.py decides when to save.
 
-A folder becomes visible by one rename after its manifest (sha256 of each file) was written last, so a folder that
-is there is complete, all of one moment or nothing; the manifest finds later damage. Folders newer than the one just
-saved belong to a lineage that was rolled back; they go once the new one is safe.
+A folder becomes visible by one rename after its manifest (sha256 of each file) was written last. A folder that exists
+is therefore complete and consistent; the manifest detects later damage. Folders newer than the one just saved belong to
+a lineage that was rolled back; they are removed once the new one is complete.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 CRITIC = "critic.safetensors"
-"""Of a run with a critic; no part of the policy."""
+"""File of a run with a critic; not part of the policy."""
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""Of a run with an adapter, in place of the model: the two files of peft's format."""
+"""Files of a run with an adapter instead of the model, in peft's format."""
 ADAPTER_BASE = "adapter_base.json"
-"""Which base the adapter belongs to: a type, and the CRC-32 in it of every tensor by name."""
+"""Identity of the adapter's base: a dtype, and the CRC-32 of every tensor in this dtype, by name."""
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """What state.json says: which policy this is and how far the run was.
+    """The contents of state.json: the policy's version and the progress of the run.
 
-    version: policy version, equal to the number of steps done. counters: the trainer's monotonic counters.
+    version: policy version, equal to the number of completed steps. counters: the trainer's monotonic counters.
     config_digest: sha256 over the settings it was trained with. generators: states of Python's and NumPy's generators.
-    position: of data and ledger when the batch of step `version` was handed out. staleness: groups trained on, by their
-    staleness, along the lineage that leads here.
+    position: of data and ledger when the batch of step `version` was sent. staleness: groups trained on, by their
+    staleness, along the lineage of this version.
     """
 
     version: int
@@ -57,18 +57,18 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     position: RunPosition = RunPosition()
     staleness: dict[int, int] = {}
     origin_dtype: str = "float32"
-    """Type the model came in, where it was imported: export gives it back in that."""
+    """Original dtype of an imported model, in which it is exported."""
     saved_at_s: float = 0.0
     format: int = FORMAT
 
 
 def checkpoint_folder(run_dir: Path, version: int) -> Path:
-    """Where the checkpoint of `version` lies."""
+    """Return the folder of the checkpoint of `version`."""
     return run_dir / "checkpoints" / f"step_{version:06d}"
 
 
 def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """(version, folder) of every complete checkpoint, oldest first; temporary folders are not among them."""
+    """Return (version, folder) of every complete checkpoint, oldest first, without temporary folders."""
     found = []
     for folder in (run_dir / "checkpoints").glob("step_*"):
         match = _STEP_FOLDER.fullmatch(folder.name)
@@ -78,9 +78,10 @@ def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def repair(run_dir: Path) -> None:
-    """Put back a checkpoint whose replacement was cut off, and remove what killed writers left.
+    """Restore a checkpoint whose replacement was interrupted, and remove what killed writers left.
 
-    Only while no trainer of the run lives. A folder that may not be written stays as it is: `save` will say so.
+    Only call this while no trainer of the run is running. A folder that cannot be written is left as it is; `save`
+    raises an error for it.
     """
     try:
         sweep(run_dir / "checkpoints", are_writers_gone=True)
@@ -89,13 +90,13 @@ def repair(run_dir: Path) -> None:
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint, unverified; None where there is none."""
+    """Return the newest complete checkpoint, unverified; None if there is none."""
     found = all_checkpoints(run_dir)
     return found[-1][1] if found else None
 
 
 def verify(folder: Path) -> None:
-    """Raises WeightError, naming the file, when `folder` is no checkpoint or a file is missing or has changed."""
+    """Raise WeightError, naming the file, if `folder` is not a checkpoint or a file is missing or has changed."""
     manifest = folder / MANIFEST
     try:
         recorded = json.loads(manifest.read_text())
@@ -115,7 +116,7 @@ def verify(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> CheckpointState:
-    """state.json of a checkpoint. Raises WeightError when it is missing or damaged."""
+    """Read state.json of a checkpoint. Raises WeightError if it is missing or damaged."""
     file = folder / STATE
     try:
         return msgspec.json.decode(file.read_bytes(), type=CheckpointState)
@@ -124,14 +125,14 @@ def read_state(folder: Path) -> CheckpointState:
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """Which checkpoints stay: the newest `keep`, and of the older ones those at least `every_s` apart (None: none)."""
+    """The checkpoints to keep: the newest `keep`, and older ones that are at least `every_s` apart (None: none)."""
 
     keep: int
     every_s: float | None = None
 
 
 Facts = Mapping[str, tuple[int, str]]
-"""Size and sha256 by file name, of files whose writer knows them already."""
+"""Size and sha256 by file name, of files whose writer has computed them."""
 
 
 def save(
@@ -139,8 +140,8 @@ def save(
 ) -> tuple[Path, int]:
     """Write the checkpoint of `state.version`: `write` fills the folder, then state.json, then the manifest.
 
-    Returns the folder and its bytes. Afterwards only what `retention` says remains. Raises OperationError when the disk
-    refuses; older checkpoints are untouched.
+    Returns the folder and its bytes. Afterwards checkpoints are removed according to `retention`. Raises OperationError
+    if writing fails; older checkpoints are unchanged.
     """
     target = checkpoint_folder(run_dir, state.version)
     with atomic_folder(target) as partial:
@@ -150,7 +151,7 @@ def save(
 
 
 def fill(folder: Path, state: CheckpointState, write: Callable[[Path], Facts | None]) -> int:
-    """Everything a checkpoint consists of, the manifest last; returns its bytes."""
+    """Write everything that is part of a checkpoint, the manifest last; returns its bytes."""
     facts = dict(write(folder) or {})
     stamped = msgspec.structs.replace(state, saved_at_s=time.time())
     (folder / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(stamped), indent=1))
@@ -175,12 +176,12 @@ def _retain(run_dir: Path, *, version: int, retention: Retention) -> None:
         if entry not in surviving:
             try:
                 remove_folder(entry[1])
-            except OSError as error:  # the new one is complete: one too many is no reason to end a run
+            except OSError as error:  # the new one is complete: an extra one must not end a run
                 log.warning("checkpoint %s cannot be removed: %s", entry[1], error)
 
 
 def _spaced(entries: list[tuple[int, Path]], every_s: float) -> list[tuple[int, Path]]:
-    """The first, and each that was saved at least `every_s` after the last one chosen."""
+    """Return the first entry, and each that was saved at least `every_s` after the last one chosen."""
     chosen: list[tuple[int, Path]] = []
     last_s = -float("inf")
     for entry in entries:

@@ -1,7 +1,4 @@
-"""The files alongside weights and config that make a model's folder complete. Torch-free.
-
-Owns: which they are, copying them. Refuses: what stands in them.
-"""
+"""The files besides weights and config that belong to a model's folder, and copying them. Imports no torch."""
 
 from __future__ import annotations
 

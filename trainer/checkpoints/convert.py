@@ -1,11 +1,9 @@
-"""Checkpoints and Hugging Face folders, one made of the other. Torch-free.
+"""Conversion between checkpoints and Hugging Face folders. Imports no torch.
 
-Owns: `export_checkpoint`, `import_folder`, the conversion of types. Refuses: models (shapes and names are carried over
-as they are), optimizer state in Hugging Face folders.
+Shapes and names of tensors are not changed. Hugging Face folders get no optimizer state.
 
-A checkpoint's weights are float32 whatever they came in; the type they came in stands in its state.json, and export
-gives them back in it: bfloat16 and float16 are parts of float32, so both ways keep every bit. One tensor is in memory
-at a time.
+A checkpoint's weights are always float32. The original dtype is recorded in its state.json, and the export uses it:
+bfloat16 and float16 are subsets of float32, so both conversions keep every bit. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
-"""Types converted, as safetensors names them; all others travel as they are."""
+"""Converted dtypes, by their names in safetensors; all others are copied unchanged."""
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 DTYPES = {code: name for name, code in NAMES.items()}
 MAX_HEADER_BYTES = 100 << 20
 
 
 class Stored(NamedTuple):
-    """A tensor in a safetensors file; `start` counts from the beginning of the file."""
+    """A tensor in a safetensors file; `start` is the offset from the beginning of the file."""
 
     file: Path
     dtype: str
@@ -46,9 +44,9 @@ class Stored(NamedTuple):
 
 
 def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> str:
-    """A Hugging Face folder of a checkpoint, verified first; returns the weights' type.
+    """Export a checkpoint, verified first, as a Hugging Face folder; returns the weights' dtype.
 
-    dtype: float32, bfloat16 or float16; None: that of the model it was made of. Raises UserError, WeightError,
+    dtype: float32, bfloat16 or float16; None: that of the original model. Raises UserError, WeightError,
     OperationError (disk).
     """
     refuse_filled(out)
@@ -63,7 +61,7 @@ def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> s
 
 
 def import_folder(source: Path, out: Path) -> tuple[int, str]:
-    """A checkpoint of version 0 of a Hugging Face folder; returns the number of tensors and the type they came in.
+    """Import a Hugging Face folder as a checkpoint of version 0; returns the number of tensors and their dtype.
 
     Raises UserError, OperationError (disk).
     """
@@ -87,7 +85,7 @@ def import_folder(source: Path, out: Path) -> tuple[int, str]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a folder's weights by name. Raises UserError where there are none, or a file is damaged."""
+    """Return every tensor of a folder's weights by name. Raises UserError if there are none, or a file is damaged."""
     files = sorted(folder.glob("*.safetensors"))
     files = [file for file in files if file.name not in (OPTIMIZER, checkpoint.CRITIC)]
     if (folder / INDEX).is_file():
@@ -137,10 +135,10 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
 def write_weights(
     file: Path, tensors: Mapping[str, Stored], dtype: str, added: Mapping[str, Callable[[], np.ndarray]] | None = None
 ) -> tuple[int, str]:
-    """All tensors in one file, floats as `dtype`; its size and sha256. added: by name, what gives float32 numbers [N]
-    to add to the N items of a tensor.
+    """Write all tensors to one file, floats as `dtype`; returns its size and sha256. added: functions by name, which
+    return float32 numbers [N] to add to the N items of a tensor.
     """
-    names = sorted(tensors, key=lambda name: (-_size(tensors[name], dtype)[1], name))  # wide types first: aligned
+    names = sorted(tensors, key=lambda name: (-_size(tensors[name], dtype)[1], name))  # wide first: aligned
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
@@ -166,14 +164,14 @@ def _put(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
 
 
 def _size(tensor: Stored, dtype: str) -> tuple[int, int]:
-    """Bytes of the tensor when written as `dtype`, and of one of its items."""
+    """Return the bytes of the tensor when written as `dtype`, and of one of its items."""
     if tensor.dtype not in FLOATS:
         return tensor.num_bytes, max(1, tensor.num_bytes // max(1, math.prod(tensor.shape)))
     return math.prod(tensor.shape) * FLOATS[dtype], FLOATS[dtype]
 
 
 def read_stored(tensor: Stored) -> bytes:
-    """Its bytes. Raises WeightError where the file is shorter than its header says."""
+    """Read the bytes of a tensor. Raises WeightError if the file is shorter than its header says."""
     with tensor.file.open("rb") as file:
         file.seek(tensor.start)
         data = file.read(tensor.num_bytes)
@@ -192,14 +190,14 @@ def _converted(tensor: Stored, dtype: str, added: Callable[[], np.ndarray] | Non
 
 
 def widened(data: bytes, dtype: str) -> np.ndarray:
-    """The items as float32, exactly. dtype: F32, F16 or BF16."""
+    """Convert the items to float32, exactly. dtype: F32, F16 or BF16."""
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def narrowed(items_N: np.ndarray, dtype: str) -> bytes:
-    """float32 items as `dtype`, to nearest, ties to even; what is no number stays none."""
+    """Convert float32 items to `dtype`, to nearest, ties to even; NaNs stay NaNs."""
     if dtype == "F32":
         return items_N.astype("<f4").tobytes()
     if dtype == "F16":
@@ -208,7 +206,7 @@ def narrowed(items_N: np.ndarray, dtype: str) -> bytes:
     bits_N = items_N.view(np.uint32)
     rounded_N = (bits_N + (((bits_N >> 16) & 1) + 0x7FFF)) >> 16
     quiet_N = (bits_N >> 16) | 0x0040
-    # Exact values go through as they are, whatever they are: also a NaN keeps its bits.
+    # Exactly representable values are unchanged; a NaN keeps its bits too.
     kept_N = np.where(np.isnan(items_N), quiet_N, rounded_N)
     return np.where(bits_N & 0xFFFF, kept_N, bits_N >> 16).astype("<u2").tobytes()
 
@@ -217,7 +215,7 @@ def narrowed(items_N: np.ndarray, dtype: str) -> bytes:
 
 
 def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
-    """The one float type of a model. Raises UserError where there are several: no export could give them back."""
+    """Return the float dtype of a model. Raises UserError if there are several, which no export could restore."""
     found = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOATS})
     strange = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype[:1] in "FB"} - {*FLOATS, "BOOL"})
     if strange or len(found) != 1:
@@ -231,7 +229,7 @@ def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises UserError."""
+    """Read config.json. Raises UserError."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text())
@@ -242,12 +240,12 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 
 def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
-    """As it was, but for the type."""
+    """Write the config unchanged except for the dtype."""
     fresh = {key: value for key, value in config.items() if key != "torch_dtype"}
     (folder / "config.json").write_text(json.dumps(fresh | {"dtype": dtype}, indent=2) + "\n")
 
 
 def refuse_filled(out: Path) -> None:
-    """Raises UserError where something is there already."""
+    """Raise UserError if the path exists and is not an empty folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError("this path already exists", where=str(out), remedy="name a new folder")

@@ -1,1 +1,1 @@
-"""Rows: where they come from, how they are drawn, and how long answers are."""
+"""Batches for training: rows, packing and distribution over ranks."""

@@ -1,14 +1,14 @@
-"""A batch of samples made ready for training: advantages, mini-batches, packed micro-batches, denominators.
+"""Prepares a batch of samples for training: advantages, mini-batches, packed micro-batches, denominators.
 
-Owns: `prepare_batch` and what it returns. Refuses: the model and any device but the CPU, so that it may run in another
-thread, in the shadow of the step before. A pure function of its arguments: same samples, same bits.
+It uses neither the model nor a device other than the CPU, so that it may run in another thread in the background of
+the previous step. It is a pure function of its arguments: same samples, same bits.
 
 With several ranks each prepares the same batch and keeps its own part: advantages, mini-batches and denominators are
-those of the whole batch, on any rank. How a batch is cut into mini-batches, micro-batches and ranks changes
-no sequence's weight in the step. The trajectories of a sample are dealt one by one: its advantage and its weight are
-settled before that.
+those of the whole batch, on every rank. How a batch is split into mini-batches, micro-batches and ranks does not change
+a sequence's weight in the step. The trajectories of a sample are distributed individually, after its advantage and its
+weight are computed.
 
-Shapes: B samples of the batch, Q trajectories of them all (as many, unless samples have several), S sequences of a
+Shapes: B samples of the batch, Q trajectories of all of them (Q = B unless samples have several), S sequences of a
 mini-batch or a micro-batch: each is one trajectory; N sampled tokens of one micro-batch.
 """
 
@@ -35,11 +35,12 @@ from trainer.objectives.registry import advantage_of, loss_of
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
+    """Sequences whose forward and backward passes run together, and the loss inputs of their N sampled tokens.
 
     places_S: the place of each sequence among the batch's trajectories.
-    is_dummy: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
-    is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
+    is_dummy: its sequence belongs to another micro-batch and does not count: the pass only serves the collectives of
+    other ranks.
+    is_silent: its gradient is zero, because no token has an advantage: it only needs a forward pass, for the metrics.
     """
 
     packed: PackedSequences
@@ -49,7 +50,7 @@ class MicroBatch:
     is_silent: bool = False
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on `device`."""
+        """Return a copy on `device`, or self if it is there already."""
         if self.inputs.behaviour_N.device == device:
             return self
         moved: dict[str, Any] = {
@@ -69,10 +70,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class BatchRewards:
-    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each trajectory.
+    """The inputs of advantages, of the whole batch: raw rewards, groups, sampled tokens of each trajectory.
 
-    turn_starts_N: bool, the sampled tokens, in the order of the trajectories, that begin a turn. is_cut_Q: bool, ended
-    at the token limit. turns_B: rewards by turn, None for a sample without.
+    turn_starts_N: bool, the sampled tokens, in the order of the trajectories, that begin a turn. is_cut_Q: bool,
+    truncated at the token limit. turns_B: rewards by turn, None for a sample without them.
     """
 
     rewards_B: np.ndarray
@@ -84,7 +85,7 @@ class BatchRewards:
 
     @staticmethod
     def of(samples: Sequence[BatchSample]) -> BatchRewards:
-        """Those of `samples`."""
+        """Collect the rewards of `samples`."""
         return BatchRewards(
             rewards_B=np.asarray([sample.reward for sample in samples], np.float64),
             group_ids_B=np.asarray([sample.group_id for sample in samples], np.int64),
@@ -107,7 +108,7 @@ class BatchRewards:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n.
+    """The input of `TrainStep.run`. `version` is the policy's at the start of the step: n - 1 in step n.
 
     tokens_of_version: sampled tokens of the whole batch by the version that sampled them.
     """
@@ -120,17 +121,17 @@ class PreparedBatch:
 
     @property
     def step(self) -> int:
-        """The step this batch is for."""
+        """The step of this batch."""
         return self.version + 1
 
 
 def prepare_batch(
     samples: Sequence[BatchSample], version: int, settings: TrainerSettings, *, rank: int = 0, num_ranks: int = 1
 ) -> PreparedBatch:
-    """Pack the part that `rank` has of `samples` for the step that starts from policy `version`.
+    """Pack the part of `samples` that belongs to `rank`, for the step that starts from policy `version`.
 
-    Advantages, denominators and metrics are those of the whole batch. Advantages that take passes of a model, such
-    as a critic's values, are 0 for now (trainer/step_advantages.py). Raises ValueError for an empty batch.
+    Advantages, denominators and metrics are those of the whole batch. Advantages that need a model's passes, such
+    as a critic's values, are set to 0 (see trainer/step_advantages.py). Raises ValueError for an empty batch.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
@@ -179,17 +180,17 @@ def prepare_batch(
 
 
 def _turn_starts(trajectory: Trajectory) -> np.ndarray:
-    """Sampled tokens that begin a turn, bool: after given tokens, and after the end of a turn that has a reward."""
+    """Return the sampled tokens that begin a turn, bool: after given tokens, and after a turn that has a reward."""
     mask_T = trajectory.loss_mask_T
     starts_N: np.ndarray = ~mask_T[:-1][mask_T[1:]]  # the first token of a sequence is never sampled
     if trajectory.turn_ends_K is not None:
-        starts_N[trajectory.turn_ends_K[:-1]] = True  # nothing was given between two turns
+        starts_N[trajectory.turn_ends_K[:-1]] = True  # there are no given tokens between two turns
     return starts_N
 
 
 def _turns_of(trajectories: Sequence[Trajectory]) -> TurnRewards | None:
-    """Turns of a sample, its trajectories one after the other. One without rewards is a turn of reward 0 among others
-    that have some."""
+    """Return the turns of a sample, its trajectories concatenated. If only some trajectories have rewards by turn, the
+    others are a turn of reward 0."""
     if all(one.turn_ends_K is None for one in trajectories):
         return None
     ends, rewards, done = [], [], 0
@@ -204,10 +205,10 @@ def _turns_of(trajectories: Sequence[Trajectory]) -> TurnRewards | None:
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
-    """Indices of the sequences in at most `num` mini-batches of nearly equal tokens.
+    """Return the indices of the sequences in at most `num` mini-batches of nearly equal tokens.
 
-    Groups stay whole while there are enough of them, otherwise sequences are dealt one by one. None is empty: with
-    fewer sequences than `num` there are fewer mini-batches.
+    Groups are kept together if there are enough of them, otherwise sequences are distributed individually. None is
+    empty: with fewer sequences than `num` there are fewer mini-batches.
     """
     units: dict[int, list[int]] = {}
     for index, group_id in enumerate(group_ids):
@@ -226,9 +227,9 @@ def _mini_batch(
     num_silent: int,
     places: Sequence[int],
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches `own` (indices of `trajectories`) of a mini-batch; the first `num_silent` have no gradient.
+    """Create the micro-batches `own` (indices of `trajectories`); the first `num_silent` have no gradient.
 
-    places: of `trajectories` in the batch.
+    places: indices of `trajectories` in the batch.
     """
     shortest = min(trajectories, key=len)
     made = [
@@ -249,7 +250,7 @@ def _mini_batch(
 
 
 def _filler(trajectory: Trajectory, version: int) -> MicroBatch:
-    """Something to run through the model whose gradient is exactly zero."""
+    """Create a dummy micro-batch, whose gradient is exactly zero."""
     no_advantage_N = np.zeros(trajectory.num_sampled, np.float32)
     return replace(_micro_batch([trajectory], [no_advantage_N], np.zeros(1), version), is_dummy=True)
 
@@ -277,9 +278,9 @@ def _dealing_metrics(
     parts: Sequence[tuple[list[list[list[int]]], int]],
     capacity: int,
 ) -> dict[str, float]:
-    """micro_batches: of one rank. forward_only_share: of the tokens, those without a backward pass. rank_imbalance: by
-    how much the fullest rank's tokens exceed the mean, summed over mini-batches, since ranks wait for each other at the
-    end of each."""
+    """Compute metrics of the distribution. micro_batches: of one rank. forward_only_share: share of the tokens without
+    a backward pass. rank_imbalance: by how much the fullest rank's tokens exceed the mean, summed over mini-batches,
+    because ranks wait for each other at the end of each."""
     num_ranks = len(parts[0][0])
     num_micro = sum(len(ranks[0]) for ranks, _ in parts)
     fullest = silent = 0
@@ -306,7 +307,7 @@ def _batch_metrics(
     version: int,
     settings: TrainerSettings,
 ) -> dict[str, float]:
-    """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token; lengths and
+    """Compute the batch's metrics before training on it. Rewards are raw; staleness is per sampled token; lengths and
     turns are of samples, with all their trajectories; `sequences` are trajectories."""
     trajectories = [one for sample in samples for one in sample.trajectories]
     rewards_B, responses_B = rewards.rewards_B, np.asarray(rewards.lengths_B)

@@ -1,11 +1,11 @@
-"""Which rank trains on which sequences, and in which micro-batches.
+"""Distributes sequences over ranks and micro-batches.
 
-Owns: `deal`, `deal_apart`, `micro_batches`. Refuses: tensors, groups and denominators: advantages and the loss are
-settled over the whole batch before it is dealt, so that who computes a sequence changes nothing but who computes it.
+Advantages and the loss's weights are computed over the whole batch before, so that the distribution does not change the
+result.
 
-Sequences are first dealt so that ranks hold nearly equal tokens, then each rank packs its own (arXiv 2505.24298,
-Algorithm 1). Ranks meet in every forward and backward pass, so all get the same number of micro-batches; a rank that
-has too few sequences for that gets empty ones.
+Sequences are first distributed so that ranks have nearly equal tokens, then each rank packs its own (arXiv 2505.24298,
+Algorithm 1). Ranks synchronise in every forward and backward pass, so all get the same number of micro-batches; a rank
+with too few sequences gets empty ones.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from areal_like.packing import pack, partition
 
 SEARCH_NODES = 400
-"""Combinations looked at, at most, to fill one micro-batch."""
+"""Largest number of combinations tried to fill one micro-batch."""
 MAX_SEARCHED = 4096
-"""With more sequences on a rank than this, Algorithm 1 alone is close to the best."""
+"""With more sequences on a rank than this, Algorithm 1 alone is close to optimal."""
 GRADIENT_PASSES = 3
 """Cost of a forward and a backward pass, in forward passes."""
 
 
 def deal(lengths: Sequence[int], num_ranks: int, capacity: int) -> list[list[list[int]]]:
-    """Indices of `lengths` as [rank][micro-batch][sequence]: every index once, each rank equally many micro-batches.
+    """Return indices of `lengths` as [rank][micro-batch][sequence]: every index once, equally many micro-batches each.
 
-    Micro-batches hold at most `capacity` tokens, except that a longer sequence has one of its own. An empty
-    micro-batch means that the rank only keeps the others company.
+    Micro-batches have at most `capacity` tokens, except that a longer sequence has one of its own. An empty micro-batch
+    means that the rank runs a dummy pass while the others compute.
     """
     shares = partition(lengths, num_ranks)
     bins = [
@@ -40,10 +40,10 @@ def deal(lengths: Sequence[int], num_ranks: int, capacity: int) -> list[list[lis
 def deal_apart(
     lengths: Sequence[int], is_silent: Sequence[bool], num_ranks: int, capacity: int
 ) -> tuple[list[list[list[int]]], int]:
-    """`deal`, with the silent sequences (they have no gradient) in micro-batches of their own, and how many those are.
+    """Like `deal`, with silent sequences (without a gradient) in separate micro-batches; also returns their number.
 
-    They come first on every rank, and take a forward pass alone. All stay together where that costs no more passes, and
-    where every sequence is silent: an update wants a gradient, if only of zeros.
+    They come first on every rank, and only need a forward pass. They are not separated if that would not reduce the
+    passes, or if every sequence is silent: an update needs a gradient, even if it is zero.
     """
     together = deal(lengths, num_ranks, capacity)
     silent, loud = ([i for i, flag in enumerate(is_silent) if flag is wanted] for wanted in (True, False))
@@ -63,9 +63,9 @@ def deal_apart(
 
 
 def micro_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `lengths` in as few micro-batches of `capacity` tokens as we find; a longer sequence has one alone.
+    """Return indices of `lengths` in few micro-batches of `capacity` tokens; a longer sequence has one of its own.
 
-    Algorithm 1; where a closer fit could save a micro-batch, the closest one found is taken if it does.
+    Uses Algorithm 1; if a closer fit could save a micro-batch, a bounded search is tried as well.
     """
     fitting = [index for index, length in enumerate(lengths) if length <= capacity]
     alone = [[index] for index, length in enumerate(lengths) if length > capacity]
@@ -80,10 +80,10 @@ def micro_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack_closely(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `lengths` in bins of at most `capacity`, each filled as far as a bounded search can.
+    """Return indices of `lengths` in bins of at most `capacity`, each filled as far as a bounded search can.
 
-    Every bin starts with the longest sequence left and takes the combination of others that leaves the least room
-    (minimum bin slack, J. N. D. Gupta and J. C. Ho, 1999), among the first SEARCH_NODES looked at.
+    Every bin starts with the longest remaining sequence and takes the combination of others that leaves the least space
+    (minimum bin slack, J. N. D. Gupta and J. C. Ho, 1999), among the first SEARCH_NODES combinations.
     """
     left = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     bins = []
@@ -97,7 +97,7 @@ def pack_closely(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def _fill(descending: Sequence[int], room: int) -> list[int]:
-    """Places in `descending` of a combination whose sum is as close to `room` as the search finds, never above."""
+    """Return places in `descending` whose sum is as close to `room` as the search finds, and never above."""
     best: list[int] = []
     best_sum = nodes = 0
     chosen: list[int] = []
@@ -122,7 +122,7 @@ def _fill(descending: Sequence[int], room: int) -> list[int]:
 
 
 def _spread(bins: list[list[int]], num: int) -> list[list[int]]:
-    """The same sequences in exactly `num` micro-batches: the fullest are halved; what is missing then stays empty."""
+    """Return the sequences in exactly `num` micro-batches: the fullest are halved, and others added empty if needed."""
     bins = [list(members) for members in bins]
     while len(bins) < num:
         fullest = max(bins, key=len, default=[])

@@ -1,6 +1,6 @@
-"""A JSONL file of rows, with the line of each. Torch-free.
+"""Reads a JSONL file of rows, with the line number of each. Imports no torch.
 
-Owns: `read_objects`. Refuses: what a row must have (trainer/sft.py, trainer/offline/rows.py).
+What a row must have is checked in trainer/sft.py and trainer/offline/rows.py.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from areal_like.regular_file import check_regular
 
 
 class Line(NamedTuple):
-    """One row and where it stands, as `file:line`."""
+    """One row and its location, as `file:line`."""
 
     where: str
     row: dict[str, Any]
 
 
 def read_objects(path: Path, *, row_words: str) -> list[Line]:
-    """The rows of a JSONL file; empty lines are left out.
+    """Read the rows of a JSONL file; empty lines are skipped.
 
     Args:
         path: UTF-8 text, one JSON object a line.
-        row_words: what a row has, such as `{prompt, response}`, for messages.
+        row_words: description of a row, such as `{prompt, response}`, for messages.
 
     Raises:
         UserError: the file cannot be read, has no rows, or a line is not a JSON object.
@@ -43,7 +43,7 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError("is not JSON", where=where, remedy="one object a line") from error
+            raise UserError("is not JSON", where=where, remedy="use one JSON object per line") from error
         if not isinstance(row, dict):
             raise UserError("is not a JSON object", where=where, remedy=f"rows are {row_words}")
         found.append(Line(where, row))

@@ -1,9 +1,9 @@
-"""Proof, on the model at hand, that packed log-probs are the model's own.
+"""Checks, on the model in use, that packed log-probs are the model's own.
 
-Owns: `check`. Refuses: training. It catches what no list of architectures can: layers that mix neighbouring sequences
-(convolutions, state spaces, attention that ignores our boundaries), positions or rotary frequencies that depend on what
-else is in the pack, and transformations between head and softmax that `logprobs.Head` does not know. A few forward
-passes over two dozen tokens, some of them at the last positions of the longest sequence.
+It detects what no list of architectures can: layers that mix neighbouring sequences (convolutions, state spaces,
+attention that ignores our boundaries), positions or rotary frequencies that depend on the rest of the pack, and
+transformations between head and softmax that `logprobs.Head` does not know. It costs a few forward passes over two
+dozen tokens, some of them at the last positions of the longest sequence.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trainer.model.model import model_context
 from trainer.model.packed import PackedSequences
 
 LENGTHS = (9, 7, 8)
-"""The last one ends at the last position of the longest sequence: what depends on that shows in the others."""
+"""The last one ends at the last position of the longest sequence, so that an effect of that shows in the others."""
 TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""Largest allowed difference of one log-prob; 16-bit arithmetic alone makes up to a tenth of a nat."""
+"""Largest allowed difference of one log-prob; 16-bit arithmetic alone causes up to a tenth of a nat."""
 
 
 def check(
@@ -35,11 +35,11 @@ def check(
     temperature: float = 1.0,
     max_context: int | None = None,
 ) -> float:
-    """Largest difference (nats) between packed log-probs and transformers' own, sequence by sequence.
+    """Return the largest difference (nats) between packed log-probs and transformers' own, sequence by sequence.
 
-    `dtype` is the compute type (autocast where it is not float32), `max_context` the longest sequence to come (None:
-    whatever the model's positions cover). Attaches `choice`. Raises UserError where they disagree, where the model
-    cannot take such sequences exactly, and where it cannot be packed at all.
+    `dtype` is the compute dtype (autocast if it is not float32), `max_context` the longest expected sequence (None: the
+    number of the model's positions). Attaches `choice`. Raises UserError if they disagree, if the model cannot compute
+    such sequences exactly, and if it cannot be packed at all.
     """
     device = next(model.parameters()).device
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -80,7 +80,7 @@ def check(
 
 
 def _starts(model: PreTrainedModel, max_context: int | None) -> Sequence[int]:
-    """First position of each sequence; two sequences are all there are where nothing says how long they get."""
+    """Return the first position of each sequence; only two sequences if no maximum length is known."""
     limit, longest = model_context(model.config), max_context or 0
     if limit is not None:
         longest = limit.cap(max_context or limit.tokens, where="rollout.engine.max_context")
@@ -97,7 +97,7 @@ def _packed(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        # fault boundary: kernels refuse shapes, and models keywords, that they do not know with bare errors
+        # kernels raise these for unsupported shapes, and models for unknown keywords
         what = f"{type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         if choice.name == "sdpa":
             raise UserError(
@@ -112,7 +112,7 @@ def _packed(
 def _alone(
     model: PreTrainedModel, tokens: np.ndarray, start: int, device: torch.device, temperature: float
 ) -> torch.Tensor:
-    """transformers' own log-probs [T - 1] of one sequence that begins at position `start`."""
+    """Return transformers' own log-probs [T - 1] of one sequence that begins at position `start`."""
     ids = torch.from_numpy(tokens).to(device)[None]
     positions = {"position_ids": start + torch.arange(len(tokens), device=device)[None]} if start else {}
     logits_TV = model(input_ids=ids, use_cache=False, **positions).logits[0].float()

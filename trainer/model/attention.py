@@ -1,13 +1,13 @@
-"""One attention function for packed sequences, registered with transformers, over three kernels.
+"""The attention function for packed sequences, registered with transformers, with a choice of three kernels.
 
-Owns: the choice of kernel, the function. Refuses: where sequences begin and end (segments.py); masks,
-caches, dropout, sliding windows, attention sinks, soft-capped scores, position biases, any non-causal attention: what a
-packed pass cannot do right is an error here, never a wrong number.
+The boundaries of sequences are in segments.py. Masks, caches, dropout, sliding windows, attention sinks, soft-capped
+scores, position biases and non-causal attention are not supported: what a packed pass cannot compute correctly raises
+an error here.
 
-transformers builds a block-diagonal mask from position_ids only if no attention mask and no cache are given; its
-default (use_cache on) lets packed sequences see each other without a word. A registered name that is absent from its
-mask registry makes it build no mask at all; the boundaries then travel alongside it as the model keyword
-`packed_segments`, and a model that drops the keyword is refused because the function misses it.
+transformers builds a block-diagonal mask from position_ids only if no attention mask and no cache are given; with its
+default (use_cache on), packed sequences silently attend to each other. For a registered name that is absent from its
+mask registry it builds no mask. The boundaries are then passed as the model keyword `packed_segments`, and a model that
+drops the keyword is refused because the function does not receive it.
 
 Shapes: T packed tokens, P of them after padding inside groups, B sequences, H query heads, K key/value heads,
 D width of a head.
@@ -33,26 +33,26 @@ from trainer.model.segments import Segments
 Kernel = Literal["sdpa", "varlen", "flash_attn"]
 
 PREFIX = "areal_like_"
-"""transformers knows our function as `areal_like_sdpa`, `areal_like_varlen` and `areal_like_fa`."""
+"""Prefix of the function's names in transformers: `areal_like_sdpa`, `areal_like_varlen` and `areal_like_fa`."""
 
 MAX_FLASH_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel a run uses, and why; printed and recorded by the caller."""
+    """The kernel of a run and the reason for it; the caller prints and records them."""
 
     name: Kernel
     reason: str
 
     @property
     def implementation(self) -> str:
-        """The name transformers knows it by (`attn_implementation`)."""
+        """The name in transformers (`attn_implementation`)."""
         return implementation_name(self.name)
 
 
 def implementation_name(kernel: Kernel) -> str:
-    """The name `register` gives a kernel. Never with "flash" in it: transformers would take it for its own."""
+    """Return the name of a kernel for `register`. It must not contain "flash", which transformers treats as its own."""
     return PREFIX + {"sdpa": "sdpa", "varlen": "varlen", "flash_attn": "fa"}[kernel]
 
 
@@ -60,9 +60,9 @@ def implementation_name(kernel: Kernel) -> str:
 
 
 def choose(setting: str, device: torch.device, precision: str = "float32") -> AttentionChoice:
-    """The kernel for `setting` (auto, flash_attn, varlen, sdpa) on `device` at `precision`.
+    """Choose the kernel for `setting` (auto, flash_attn, varlen, sdpa) on `device` at `precision`.
 
-    Raises UserError when a kernel is named that this machine, device or precision cannot run.
+    Raises UserError if a named kernel cannot run on this machine, device or precision.
     """
     if setting not in ("auto", "flash_attn", "varlen", "sdpa"):
         raise UserError(
@@ -94,7 +94,7 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
 
 
 def _obstacle(kernel: Kernel, device: torch.device, precision: str) -> str | None:
-    """Why `kernel` cannot run here, or None."""
+    """Return why `kernel` cannot run here, or None."""
     module = "torch.nn.attention.varlen" if kernel == "varlen" else "flash_attn"
     if device.type != "cuda":
         return f"{kernel} needs a CUDA device, not {device.type}"
@@ -108,14 +108,14 @@ def _obstacle(kernel: Kernel, device: torch.device, precision: str) -> str | Non
 
 
 def register() -> None:
-    """Make our function known to transformers. Calling it again changes nothing."""
+    """Register our function with transformers. Further calls change nothing."""
     kernels: tuple[Kernel, ...] = ("sdpa", "varlen", "flash_attn")
     for kernel in kernels:
         AttentionInterface.register(implementation_name(kernel), functools.partial(packed_attention, kernel))
 
 
 def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
-    """Let `model` attend through our function. Raises UserError for an architecture whose layers cannot be packed."""
+    """Make `model` use our attention function. Raises UserError for an architecture whose layers cannot be packed."""
     register()
     config = model.config.get_text_config()
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
@@ -143,7 +143,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
     if model.config._attn_implementation != choice.implementation:
         try:
             model.set_attn_implementation(choice.implementation)
-        except ValueError as error:  # fault boundary: transformers refuses a class that declares no SDPA
+        except ValueError as error:  # transformers refuses a class that declares no SDPA
             raise UserError(
                 f"{type(model).__name__} has no SDPA attention in the installed transformers, and packed training "
                 "replaces that",
@@ -167,7 +167,7 @@ def _check_heads(config: PreTrainedConfig, choice: AttentionChoice) -> None:
 
 
 def is_attached(model: PreTrainedModel) -> bool:
-    """True where `model` attends through our function."""
+    """True if `model` uses our attention function."""
     return str(model.config._attn_implementation).startswith(PREFIX)
 
 
@@ -185,10 +185,10 @@ def packed_attention(
     packed_segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sequence of one packed row: query [1, H, T, D], key and value [1, K, T, D].
+    """Compute causal attention inside each sequence of one packed row: query [1, H, T, D], key and value [1, K, T, D].
 
     Returns [1, T, H, D]. The signature is transformers' AttentionInterface; `dropout` is ignored (a log-prob must be a
-    function of the weights). Raises UserError for what packing cannot do right.
+    function of the weights). Raises UserError for what packing cannot compute correctly.
     """
     _refuse_unsupported(module, query, attention_mask, packed_segments, kwargs)
     assert packed_segments is not None
@@ -211,7 +211,7 @@ def packed_attention(
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast in its type: norms and rotation with float32 weights hand on float32, and only SDPA casts."""
+    """Cast to the autocast dtype: norms and rotation with float32 weights return float32, and only SDPA casts."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -259,7 +259,7 @@ def _refuse_unsupported(
 def _grouped_sdpa(
     query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scale: float, segments: Segments
 ) -> torch.Tensor:
-    """SDPA over groups of sequences of similar length, padded at the end: the causal rule alone hides the padding."""
+    """SDPA over groups of sequences of similar length, padded at the end, where the causal mask hides the padding."""
     is_trivial = not len(segments.padding) and len(segments.groups) == 1 and segments.groups[0][0] == 1
     if is_trivial:
         return _sdpa(query_THD, key_TKD, value_TKD, scale, (1, segments.longest))
@@ -275,11 +275,11 @@ def _grouped_sdpa(
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, group: tuple[int, int]) -> torch.Tensor:
-    """One call: [sequences * width, heads, D] in and out."""
+    """Compute one group: [sequences * width, heads, D] in and out."""
     q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in (q, k, v))
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and q.is_cuda and q.dtype == torch.float32:
-        # CUDA's memory-efficient kernel takes float32 but no grouped heads: torch would fall back to L x L scores.
+        # CUDA's memory-efficient kernel supports float32 but no grouped heads: torch would fall back to L x L scores.
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         repeats = 1
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=repeats > 1)
@@ -287,7 +287,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, group
 
 
 def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, segments: Segments) -> torch.Tensor:
-    """torch's own variable-length kernel. Its keywords grew with torch 2.11 to 2.15; we use what is there."""
+    """Call torch's variable-length kernel. Its keywords changed from torch 2.11 to 2.15; available ones are used."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = _parameters(varlen_attn)
@@ -308,7 +308,7 @@ def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, seg
 
 
 def _flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, segments: Segments) -> torch.Tensor:
-    """flash-attn 2's variable-length kernel; it takes grouped heads as they are."""
+    """Call flash-attn 2's variable-length kernel, which supports grouped heads."""
     from flash_attn import flash_attn_varlen_func
 
     cu, longest = segments.cu_seqlens, segments.longest

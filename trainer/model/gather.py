@@ -1,7 +1,7 @@
-"""Rows taken by index, with a backward pass that gathers too.
+"""Selects rows by index, with a backward pass that also gathers.
 
-Owns: `gather_rows`. Refuses: overlapping gradients; torch's own `index_select` serves those, by scattering row by row,
-which on a CPU costs tens of times the forward pass.
+Overlapping gradients are not supported; torch's `index_select` handles those by scattering row by row, which on a CPU
+takes tens of times as long as the forward pass.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 def gather_rows(
     x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, absent: torch.Tensor | None
 ) -> torch.Tensor:
-    """`x[index]`, where every row of `x` receives a gradient from at most one row of the result.
+    """Return `x[index]`, if every row of `x` receives a gradient from at most one row of the result.
 
-    inverse [rows of x]: the result's row that gives the gradient of each row of x; absent: rows of x that get none
-    (their entry of `inverse` is not used). Rows of the result that `inverse` does not name must carry no gradient.
+    inverse [rows of x]: the row of the result whose gradient each row of x gets; absent: rows of x without a gradient
+    (their entry of `inverse` is not used). Rows of the result that are not in `inverse` must carry no gradient.
     """
     result: torch.Tensor = _GatherRows.apply(x, index, inverse, absent)
     return result

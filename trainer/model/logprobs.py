@@ -1,12 +1,12 @@
-"""Log-probs of sampled tokens under the model, without ever holding a micro-batch's logits at once.
+"""Log-probs of sampled tokens under the model, without holding all logits of a micro-batch in memory.
 
-Owns: hidden states -> log_softmax(logits / temperature) of the tokens to predict, in chunks; what a model does to its
-logits between head and softmax (scaling, soft-capping). Refuses: losses, and top-p or top-k cuts (a log-prob here is
-always taken before any cut).
+It computes log_softmax(logits / temperature) of the tokens to predict from hidden states, in chunks, including what a
+model does to its logits between head and softmax (scaling, soft-capping). Log-probs are those before any top-p or top-k
+filtering.
 
-Only the positions that predict a sampled token get logits. A chunk's logits are made in the forward pass, thrown away,
-and made again in the backward pass; on a CPU that costs 35 to 50 % of the head's time, so logits that are small anyway
-(at most `DIRECT_LOGITS` numbers in the whole micro-batch) are kept in one piece by plain autograd.
+Only the positions that predict a sampled token get logits. A chunk's logits are computed in the forward pass,
+discarded, and computed again in the backward pass. On a CPU that costs 35 to 50 % of the head's time, so small logits
+(at most `DIRECT_LOGITS` numbers in the whole micro-batch) are computed at once with plain autograd.
 
 Shapes: T packed tokens, N predictions, C predictions of a chunk, D hidden, V vocabulary.
 """
@@ -27,14 +27,14 @@ from trainer.model.model import model_context
 from trainer.model.packed import PackedSequences
 
 DIRECT_LOGITS = 1 << 22
-"""Up to this many logits (16 MiB in float32) a micro-batch is done in one piece."""
+"""Up to this many logits (16 MiB in float32) a micro-batch is computed at once."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """From hidden state to logit: logits = softcap(scale * (h W^T + bias)) / temperature.
+    """The function from hidden state to logit: logits = softcap(scale * (h W^T + bias)) / temperature.
 
-    softcap(x) = cap * tanh(x / cap), or x where cap is None (Gemma 2 caps, Granite and Cohere scale).
+    softcap(x) = cap * tanh(x / cap), or x if cap is None (Gemma 2 caps, Granite and Cohere scale).
     """
 
     scale: float
@@ -43,7 +43,7 @@ class Head:
 
     @staticmethod
     def of(model: PreTrainedModel, temperature: float) -> Head:
-        """What `model` does to its logits; `agreement.check` proves it on the model itself."""
+        """Return the transformation of `model`'s logits; `agreement.check` verifies it on the model."""
         config = model.config.get_text_config()
         scale = 1.0
         if getattr(config, "logit_scale", None) is not None:
@@ -55,7 +55,7 @@ class Head:
         return Head(scale, None if cap is None else float(cap), float(temperature))
 
     def logits(self, raw_CV: torch.Tensor) -> torch.Tensor:
-        """float32 logits of the head's raw output. May work in place when no gradient is recorded."""
+        """Compute float32 logits from the head's raw output. May work in place if no gradient is recorded."""
         in_place = not torch.is_grad_enabled()
         if self.cap is not None:
             capped = torch.tanh(raw_CV * (self.scale / self.cap))
@@ -67,7 +67,7 @@ class Head:
         return raw_CV.mul_(factor) if in_place else raw_CV * factor
 
     def raw_gradient(self, gradient_CV: torch.Tensor, logits_CV: torch.Tensor) -> torch.Tensor:
-        """d loss / d raw, in place, from d loss / d logits and the logits themselves."""
+        """Compute d loss / d raw, in place, from d loss / d logits and the logits."""
         if self.cap is not None:
             tanh_CV = logits_CV.mul_(self.temperature / self.cap)
             return gradient_CV.mul_(1.0 - tanh_CV.square_()).mul_(self.scale / self.temperature)
@@ -78,10 +78,10 @@ class Head:
 def token_logprobs(
     model: PreTrainedModel, packed: PackedSequences, *, temperature: float, chunk_tokens: int, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs [N] and entropies [N] (nats) of the predicted tokens, float32; entropy None unless asked for.
+    """Compute log-probs [N] and entropies [N] (nats) of the predicted tokens, float32; entropy None unless requested.
 
-    Both carry gradients where grad mode is on. Under autocast the head multiplies in the autocast type; the softmax is
-    float32 always. `model` must attend through our function (trainer.attention.attach).
+    Both carry gradients if grad mode is on. Under autocast the head multiplies in the autocast dtype; the softmax is
+    always float32. `model` must use our attention function (trainer.attention.attach).
     """
     assert is_attached(model), "attach(model, choice) first: transformers' own attention is silently wrong here"
     assert temperature > 0
@@ -104,8 +104,8 @@ def token_logprobs(
 def greedy_logprobs(
     model: PreTrainedModel, packed: PackedSequences, *, chunk_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs [N] (nats, float32) of the predicted tokens at temperature 1, and whether each is the likeliest token,
-    bool [N]. Without gradients; otherwise as `token_logprobs`.
+    """Compute log-probs [N] (nats, float32) of the predicted tokens at temperature 1, and whether each is the most
+    likely token, bool [N]. Without gradients; otherwise as `token_logprobs`.
     """
     assert is_attached(model), "attach(model, choice) first: transformers' own attention is silently wrong here"
     head = Head.of(model, 1.0)
@@ -125,9 +125,9 @@ def greedy_logprobs(
 
 
 def hidden_states(model: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
-    """Last hidden states [T, D] of the packed row. No cache, no mask: transformers' defaults mix the sequences up.
+    """Compute the last hidden states [T, D] of the packed row. No cache, no mask: transformers' would mix sequences.
 
-    Raises UserError for a sequence longer than the model's positions cover exactly.
+    Raises UserError for a sequence longer than the number of positions that the model computes exactly.
     """
     if (limit := model_context(model.config)) is not None:
         limit.check(packed.segments.longest, where="a sequence")
@@ -141,7 +141,7 @@ def hidden_states(model: PreTrainedModel, packed: PackedSequences) -> torch.Tens
     return hidden_TD
 
 
-# ---------------------------------------------------------------- in one piece
+# ---------------------------------------------------------------- at once
 
 
 def _direct(
@@ -165,7 +165,7 @@ def _direct(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Linear head, softmax and gather in chunks; saves one log-normaliser per prediction and makes logits again.
+    """Linear head, softmax and gather in chunks; saves one log-normaliser per prediction and recomputes logits.
 
     With logits z, log-prob of the target y: d/dz = onehot(y) - p; entropy H = -sum p log p: dH/dz = -p (log p + H).
     """
@@ -241,7 +241,7 @@ def _logit_gradient(
     grad_logprob_C: torch.Tensor,
     entropies: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """d loss / d logits [C, V] of log-probs and, where `entropies` (values, gradients) are given, of entropies."""
+    """Compute d loss / d logits [C, V] of log-probs and, if `entropies` (values, gradients) are given, of entropies."""
     logp_CV = logits_CV - normaliser_C[:, None]
     if entropies is None:
         gradient_CV = logp_CV.exp_().mul_(-grad_logprob_C[:, None])
@@ -254,7 +254,7 @@ def _logit_gradient(
 
 
 def _raw(hidden_CD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
-    """The head's output in float32; on CUDA 16-bit operands are accumulated and kept in float32."""
+    """Compute the head's output in float32; on CUDA, 16-bit operands are accumulated and kept in float32."""
     if hidden_CD.is_cuda and hidden_CD.dtype != torch.float32:
         raw_CV = torch.mm(hidden_CD, weight_VD.t(), out_dtype=torch.float32)
     else:
@@ -277,8 +277,8 @@ def _chunks(num: int, size: int) -> Iterator[slice]:
 
 
 def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """Type the head multiplies in. A CPU multiplies in float32 always: it cannot keep 16-bit products in float32, and
-    logits rounded to bfloat16 are off by up to 0.06 nat."""
+    """Return the dtype of the head's multiplication. A CPU always uses float32: it cannot keep 16-bit products in
+    float32, and logits rounded to bfloat16 have errors of up to 0.06 nat."""
     kind = hidden.device.type
     if kind == "cpu":
         return torch.float32

@@ -1,12 +1,12 @@
-"""A low-rank adapter (LoRA) inside a transformers model, and the weights it amounts to.
+"""A low-rank adapter (LoRA) inside a transformers model, and the merged weights.
 
-Owns: `add_adapter`, the module that computes with it, `Merged`, the names of its tensors. Refuses: files
-(adapter_files.py), which versions travel how (adapter.py).
+It contains the module that computes with the adapter, and the names of its tensors. Files are written in
+trainer/adapter_files.py; trainer/adapter.py defines what is published.
 
-The adapter is added to the linear modules themselves: each target becomes a `LoraLinear` with two parameters more,
-`lora_A` and `lora_B`, and every other name stays what it is on the Hub. So backends shard, clip and move it as they do
-any parameter, packed attention is not concerned, and taking `lora_A` and `lora_B` away leaves the base. The arithmetic
-is peft's, operation by operation; its names, which all differ, are in files only.
+The adapter is added to the linear modules: each target becomes a `LoraLinear` with two more parameters, `lora_A` and
+`lora_B`, and every other name is the same as on the Hub. Backends therefore shard, clip and move it like any parameter,
+packed attention is not affected, and removing `lora_A` and `lora_B` leaves the base. The arithmetic is peft's,
+operation by operation; peft's names, which all differ, are used in files only.
 
 Shapes: I inputs and O outputs of a target, R the rank.
 """
@@ -29,7 +29,7 @@ WEIGHT = ".weight"
 
 
 class LoraLinear(torch.nn.Linear):
-    """A linear module whose weight and bias are frozen, with an adapter. Made of a plain one by `add_adapter`."""
+    """A linear module with frozen weight and bias and an adapter. Created from a plain one by `add_adapter`."""
 
     lora_A: torch.nn.Parameter
     """[R, I]"""
@@ -39,10 +39,10 @@ class LoraLinear(torch.nn.Linear):
     is_adapted: bool
     """False: it computes with the base alone (`adapter_off`)."""
     rounds_to: torch.dtype | None
-    """It computes with the merged weight in this type, without gradients (`rounded`); None: with W, A and B."""
+    """It computes with the merged weight in this dtype, without gradients (`rounded`); None: with W, A and B."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """W x + bias + scale B A x."""
+        """Compute W x + bias + scale B A x."""
         if self.rounds_to is not None:
             return F.linear(input, self._rounded_weight(self.rounds_to), self.bias)
         output = F.linear(input, self.weight, self.bias)
@@ -51,7 +51,7 @@ class LoraLinear(torch.nn.Linear):
         return output + F.linear(F.linear(input, self.lora_A), self.lora_B) * self.scale
 
     def _rounded_weight(self, dtype: torch.dtype) -> torch.Tensor:
-        """[O, I], as `Merged` and a cast give it: the product is not rounded before it is added."""
+        """Return [O, I], the same as `Merged` and a cast: the product is not rounded before it is added."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             weight_OI = self.weight.float()
             if self.is_adapted:
@@ -60,10 +60,10 @@ class LoraLinear(torch.nn.Linear):
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int, where: str = "trainer.lora") -> None:
-    """Freeze a whole model, not yet in parts, and add an adapter that changes nothing yet.
+    """Freeze a full model, not yet distributed, and add an adapter that does not change its output yet.
 
-    Its first weights are a pure function of the settings, the model's names and `seed`. Raises UserError at `where`
-    where a target is not there.
+    The initial weights are a pure function of the settings, the model's names and `seed`. Raises UserError at `where`
+    if a target does not exist.
     """
     targets = find_targets(model, settings.targets, where=f"{where}.targets")
     model.requires_grad_(False)
@@ -84,7 +84,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int,
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
-    """Undo of `add_adapter`, with the adapter merged into the weights, all of which require a gradient again."""
+    """Revert `add_adapter`, with the adapter merged into the weights, all of which require a gradient again."""
     for module in model.modules():
         if isinstance(module, LoraLinear):
             with torch.no_grad():
@@ -95,7 +95,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
 
 
 def find_targets(model: PreTrainedModel, targets: Sequence[str], *, where: str) -> dict[str, torch.nn.Linear]:
-    """The linear modules that `targets` name, by name. Raises UserError at `where` for one that names none of them."""
+    """Return the linear modules named by `targets`, by name. Raises UserError at `where` if one does not exist."""
     head = model.get_output_embeddings()
     linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     usable = {name: module for name, module in linear.items() if module is not head}
@@ -120,7 +120,7 @@ def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *
 
 @contextlib.contextmanager
 def adapter_off(model: torch.nn.Module) -> Iterator[None]:
-    """Compute with the base alone meanwhile."""
+    """Compute with the base alone inside the context."""
     adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
     try:
         for module in adapted:
@@ -133,7 +133,10 @@ def adapter_off(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rounded(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Compute meanwhile with the targets' merged weights in `dtype`, as an engine that got them; float32: as always."""
+    """Compute inside the context with merged weights in `dtype`, as an engine does that received them.
+
+    With float32 nothing changes.
+    """
     adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
     try:
         for module in adapted:
@@ -145,17 +148,17 @@ def rounded(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def is_adapters(name: str) -> bool:
-    """True for the name of a tensor of the adapter, in memory."""
+    """True for the name of a tensor of the adapter in the model."""
     return name.endswith(tuple(f".{part}" for part in PARTS))
 
 
 def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of the adapter among a model's tensors."""
+    """Return the adapter's tensors among a model's tensors."""
     return {name: tensor for name, tensor in tensors.items() if is_adapters(name)}
 
 
 class Merged(Mapping[str, torch.Tensor]):
-    """A model's tensors with the adapter merged into the base: W + scale B A, made one at a time as they are read."""
+    """A model's tensors with the adapter merged into the base: W + scale B A, computed one at a time when read."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], scale: float) -> None:
         self._tensors, self._scale = tensors, scale

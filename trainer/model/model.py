@@ -1,9 +1,9 @@
-"""The model that is trained: made from a config, or read from a Hugging Face folder, in float32 and without dropout.
+"""The trained model: created from a config, or loaded from a Hugging Face folder, in float32 and without dropout.
 
-Owns: the checks that turn a bad model folder or a bad `model.init` into one sentence, loading for training, making.
-Refuses: tokenizers, attention kernels (the caller hands the registered name), saving (export.py), publishing.
+It includes the checks that turn an invalid model folder or `model.init` into a short error message. Tokenizers are in
+tokenizers.py, attention kernels in attention.py, and saving in trainer/export.py.
 
-Training needs the log-probs of the engine and of the trainer to mean the same, so dropout is switched off.
+Training needs log-probs of engine and trainer with the same meaning, so dropout is switched off.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
-    """The local folder of `path`: itself, or the hub's snapshot where `path` is a hub name. Raises UserError.
+    """Return the local folder of `path`: itself, or the hub's snapshot if `path` is a hub name. Raises UserError.
 
-    progress_bar: in place of the hub's own one (trainer/prepare_progress.py makes one that reports bytes).
+    progress_bar: replaces the hub's (trainer/prepare_progress.py has one that reports bytes).
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -51,16 +51,17 @@ def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
 
     try:
         return Path(snapshot_download(path, allow_patterns=HUB_FILES, etag_timeout=10, tqdm_class=progress_bar))
-    except Exception as error:  # fault boundary: network, authentication and hub errors have no common root
+    except Exception as error:  # network, authentication and hub errors have no common root
         raise UserError(
-            f"there is no such folder, and the hub did not give it ({type(error).__name__}: {first_line(error)})",
+            f"there is no such folder, and the download from the hub failed ({type(error).__name__}: "
+            f"{first_line(error)})",
             where=path,
             remedy="check model.path, or download the model and name its folder",
         ) from error
 
 
 def check_folder(folder: Path) -> PretrainedConfig:
-    """The config of a folder that holds a causal language model with readable weights. Raises UserError otherwise."""
+    """Return the config of a folder with a causal language model and readable weights. Raises UserError otherwise."""
     config = read_config(folder)
     _check_causal_lm(config, where=str(folder))
     check_weights(folder)
@@ -68,7 +69,7 @@ def check_folder(folder: Path) -> PretrainedConfig:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError where the folder has no weights, or a file of them cannot be read."""
+    """Raise UserError if the folder has no weights, or a file of them cannot be read."""
     for file in weight_files(folder):
         if file.suffix == ".safetensors":
             try:
@@ -81,7 +82,7 @@ def check_weights(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """config.json of `folder`. Raises UserError when it is missing, damaged or of an unknown model type."""
+    """Read config.json of `folder`. Raises UserError if it is missing, damaged or of an unknown model type."""
     if not folder.is_dir():
         raise UserError("there is no such model folder", where=str(folder), remedy="check model.path")
     file = folder / "config.json"
@@ -94,14 +95,14 @@ def read_config(folder: Path) -> PretrainedConfig:
     _check_model_type(model_type, where=str(file))
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # fault boundary: transformers' validation has many exception types
+    except Exception as error:  # transformers' validation has many exception types
         raise UserError(
             f"is not a usable config ({first_line(error)})", where=str(file), remedy="correct it"
         ) from error
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files holding the weights. Raises UserError when there are none or the index names a missing one."""
+    """Return the files with the weights. Raises UserError if there are none or the index names a missing one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -145,9 +146,9 @@ def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
 
 
 def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    """A config of `init` (transformers config keys with `model_type`) with the tokenizer's vocabulary and special ids.
+    """Create a config from `init` (transformers config keys with `model_type`) with the tokenizer's size and ids.
 
-    Raises UserError for an unknown model_type or key, a value the config class refuses, or too small a vocabulary.
+    Raises UserError for an unknown model_type or key, a value that the config class rejects, or too small a vocabulary.
     """
     keys = dict(init)
     model_type = keys.pop("model_type", None)
@@ -171,7 +172,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
         keys.setdefault(name, getattr(tokenizer, name))
     try:
         config = AutoConfig.for_model(model_type, **keys)
-    except Exception as error:  # fault boundary: huggingface_hub's strict dataclasses have error types of their own
+    except Exception as error:  # huggingface_hub's strict dataclasses have their own error types
         what = " ".join(str(error).split())[:300]
         raise UserError(
             f"{model_type} refuses these settings ({what})", where="model.init", remedy="correct it"
@@ -180,7 +181,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 
 
 def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
-    """A new float32 model; its weights are a pure function of `init`, the vocabulary and `seed`."""
+    """Create a float32 model; its weights are a pure function of `init`, the vocabulary and `seed`."""
     config = config_from_init(init, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -188,7 +189,7 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
             raise UserError(
-                f"no model can be made of these settings ({first_line(error)})",
+                f"no model can be created from these settings ({first_line(error)})",
                 where="model.init",
                 remedy="correct them",
             ) from error
@@ -199,10 +200,10 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
 
 
 def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
-    """The model in `folder`, float32, on `device`. (Packed attention is attached by trainer.attention.)
+    """Load the model in `folder`, float32, on `device`. Packed attention is attached by trainer.model.attention.
 
-    Raises UserError for a folder that holds no readable causal language model, weights that do not fit the config or
-    are not finite, and a device that is not there.
+    Raises UserError for a folder without a readable causal language model, weights that do not fit the config or are
+    not finite, and a device that does not exist.
     """
     check_folder(folder)
     return load_weights(folder, AutoModelForCausalLM, device=device)
@@ -211,10 +212,10 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
 def load_weights(
     folder: Path, kind: Any, *, device: str, config: PretrainedConfig | None = None, made: Sequence[str] = ()
 ) -> PreTrainedModel:
-    """The model of class `kind` (one of transformers' Auto classes), float32, without dropout, in memory of its own.
+    """Load a model of class `kind` (one of transformers' Auto classes), float32, without dropout, not memory-mapped.
 
-    config: in place of the folder's. made: names of parameters that the folder need not have. Raises UserError where
-    weights are missing, do not fit the config or are not finite.
+    config: replaces the folder's. made: names of parameters that the folder need not have. Raises UserError if weights
+    are missing, do not fit the config or are not finite.
     """
     given = {} if config is None else {"config": config}
     try:
@@ -224,9 +225,9 @@ def load_weights(
             dtype=torch.float32,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, in words of ours
+            ignore_mismatched_sizes=True,  # reported below, in our own message
         )
-    except Exception as error:  # fault boundary: loading raises whatever the architecture's code raises
+    except Exception as error:  # loading raises any exception of the architecture's code
         raise UserError(
             f"the model cannot be loaded ({type(error).__name__}: {first_line(error)})",
             where=str(folder),
@@ -243,7 +244,7 @@ def load_weights(
 
 
 def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[str]) -> None:
-    """Raises UserError where the file lacks parameters of the config's model, or has them in another shape."""
+    """Raise UserError if the file lacks parameters of the config's model, or has them in another shape."""
     mismatched = [_mismatch_words(entry) for entry in sorted(report["mismatched_keys"], key=str)]
     wrong = mismatched + [f"{name} is missing" for name in sorted(set(report["missing_keys"]) - set(made))]
     if wrong:
@@ -256,7 +257,7 @@ def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[st
 
 
 def _mismatch_words(entry: Any) -> str:
-    """transformers' (name, shape in the file, shape by the config) in words."""
+    """Describe an entry (name, shape in the file, shape by the config) of transformers' report."""
     if isinstance(entry, tuple) and len(entry) == 3:
         name, in_file, by_config = entry
         return f"{name} has shape {tuple(in_file)} in the file and {tuple(by_config)} by config.json"
@@ -264,7 +265,7 @@ def _mismatch_words(entry: Any) -> str:
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:
-    """Raises UserError where a weight is NaN or infinite: a damaged file, or a policy that had diverged."""
+    """Raise UserError if a weight is NaN or infinite: a damaged file, or a policy that diverged."""
     bad = [name for name, tensor in model.state_dict().items() if not all_finite(tensor)]
     if bad:
         raise UserError(
@@ -276,12 +277,12 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """No value is NaN or infinite. A sum is several times cheaper; where it overflows each value is looked at."""
+    """True if no value is NaN or infinite. A sum is several times cheaper; if it overflows, each value is checked."""
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _file_of(name: str, folder: Path) -> str:
-    """The weight file that holds tensor `name`; of several files the folder, where none of them says so."""
+    """Return the weight file with tensor `name`, or the folder if it cannot be determined among several files."""
     files = weight_files(folder)
     for file in files:
         if file.suffix == ".safetensors":
@@ -292,11 +293,11 @@ def _file_of(name: str, folder: Path) -> str:
 
 
 def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
-    """Move to `device`. Raises UserError when it is not there."""
+    """Move to `device`. Raises UserError if it does not exist."""
     try:
         moved: PreTrainedModel = model.to(torch.device(device))  # type: ignore[arg-type]
         return moved
-    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for CUDA without CUDA
+    except (RuntimeError, AssertionError) as error:  # raised for unknown names, and for CUDA without a GPU
         raise UserError(
             f"device {device!r} cannot be used ({first_line(error)})",
             where="device",
@@ -307,8 +308,8 @@ def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
 def _own_storage(model: PreTrainedModel) -> None:
     """Copy every tensor out of the memory-mapped file.
 
-    The file may be replaced while we train, and torch's own storage is aligned the same way every time, which makes
-    a resumed run compute the same bits as the run it continues.
+    The file may be replaced during training. torch's own memory always has the same alignment, so that a resumed run
+    computes the same bits as the run it continues.
     """
     with torch.no_grad():
         for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
@@ -327,11 +328,11 @@ def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def model_context(config: PretrainedConfig) -> ContextLimit | None:
-    """Longest sequence the model's positions cover exactly; None when the config does not say."""
+    """Return the longest sequence that the model's positions cover; None if the config does not define it."""
     return context_limit(vars(config.get_text_config()))
 
 
 def num_parameters(model: PreTrainedModel, *, is_trained: bool | None = None) -> int:
-    """Parameters, tied ones once; is_trained: those alone that are trained, or that are not."""
+    """Number of parameters, tied ones counted once; is_trained: only those that are trained, or that are not."""
     wanted = (parameter for parameter in model.parameters() if is_trained in (None, parameter.requires_grad))
     return sum(parameter.numel() for parameter in wanted)

@@ -1,7 +1,4 @@
-"""Several sequences laid end to end in one row, without padding, and which of their tokens are to be predicted.
-
-Owns: `PackedSequences`. Refuses: what the predictions are for (losses, advantages), choosing what is packed.
-
+"""Several sequences concatenated in one row, without padding, and which of their tokens are to be predicted.
 Shapes: T packed tokens, B sequences, N tokens to predict (those of the loss mask).
 """
 
@@ -21,9 +18,9 @@ from trainer.model.segments import Segments, make_segments
 class PackedSequences:
     """One packed micro-batch.
 
-    tokens_T, positions_T: int64. Prediction n is of token `targets_N[n]`, made by the hidden state at packed position
-    `sources_N[n]` (the one before it), and belongs to sequence `sequence_N[n]`; predictions are in packed order.
-    prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows).
+    tokens_T, positions_T: int64. Prediction n is of token `targets_N[n]`, computed from the hidden state at packed
+    position `sources_N[n]` (the previous one), and belongs to sequence `sequence_N[n]`; predictions are in packed
+    order. prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows).
     """
 
     tokens_T: torch.Tensor
@@ -40,8 +37,8 @@ class PackedSequences:
     def build(tokens: Sequence[np.ndarray], loss_masks: Sequence[np.ndarray]) -> PackedSequences:
         """Pack `tokens` (integer arrays) with their `loss_masks` (bool arrays of the same lengths), in this order.
 
-        Raises ValueError when a sequence is to predict its first token (nothing comes before it), when a mask has
-        another length than its tokens, or when nothing is to be predicted at all.
+        Raises ValueError if the first token of a sequence is to be predicted (no token precedes it), if a mask has
+        another length than its tokens, or if no token is to be predicted.
         """
         assert len(tokens) == len(loss_masks) > 0
         for tokens_T, mask_T in zip(tokens, loss_masks, strict=True):
@@ -76,16 +73,16 @@ class PackedSequences:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of packed tokens."""
         return len(self.tokens_T)
 
     @property
     def num_predictions(self) -> int:
-        """N."""
+        """N, the number of predictions."""
         return len(self.targets_N)
 
     def subset(self, members: Sequence[int]) -> tuple[PackedSequences, np.ndarray]:
-        """Pack some of the sequences, on the host; returns the places [M] their predictions have here as well."""
+        """Pack some of the sequences, on the host; also returns the places [M] of their predictions in this pack."""
         lengths_B = np.asarray(self.lengths)
         starts_B = np.cumsum(lengths_B) - lengths_B
         tokens_T, sequence_N = self.tokens_T.cpu().numpy(), self.sequence_N.cpu().numpy()
@@ -96,7 +93,7 @@ class PackedSequences:
         return packed, np.concatenate([np.flatnonzero(sequence_N == one) for one in members])
 
     def to(self, device: torch.device) -> PackedSequences:
-        """The same on `device`."""
+        """Return a copy on `device`, or self if it is there already."""
         if self.tokens_T.device == device:
             return self
         tensors: dict[str, Any] = {

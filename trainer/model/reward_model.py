@@ -1,7 +1,7 @@
-"""A reward model: a decoder with a head of one number, as transformers' class for sequence classification has it.
+"""Loads a reward model: a decoder with a head of one number, as in transformers' classes for sequence classification.
 
-Owns: `load_reward_model`. Refuses: what the number means (trainer/offline/reward_task.py), causal language models
-(model.py), the critic of a policy, which keeps the policy's class (values.py).
+What the number means is defined in trainer/offline/reward_task.py. Causal language models are loaded in model.py; the
+critic of a policy, which keeps the policy's class, in values.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SUFFIX = "ForSequenceClassification"
 
 
 def load_reward_model(folder: Path, *, padding_id: int | None, device: str = "cpu") -> PreTrainedModel:
-    """The model in `folder`, float32: a reward model as it is, or a causal language model whose output layer is
-    replaced by a head of one number. That head begins at zero: no answer is worth more than another.
+    """Load the model in `folder`, float32: a reward model unchanged, or a causal language model whose output layer is
+    replaced by a head of one number. That head is initialised to zero, so that all answers have equal scores.
 
     Args:
         folder: in Hugging Face format.
@@ -44,7 +44,7 @@ def load_reward_model(folder: Path, *, padding_id: int | None, device: str = "cp
         config.num_labels = 1
     config.pad_token_id = padding_id
     made = (f"{HEAD}.weight",) if not is_trained else ()
-    with _quiet():  # of a head that the folder lacks
+    with _quiet():  # no warning about a head that the folder lacks
         model = load_weights(folder, AutoModelForSequenceClassification, config=config, made=made, device=device)
     head = getattr(model, HEAD, None)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or head.bias is not None:
@@ -57,7 +57,7 @@ def load_reward_model(folder: Path, *, padding_id: int | None, device: str = "cp
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers reports errors alone meanwhile."""
+    """Make transformers report errors only inside the context."""
     before = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:

@@ -1,7 +1,6 @@
-"""Where sequences of a packed micro-batch begin and end, and how they are grouped for SDPA.
+"""Boundaries of the sequences in a packed micro-batch, and their groups for SDPA.
 
-Owns: `Segments`. Refuses: the attention over them (attention.py).
-
+The attention over them is in attention.py.
 Shapes: T packed tokens, P of them after padding inside groups, B sequences.
 """
 
@@ -15,16 +14,16 @@ import torch
 
 SLACK_TOKENS = 16
 SLACK_SHARE = 8
-"""Sequences share an SDPA call when shorter than its longest by at most 16 tokens or an eighth: calls cost a fixed
-price on short sequences, padding costs compute on long ones."""
+"""Sequences share an SDPA call if they are shorter than its longest by at most 16 tokens or an eighth: calls have a
+fixed cost on short sequences, and padding costs compute on long ones."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the sequences of one packed micro-batch lie; made once, used by every layer.
+    """Boundaries of the sequences of one packed micro-batch; computed once, used by every layer.
 
     cu_seqlens: int32 [B + 1], running sum of lengths. groups: (sequences, padded length) per SDPA call.
-    to_padded_P: int64, packed position of every padded slot (a slot of padding repeats its sequence's first token);
+    to_padded_P: int64, packed position of every padded slot (a padding slot repeats its sequence's first token);
     to_packed_T: int64, padded slot of every packed token; padding: int64, the slots that are padding.
     """
 
@@ -36,7 +35,7 @@ class Segments:
     padding: torch.Tensor
 
     def to(self, device: torch.device) -> Segments:
-        """The same on `device`."""
+        """Return a copy on `device`, or self if it is there already."""
         if self.cu_seqlens.device == device:
             return self
         return Segments(
@@ -50,7 +49,7 @@ class Segments:
 
 
 def make_segments(lengths: Sequence[int]) -> Segments:
-    """Boundaries of sequences of these lengths, in this order; similar lengths share an SDPA call."""
+    """Compute the boundaries of sequences of these lengths, in this order; similar lengths share an SDPA call."""
     lengths_B = np.asarray(lengths, np.int64)
     starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
     order = np.argsort(-lengths_B, kind="stable")

@@ -1,9 +1,8 @@
-"""The tokenizer a prepared model is saved with: the model's own, another folder's, or one built in code.
+"""The tokenizer that is saved with a prepared model: the model's, that of another folder, or a built-in one.
 
-Owns: `build_tokenizer` and the built-in vocabularies. Refuses: turning rows into prompts (a workflow's business).
-Built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`. That
-of chats has a chat template instead, and ends every message in `<|im_end|>`.
-A character the vocabulary lacks is an error, never silently dropped.
+Built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`. The
+tokenizer of chats has a chat template instead, and ends every message with `<|im_end|>`.
+A character that is not in the vocabulary is an error; it is never silently dropped.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ GUESS_NUMBER_CHARACTERS = "0123456789:?<>=!"
 
 
 def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer called `name` (see ModelSettings.tokenizer); `model_folder` is where `from_model` looks.
+    """Return the tokenizer `name` (see ModelSettings.tokenizer); `model_folder` is the folder for `from_model`.
 
-    Raises UserError when there is none, it cannot be read, or it knows no end of sequence.
+    Raises UserError if it does not exist, cannot be read, or has no end-of-sequence token.
     """
     if name == "characters:running_sum":
         return character_tokenizer(RUNNING_SUM_CHARACTERS)
@@ -42,7 +41,7 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
     if name == "from_model":
         if model_folder is None:
             raise UserError(
-                "a model made from `model.init` has no tokenizer of its own",
+                "a model created from `model.init` has no tokenizer",
                 where="model.tokenizer",
                 remedy=f"name a tokenizer folder, or one of {', '.join(BUILT_IN_TOKENIZERS)}",
             )
@@ -57,7 +56,7 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer saved in `folder`. Raises UserError when it is missing or unreadable."""
+    """Load the tokenizer in `folder`. Raises UserError if it is missing or unreadable."""
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any((folder / file).is_file() for file in files):
         raise UserError(
@@ -67,7 +66,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # fault boundary: transformers and tokenizers raise bare Exception for damaged files
+    except Exception as error:  # transformers and tokenizers raise bare Exception for damaged files
         raise UserError(
             f"the tokenizer cannot be read ({first_line(error)})",
             where=str(folder),
@@ -85,7 +84,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
-    """One token a character of `characters`, after <pad>, <bos>, <eos>."""
+    """Create a tokenizer with one token per character of `characters`, after <pad>, <bos>, <eos>."""
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -94,7 +93,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
 
 
 def tool_sum_chat_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a character of the task, and one for each mark of its chats (areal_like/tasks/tool_sum.py)."""
+    """Create a tokenizer with a token per character and marker of chats (areal_like.tasks.tool_sum)."""
     marks = [PAD, tool_sum.CHAT_END, *tool_sum.CHAT_STARTS.values()]
     words = [*marks, *tool_sum.CHAT_CALL, *tool_sum.CHAT_CHARACTERS]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
@@ -110,7 +109,7 @@ def tool_sum_chat_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a byte of UTF-8: byte b has id b + 3, after <pad>, <bos>, <eos>."""
+    """Create a tokenizer with one token per byte of UTF-8: byte b has id b + 3, after <pad>, <bos>, <eos>."""
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS])}
     for byte, symbol in enumerate(_byte_symbols()):
         vocabulary[symbol] = byte + 3
@@ -121,9 +120,9 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _byte_symbols() -> list[str]:
-    """The visible character that byte-level tokenizers write for each byte value 0..255 (GPT-2's convention).
+    """Return the visible character of byte-level tokenizers for each byte value 0..255 (GPT-2's convention).
 
-    Printable Latin-1 bytes stand for themselves; the rest take code points from 256 on, in order.
+    Printable Latin-1 bytes represent themselves; the others use code points from 256 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     symbols, spare = [], 256

@@ -1,7 +1,4 @@
-"""A critic as a model: a causal language model whose head gives one number, and the values it gives.
-
-Owns: `load_critic`, `token_values`. Refuses: losses and targets, how the model is spread over ranks.
-
+"""A critic as a model: a causal language model with a head of one number, and the computation of its values.
 Shapes: T packed tokens, D hidden.
 """
 
@@ -21,8 +18,8 @@ HEAD = "score"
 
 
 def load_critic(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
-    """The model in `folder` with a head of one number in place of its output layer. The head begins at zero: no answer
-    is worth more than another, and all ranks begin alike. Raises UserError as `load_causal_lm`."""
+    """Load the model in `folder` with a head of one number in place of its output layer. The head is initialised to
+    zero, so that all answers have equal values and all ranks start alike. Raises UserError as `load_causal_lm`."""
     model = load_causal_lm(folder, device=device)
     weight_VD = model.get_output_embeddings().weight
     head = torch.nn.utils.skip_init(torch.nn.Linear, weight_VD.shape[1], 1, bias=False, device=weight_VD.device)
@@ -32,11 +29,11 @@ def load_critic(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
 
 
 def token_values(model: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
-    """The value after each packed token, float32 [T], with gradient where grad mode is on.
+    """Compute the value after each packed token, float32 [T], with gradient if grad mode is on.
 
     model: a critic (`load_critic`) or a reward model (trainer.model.reward_model).
 
-    The head multiplies in float32 whatever the passes before it compute in.
+    The head multiplies in float32, whatever dtype the other layers use.
     """
     hidden_TD = hidden_states(model, packed)
     with torch.autocast(hidden_TD.device.type, enabled=False):

@@ -1,7 +1,7 @@
-"""Rewards to advantages: scale, bias and clip first, then the configured kind (advantages/).
+"""Computes advantages from rewards: scale, bias and clip first, then the configured kind (advantages/).
 
-Owns: `advantages`, `targets_of`, `shaped_rewards`. Refuses: how a kind compares samples. Groups are known by id, never
-by stride, so that groups which lost samples on the way are normalised right.
+How samples are compared is defined by each kind. Groups are identified by id, not by position, so that groups which
+lost samples are normalised correctly.
 
 Shapes: B samples of one batch, Q trajectories and N sampled tokens of all of them.
 """
@@ -36,7 +36,7 @@ def advantages(
     turns_B: Sequence[TurnRewards | None] = (),
     trajectory_lengths_B: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
-    """Compute advantages of raw rewards, as `advantages_of` those of `rewarded`."""
+    """Compute the advantages of raw rewards: `advantages_of` applied to the result of `rewarded`."""
     samples = rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N, turns_B, trajectory_lengths_B)
     return advantages_of(samples, settings)
 
@@ -50,16 +50,16 @@ def rewarded(
     turns_B: Sequence[TurnRewards | None] = (),
     trajectory_lengths_B: Sequence[Sequence[int]] = (),
 ) -> RewardedSamples:
-    """Shape the rewards of a batch and take the penalties off.
+    """Shape the rewards of a batch and subtract the penalties.
 
     Args:
         rewards_B: raw rewards, finite.
         group_ids_B: group of each sample; samples of a group may be anywhere in the batch.
         lengths_B: sampled tokens of each sample.
         settings: how rewards are scaled first.
-        penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
-        turns_B: raw rewards by turn of each sample, None for a sample that has none; empty: of no sample.
-        trajectory_lengths_B: sampled tokens of each trajectory of each sample; empty: each is one.
+        penalties_N: penalty subtracted from the reward at each sampled token, in the order of the samples.
+        turns_B: raw rewards by turn of each sample, None for a sample without them; empty: no sample has them.
+        trajectory_lengths_B: sampled tokens of each trajectory of each sample; empty: each sample is one trajectory.
     """
     rewards_B = shaped_rewards(rewards_B, settings)
     if penalties_N is not None:
@@ -80,10 +80,10 @@ def rewarded(
 
 
 def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndarray:
-    """Compute advantages, float32: one per sample [B] or per sampled token [N], as the kind has it.
+    """Compute advantages, float32: one per sample [B] or per sampled token [N], depending on the kind.
 
     Raises:
-        UserError: advantages of the user's are of another shape, or not finite.
+        UserError: advantages of a user's function have another shape, or are not finite.
     """
     advantage, options = advantage_of(settings)
     seen = samples.by_trajectory() if advantage.is_per_trajectory else samples
@@ -99,10 +99,10 @@ def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.n
 
 
 def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndarray:
-    """Compute what a critic is trained towards, float32 per sampled token [N]: as the kind has it, or the return.
+    """Compute the targets of the critic, float32 per sampled token [N]: those of the kind, or the return.
 
     Raises:
-        UserError: targets of the user's are of another shape, or not finite.
+        UserError: targets of a user's function have another shape, or are not finite.
     """
     advantage, options = advantage_of(settings)
     seen = samples.by_trajectory() if advantage.is_per_trajectory or advantage.targets is None else samples
@@ -127,7 +127,7 @@ def _check_finite(result: np.ndarray, noun: str, settings: AdvantageSettings) ->
 
 
 def spread(advantages: np.ndarray, trajectory_lengths_B: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Advantages of each trajectory's tokens, one array of its length per trajectory, of what `advantages` returned."""
+    """Split what `advantages` returned into one array per trajectory, with one advantage for each of its tokens."""
     if len(advantages) == len(trajectory_lengths_B):
         pairs = zip(trajectory_lengths_B, advantages, strict=True)
         return [np.full(length, value, np.float32) for lengths, value in pairs for length in lengths]

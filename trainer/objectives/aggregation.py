@@ -1,7 +1,7 @@
-"""How much each token weighs in its update's loss: who is averaged with whom.
+"""The weight of each token in the loss of its update: how token losses are averaged.
 
-Owns: `token_coefficients`. Refuses: what a token's loss is. Every denominator is a property of the whole step and is
-known before its first micro-batch, so that no weight depends on how the step is cut.
+The loss of a token is defined in losses/. Every denominator is a property of the whole step and is known before its
+first micro-batch, so that no weight depends on how the step is split.
 
 Shapes: B samples of the step, each with all its trajectories.
 """
@@ -18,23 +18,25 @@ from trainer.config import LossSettings
 def token_coefficients(
     sampled_lengths_B: Sequence[int], group_ids_B: Sequence[int], settings: LossSettings, *, num_updates: int = 1
 ) -> np.ndarray:
-    """Weight of every token of each of a step's B samples, float64 [B].
+    """Return the weight of every token of each of a step's B samples, float64 [B].
 
     The loss of an update is the sum of weight * token loss over the tokens of its mini-batch. With L_i sampled tokens
-    in sample i, G groups, T_g sampled tokens in group g, T in the step, and U updates, a token of sample i weighs
+    in sample i, G groups, T_g sampled tokens in group g, T in the step, and U updates, the weight of a token of sample
+    i is
 
-        token_mean     U / T                           every token alike
-        sequence_mean  U / (B * L_i)                   every sample alike, and the tokens in it
-        group_mean     U / (G * T_g)                   every group alike, and the tokens in it
-        constant       U / (B * constant_divisor)      every token alike; T plays no part (Dr. GRPO, arXiv 2503.20783)
+        token_mean     U / T                           all tokens have equal weight
+        sequence_mean  U / (B * L_i)                   all samples have equal weight, and the tokens within a sample
+        group_mean     U / (G * T_g)                   all groups have equal weight, and the tokens within a group
+        constant       U / (B * constant_divisor)      equal weight, independent of T (Dr. GRPO, arXiv 2503.20783)
 
-    A sample of several trajectories counts once: L_i is of all of them, so that a token weighs what it would in a
-    single trajectory of the sample, whichever of them it is in.
+    A sample of several trajectories counts once: L_i is the sum over all of them, so that a token has the same weight
+    as in a single trajectory of the sample.
 
-    B, G, T and T_g are counts over the whole step, never over a mini-batch, a micro-batch or a rank. Mini-batches are
-    cut to equal tokens, so one of long answers has fewer samples: its own counts would weigh each of them more.
-    The factor U (`num_updates`) makes up for the samples that the update's mini-batch lacks: the mean of the
-    step's U losses is the loss the step has with one update, and the expected size of an update does not depend on U.
+    B, G, T and T_g are counts over the whole step, not over a mini-batch, a micro-batch or a rank. Mini-batches are
+    split by tokens, so one with long answers has fewer samples; with counts of its own, each of them would weigh more.
+    The factor U (`num_updates`) compensates for the samples that the update's mini-batch lacks: the mean of the
+    step's U losses equals the loss of the step with one update, and the expected size of an update does not depend on
+    U.
     """
     lengths_B = np.asarray(sampled_lengths_B, np.float64)
     assert len(lengths_B)

@@ -1,12 +1,12 @@
 """The loss of one micro-batch: the configured objective, its correction weight, KL and entropy, averaged over the step.
 
-Owns: `policy_loss`. Refuses: the objective itself (losses/), where log-probs come from, advantages, the optimizer, and
-averaging anything over a micro-batch, a mini-batch or a rank (aggregation.py has the weights, loss_sums.py the sums).
+The objectives are in losses/, advantages in advantage.py. Nothing is averaged over a micro-batch, a mini-batch or a
+rank: the weights are computed in aggregation.py and the sums in loss_sums.py.
 
 For a token with behaviour log-prob b (recorded), proximal p and the objective's own loss l:
 
     w = exp(p - b)        off-policy correction, a constant for the gradient; p - b is clamped first
-    m = product of the masks and weights of `corrections`, constants likewise
+    m = product of the masks and weights of `corrections`, also constants for the gradient
     loss = m * w * l + kl_coef * KL - entropy_coef * entropy
 
 Shapes: N sampled tokens of one micro-batch.
@@ -41,27 +41,28 @@ def policy_loss(
     """Compute this micro-batch's part of its update's loss (a scalar to call backward on), and sums for the metrics.
 
     The KL term is an estimate over the sampled tokens, not reweighted to the current policy (GRPO, arXiv 2402.03300,
-    does the same with k3). Masked tokens weigh 0 and stay in the denominator.
+    does the same with k3). Masked tokens have weight 0 and stay in the denominator.
 
     Args:
         current_N: log-probs under the current policy, with gradient.
-        entropy_N: entropies over the whole vocabulary; a constant where no part of the loss needs their gradient.
+        entropy_N: entropies over the whole vocabulary; a constant if no part of the loss needs their gradient.
         inputs: all other tensors.
-        settings: the section trainer.loss; `chosen` is its loss, where the caller has it already.
+        settings: the section trainer.loss.
+        chosen: the loss of `settings`, if the caller has it already.
 
     Raises:
-        UserError: a loss of the user's returns something of another shape.
+        UserError: a user's loss returns a value of another shape.
     """
     chosen = chosen or loss_of(settings)
     is_weighted = settings.weight.mode != "off" or any(one.is_weight for one, _ in chosen.corrections)
-    assert is_weighted or settings.proximal == "behaviour", "decoupled in name only: no weight"
+    assert is_weighted or settings.proximal == "behaviour", "a decoupled loss needs a weight"
     start_N = current_N.detach() if inputs.proximal_N is None else inputs.proximal_N
     inputs = with_version_logprobs(inputs, start_N)
     proximal_N = proximal_logprobs(current_N, inputs, settings)
     log_weight_N = proximal_N - inputs.behaviour_N
     weight_N = correction_weights(log_weight_N, settings.weight)
     if settings.proximal == "behaviour":
-        weight_N = torch.ones_like(weight_N)  # whatever the clip's ends: this is ordinary PPO
+        weight_N = torch.ones_like(weight_N)  # independent of the clip: this is ordinary PPO
     tokens = replace(inputs, proximal_N=proximal_N, entropy_N=entropy_N if chosen.needs.entropy else None)
     own = checked(chosen.objective.loss(current_N, tokens, chosen.options), current_N, chosen.objective.name)
     if chosen.corrections:
@@ -99,7 +100,7 @@ def policy_loss(
 def _corrected(
     weight_N: torch.Tensor, current_N: torch.Tensor, inputs: TokenInputs, chosen: ChosenLoss
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The weight times all corrections, and what each did: shares of masked tokens, means of weights."""
+    """Multiply the weight by all corrections. Also returns their metrics: shares of masked tokens, means of weights."""
     start_N = current_N if inputs.proximal_N is None else inputs.proximal_N
     tokens = replace(inputs, current_N=current_N.detach(), drift_N=start_N - inputs.behaviour_N)
     metrics = {}
@@ -115,7 +116,7 @@ def _corrected(
 
 
 def checked(result: TokenLoss, current_N: torch.Tensor, name: str) -> TokenLoss:
-    """Check that it has one number for each token. Raises UserError."""
+    """Check that the result has one number for each token. Raises UserError."""
     for values_N in (result.policy_N, result.unweighted_N):
         _check_shape(values_N if values_N is not None else result.policy_N, current_N, f"{name} returned")
     for metric, values_N in result.token_metrics.items():

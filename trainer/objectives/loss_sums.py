@@ -1,8 +1,8 @@
-"""Sums that a step's metrics are made of: added over micro-batches and ranks before anything is divided.
+"""Sums for a step's metrics: added over micro-batches and ranks before anything is divided.
 
-Owns: `LossSums`, `RatioParts`. Refuses: what a loss reports of its own (it names its metrics itself, port.TokenLoss).
+A loss names metrics of its own in port.TokenLoss.
 
-Shapes: N sampled tokens of one micro-batch, S sequences of it, H of the tokens whose version is held.
+Shapes: N sampled tokens of one micro-batch, S sequences of it, H tokens whose version is kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trainer.objectives.port import LOG_RATIO_CLAMP, TokenInputs, TokenLoss
 from trainer.ranks import Ranks
 
 _OF_TOKENS, _OF_SEQUENCES = "token:", "sequence:"
-"""Prefixes of sums that a loss reports itself."""
+"""Prefixes of sums that a loss reports."""
 
 
 @dataclass(frozen=True)
 class RatioParts:
-    """The parts of each token's log-ratio (objectives/versions.py), of the tokens whose version is held, float64 [H].
+    """The parts of each token's log-ratio (objectives/versions.py), for tokens whose version is kept, float64 [H].
 
-    num_missing: of the others.
+    num_missing: number of tokens whose version is not kept.
     """
 
     mismatch_H: torch.Tensor
@@ -33,7 +33,7 @@ class RatioParts:
 
     @staticmethod
     def of(tokens: TokenInputs, start_N: torch.Tensor) -> RatioParts:
-        """Of a micro-batch with version_N. start_N: log-probs at the start of the step."""
+        """Compute the parts of a micro-batch with version_N. start_N: log-probs at the start of the step."""
         assert tokens.recalled is not None
         assert tokens.version_N is not None
         is_held_N = ~tokens.recalled.is_missing_N
@@ -45,7 +45,7 @@ class RatioParts:
         )
 
     def sums(self) -> dict[str, torch.Tensor]:
-        """What their metrics are made of."""
+        """Return the sums for their metrics."""
         found = {"held": self.num_missing.new_tensor(float(len(self.mismatch_H))), "missing": self.num_missing}
         for name, log_ratio_H in (("mismatch", self.mismatch_H), ("staleness", self.staleness_H)):
             clamped_H = log_ratio_H.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
@@ -54,14 +54,14 @@ class RatioParts:
         return found
 
     def maxima(self) -> dict[str, torch.Tensor]:
-        """0 where no version is held."""
+        """Return the maxima; 0 if no version is kept."""
         zero = self.mismatch_H.new_zeros(1)
         return {"mismatch_nats": torch.cat([self.mismatch_H.abs(), zero]).max()}
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums, maxima and minima over tokens, which micro-batches add up before anything is divided."""
+    """Sums, maxima and minima over tokens, which are added over micro-batches before anything is divided."""
 
     sums: dict[str, torch.Tensor]
     maxima: dict[str, torch.Tensor]
@@ -81,7 +81,7 @@ class LossSums:
         own: TokenLoss,
         parts: RatioParts | None = None,
     ) -> LossSums:
-        """Of one micro-batch. own: what its loss reports. parts: where versions were recalled."""
+        """Compute the sums of one micro-batch. own: result of its loss. parts: given if versions were recalled."""
         log_weight_N = log_weight_N.clamp(-clip.log_clamp, clip.log_clamp)
         plain_N = log_weight_N.exp()
         sums = {
@@ -106,7 +106,7 @@ class LossSums:
         return LossSums(sums, maxima, {"ratio": ratio_N.detach().min()})
 
     def plus(self, other: LossSums) -> LossSums:
-        """Both together."""
+        """Return the combined sums of both."""
         return LossSums(
             {name: value + other.sums[name] for name, value in self.sums.items()},
             {name: torch.maximum(value, other.maxima[name]) for name, value in self.maxima.items()},
@@ -114,7 +114,7 @@ class LossSums:
         )
 
     def emptied(self) -> LossSums:
-        """What adding changes nothing: of a rank that computed nothing of its own."""
+        """Return the neutral element of `plus`, for a rank that computed nothing."""
         return LossSums(
             {name: torch.zeros_like(value) for name, value in self.sums.items()},
             {name: torch.full_like(value, -torch.inf) for name, value in self.maxima.items()},
@@ -122,13 +122,13 @@ class LossSums:
         )
 
     def without_own(self) -> LossSums:
-        """Only what every loss has, not what this one reports itself."""
+        """Return only the sums that every loss has, without those that this loss reports."""
         prefixes = (_OF_TOKENS, _OF_SEQUENCES)
         kept = {name: value for name, value in self.sums.items() if not name.startswith(prefixes)}
         return LossSums(kept, self.maxima, self.minima)
 
     def over(self, ranks: Ranks) -> LossSums:
-        """Those of all ranks together, the same on each. Collective."""
+        """Return the combined sums of all ranks, the same on each. Collective."""
         if ranks.size == 1:
             return self
         reduced = []
@@ -138,10 +138,10 @@ class LossSums:
         return LossSums(*reduced)
 
     def metrics(self, num_mini_batches: int) -> dict[str, float]:
-        """Means over all tokens of the step; `loss` is the mean over its updates.
+        """Return means over all tokens of the step; `loss` is the mean over its updates.
 
-        ess: effective sample size of the weights as a share, (sum w)^2 / (N sum w^2); 0 when every weight is 0.
-        kl_*: k3 on the sampled tokens. kl_proximal_current is taken over tokens of the behaviour policy.
+        ess: effective sample size of the weights as a share, (sum w)^2 / (N sum w^2); 0 if every weight is 0.
+        kl_*: k3 on the sampled tokens. kl_proximal_current is computed over tokens of the behaviour policy.
         """
         total = {name: float(value) for name, value in self.sums.items()}
         num = total["tokens"]
@@ -165,7 +165,7 @@ class LossSums:
         }
 
     def _part_means(self, total: Mapping[str, float]) -> dict[str, float]:
-        """Means over tokens whose version is held; nothing but the share of the others where there is none."""
+        """Means over tokens whose version is kept; only the share of the others if there is none."""
         if "held" not in total:
             return {}
         held, missing = total["held"], total["missing"]

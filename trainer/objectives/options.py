@@ -1,7 +1,4 @@
-"""The options of a loss or advantage: from the configuration to its own settings class. Imports no torch.
-
-Owns: `option_faults`, `options_of`, `options_of_function`. Refuses: what the options mean.
-"""
+"""Converts the options of a loss or advantage from the configuration to its settings class. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ from trainer.objectives.port import Fault
 
 
 class _AnyOptions(Settings):
-    """Whatever is given: for a function whose parameters Python does not show."""
+    """Accepts any options: for a function whose parameters cannot be inspected."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 def option_values(settings: Settings, keys: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Join `options` with those that are `keys` of `settings` itself."""
+    """Join `options` with those that are `keys` of `settings`."""
     return {**options, **{key: getattr(settings, key) for key in keys}}
 
 
 def option_faults(model: type[Settings], settings: Settings, section: str, keys: Sequence[str] = ()) -> list[Fault]:
-    """List what is wrong with the `options` of `settings`, the section `section` of the configuration.
+    """List the errors in the `options` of `settings`, which is the section `section` of the configuration.
 
-    keys: fields of `model` that are keys of the section itself.
+    keys: fields of `model` that are keys of the section.
     """
-    options: Mapping[str, Any] = getattr(settings, "options")  # noqa: B009 - every section that is passed has it
+    options: Mapping[str, Any] = getattr(settings, "options")  # noqa: B009 - sections have it
     known = [name for name in model.model_fields if name not in keys]
     remedy = f"known are {', '.join(known)}" if known else "it has no options: remove it"
     faults = [
@@ -57,7 +54,7 @@ def option_faults(model: type[Settings], settings: Settings, section: str, keys:
 
 
 def _words(item: Any, model: type[Settings]) -> tuple[str, str]:
-    """What is wrong with a value, and what to do."""
+    """Return the error in a value, and the remedy."""
     what = str(item["msg"]).removeprefix("Value error, ")
     if not item["loc"]:
         return what, "see docs/algorithms.md"
@@ -69,7 +66,7 @@ def _words(item: Any, model: type[Settings]) -> tuple[str, str]:
 
 
 def options_of(model: type[Settings], settings: Settings, section: str, keys: Sequence[str] = ()) -> Any:
-    """Make the options. Raises UserError naming the first that is wrong."""
+    """Create the options. Raises UserError for the first error."""
     for fault in option_faults(model, settings, section, keys):
         raise UserError(fault.what, where=fault.key, remedy=fault.remedy)
     options: Mapping[str, Any] = getattr(settings, "options")  # noqa: B009
@@ -77,9 +74,9 @@ def options_of(model: type[Settings], settings: Settings, section: str, keys: Se
 
 
 def options_of_function(function: Callable[..., Any], num_inputs: int) -> type[Settings]:
-    """Make a settings class of the parameters that `function` has after its first `num_inputs`.
+    """Create a settings class from the parameters that `function` has after its first `num_inputs`.
 
-    Inputs are passed by position, so `*inputs` may take them all, and a keyword-only parameter is never one.
+    Inputs are passed by position: `*inputs` may receive them all, and a keyword-only parameter is never an input.
     """
     try:
         signature = inspect.signature(function)
@@ -102,11 +99,11 @@ def options_of_function(function: Callable[..., Any], num_inputs: int) -> type[S
 
 
 class _FunctionOptions(Settings):
-    """Of a function: names are checked, values are the function's own affair."""
+    """Options of a function: names are checked, values are left to the function."""
 
     model_config = ConfigDict(protected_namespaces=(), validate_default=False)
 
 
 def keywords(options: Settings) -> dict[str, Any]:
-    """Turn options back into keyword arguments, values as they are."""
+    """Convert options back to keyword arguments with unchanged values."""
     return {name: getattr(options, name) for name in type(options).model_fields} | (options.model_extra or {})

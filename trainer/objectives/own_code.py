@@ -1,7 +1,7 @@
-"""Losses, corrections and advantages of the user's, named by import path. Imports no torch (the user's module may).
+"""User-defined losses, corrections and advantages, named by import path. Imports no torch (the user's module may).
 
-Owns: `own_objective`, `own_correction`, `own_advantage`: importing them, and making a descriptor of a plain function.
-Refuses: trying them before a run (trial.py, trainer/check_objectives.py).
+They are imported here, and a descriptor is created for a plain function. trial.py and trainer/check_objectives.py call
+them once before a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DESCRIPTORS = {LOSS_KEY: Objective, CORRECTION_KEY: Correction, ADVANTAGE_KEY: 
 
 
 def is_own(name: str) -> bool:
-    """True for `module:function`, False for a name of ours."""
+    """True for `module:function`, False for a built-in name."""
     return ":" in name
 
 
@@ -39,7 +39,7 @@ def is_own(name: str) -> bool:
 def own_objective(name: str) -> Objective:
     """Import `module:name`, an Objective or a function `loss(logprobs_N, tokens, **options)`. Raises UserError.
 
-    The function returns the loss of each token [N], or a pair of it and a dictionary of metrics [N].
+    The function returns the loss of each token [N], or a pair of it and a dictionary of metrics [N] by name.
     """
     found = _load(name, LOSS_KEY)
     if isinstance(found, Objective):
@@ -75,7 +75,7 @@ def own_correction(name: str) -> Correction:
 def own_advantage(name: str) -> Advantage:
     """Import `module:name`, an Advantage or a function `advantage(samples, **options)`. Raises UserError.
 
-    A plain function may compare over groups: equal rewards in a group do not mean that it has nothing to say.
+    A plain function may compare samples across groups, so a group of equal rewards may have advantages.
     """
     found = _load(name, ADVANTAGE_KEY)
     if isinstance(found, Advantage):
@@ -89,7 +89,7 @@ def own_advantage(name: str) -> Advantage:
 
 
 def _load(name: str, where: str) -> Any:
-    """Import `module:attribute`: a descriptor, or something that can be called."""
+    """Import `module:attribute`, a descriptor or a callable."""
     found = import_object(name, where)
     descriptors = tuple(_DESCRIPTORS.values())
     if isinstance(found, descriptors) and not isinstance(found, _DESCRIPTORS[where]):

@@ -1,13 +1,13 @@
-"""What a loss, and a way to compute advantages, consist of, and what they are given. Imports no torch.
+"""The interface of losses, corrections and advantages, and their inputs. Imports no torch.
 
-Owns: `Objective`, `Correction`, `Advantage`, `Needs`, `TokenInputs`, `Sequences`, `TokenLoss`. Refuses: which ones
-exist (registry.py), loading a user's (own_code.py), combining a loss with weights, KL and averaging (loss.py).
+registry.py lists the built-in ones, own_code.py imports a user's, and loss.py combines a loss with weights, KL and
+averaging.
 
-The configuration is checked where torch may be missing, so a descriptor and the file that holds it import torch for
-type checking only; a loss is written with methods of the tensors it is given.
+The configuration is checked where torch may be missing, so a descriptor and its file import torch for type checking
+only. A loss is written with methods of the tensors that are passed to it.
 
-Shapes: N sampled tokens of one micro-batch, in packed order; S sequences of the micro-batch, which are always whole;
-B samples of the batch, Q trajectories of them all: as many, unless samples have several.
+Shapes: N sampled tokens of one micro-batch, in packed order; S sequences of the micro-batch, never split;
+B samples of the batch, Q trajectories of all of them: Q = B, unless samples have several.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer.config import LossSettings
 
 LOG_RATIO_CLAMP = 20.0
-"""Log-ratios are clamped to this before exp: beyond it a ratio would overflow, far outside any trust region."""
+"""Log-ratios are clamped to this before exp. Larger ones would overflow, and are far outside any trust region."""
 
 
 class NoOptions(Settings):
@@ -35,10 +35,11 @@ class NoOptions(Settings):
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be computed for a loss besides log-probs under the current and the behaviour policy.
+    """Inputs of a loss other than log-probs under the current and the behaviour policy.
 
-    proximal: `any`: whatever `trainer.loss.proximal` says; `behaviour`: the ratio counts from the policy that sampled,
-    which takes `proximal: behaviour`; `recompute`: log-probs of the whole step under the policy it starts from.
+    proximal: `any`: the value of `trainer.loss.proximal`; `behaviour`: the ratio is relative to the policy that
+    sampled, which requires `proximal: behaviour`; `recompute`: log-probs of the whole step under the policy at its
+    start.
     sequences: `tokens.sequences`. reference: `tokens.reference_N`. values: `tokens.values_N` and `tokens.target_N`, of
     a critic (trainer.critic).
     entropy: `tokens.entropy_N`, over the whole vocabulary, with gradient.
@@ -58,7 +59,7 @@ class Needs:
 
 
 class Fault(NamedTuple):
-    """A setting that cannot be: its key, why, and what to do instead."""
+    """An invalid setting: its key, the reason, and the remedy."""
 
     key: str
     what: str
@@ -67,33 +68,33 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Which sequence each token belongs to, and sums over sequences. All results carry gradients.
+    """The sequence of each token, and reductions over sequences. All results carry gradients.
 
-    ids_N: int64, from 0 to num - 1. Every sequence has a token.
+    ids_N: int64, from 0 to num - 1. Every sequence has at least one token.
     """
 
     ids_N: torch.Tensor
     num: int
 
     def sum(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Sum over the tokens of each sequence, [S]."""
+        """Return the sum over the tokens of each sequence, [S]."""
         return values_N.new_zeros(self.num).index_add(0, self.ids_N, values_N)
 
     @property
     def lengths_S(self) -> torch.Tensor:
-        """Sampled tokens of each sequence, int64 [S]."""
+        """Number of sampled tokens of each sequence, int64 [S]."""
         return self.ids_N.new_zeros(self.num).index_add(0, self.ids_N, self.ids_N.new_ones(len(self.ids_N)))
 
     def mean(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Mean over the tokens of each sequence, [S]."""
+        """Return the mean over the tokens of each sequence, [S]."""
         return self.sum(values_N) / self.lengths_S
 
     def max(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Largest value of each sequence, [S]."""
+        """Return the largest value of each sequence, [S]."""
         return values_N.new_zeros(self.num).scatter_reduce(0, self.ids_N, values_N, "amax", include_self=False)
 
     def spread(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Each sequence's value at each of its tokens, [N]."""
+        """Return each sequence's value at each of its tokens, [N]."""
         return values_S[self.ids_N]
 
 
@@ -101,10 +102,10 @@ class Sequences:
 class Recalled:
     """Log-probs of a micro-batch's tokens under the versions that sampled them, as the trainer computes them.
 
-    own_N: float32, where is_recalled_N; elsewhere the policy at the start of the step takes their place: it is the
-    version itself, or that version is not held any more (is_missing_N). mixture_N: float32, the logarithm of
-    sum over recalled versions of (share of the step's tokens) * exp(log-prob); None unless needed. start_share: of the
-    step's tokens, those for which the policy at the start of the step stands; they are not in mixture_N.
+    own_N: float32, valid where is_recalled_N. Elsewhere the policy at the start of the step is used: either it is the
+    version itself, or that version is no longer kept (is_missing_N). mixture_N: float32, the logarithm of
+    sum over recalled versions of (share of the step's tokens) * exp(log-prob); None unless needed. start_share: share
+    of the step's tokens for which the policy at the start of the step is used; they are not in mixture_N.
     """
 
     own_N: torch.Tensor
@@ -116,20 +117,19 @@ class Recalled:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What one micro-batch's loss needs alongside the current policy; float32 [N] on the model's device.
+    """Inputs of one micro-batch's loss in addition to the current policy; float32 [N] on the model's device.
 
-    coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: for `recompute`
-    alone; None means p = sg(c), which is what a recomputation would give before the first update of a step; a loss
-    always gets the log-probs of the configured mode. is_cut_N: bool, the answer ended at the token limit. values_N: of
-    the critic at the start of the step; target_N: what it is trained towards. The others are None unless needed
-    (`Needs`).
+    coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: only for `recompute`;
+    None means p = sg(c), which a recomputation before the first update of a step would return; a loss always receives
+    the log-probs of the configured mode. is_cut_N: bool, the answer was truncated at the token limit. values_N: of the
+    critic at the start of the step; target_N: its training targets. The others are None unless needed (`Needs`).
 
     For corrections only: current_N, the current log-probs, and drift_N, those at the start of the step minus
-    behaviour_N. Where the step did not compute them, the current ones take their place.
+    behaviour_N. If the step did not compute the latter, the current ones are used.
 
-    step: what `statistics` of a loss or correction returned for the whole step, by its name.
+    step: results of `statistics` of a loss or correction for the whole step, by its name.
 
-    version_N, mixture_N: made of `recalled` and the log-probs at the start of the step (objectives/versions.py).
+    version_N, mixture_N: computed from `recalled` and the log-probs at the start of the step (objectives/versions.py).
     """
 
     behaviour_N: torch.Tensor
@@ -153,12 +153,12 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What a loss returns: numbers to be minimised, and what it reports.
+    """The result of a loss: values to be minimised, and metrics.
 
-    policy_N: multiplied by the correction weight. unweighted_N: added after that, such as a penalty that must hold
+    policy_N: multiplied by the correction weight. unweighted_N: added after that, such as a penalty that applies even
     where the weight is 0. token_metrics: [N] each, reported as means over the tokens of the step; sequence_metrics: [S]
-    each, as means over its sequences. Names are the same in every micro-batch; sums over micro-batches and ranks are
-    made by the caller.
+    each, as means over its sequences. Names are the same in every micro-batch; the caller sums over micro-batches and
+    ranks.
     """
 
     policy_N: torch.Tensor
@@ -168,22 +168,22 @@ class TokenLoss:
 
 
 Part = Literal["both", "mismatch", "staleness"]
-"""Of the ratio between the policy at the start of the step and the one that sampled: what engine and trainer differ in
-at the same version, what training changed since that version, or both."""
+"""Part of the ratio between the policy at the start of the step and the one that sampled: the mismatch of engine and
+trainer at the same version, the changes by training since that version, or both."""
 LossFunction = Callable[["torch.Tensor", TokenInputs, Any], TokenLoss]
 """Called as `loss(current_N, tokens, options)`: current_N is the log-prob under the current policy, with gradient."""
 
 
 SumOverRanks = Callable[[Sequence[float]], list[float]]
-"""Adds numbers over all ranks; every rank must call it equally often."""
+"""Adds numbers over all ranks; every rank must call it the same number of times."""
 Statistics = Callable[[Sequence[TokenInputs], SumOverRanks, Any], Mapping[str, float]]
-"""Called as `statistics(parts, sum_over_ranks, options)` once a step, before its first update, by all ranks together:
-parts are this rank's micro-batches, possibly none, with drift_N. Returns numbers of the whole step, the same on each
+"""Called as `statistics(parts, sum_over_ranks, options)` once a step, before its first update, by all ranks together.
+parts: this rank's micro-batches, possibly none, with drift_N. Returns numbers of the whole step, the same on each
 rank."""
 
 
 def no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
-    """Object to nothing."""
+    """Report no conflicts."""
     yield from ()
 
 
@@ -191,9 +191,9 @@ def no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
 class Objective:
     """One loss: `trainer.loss.kind`.
 
-    keys: fields of `options` that are keys of `trainer.loss` itself. needs: a constant, or a function of the options.
-    statistics: numbers of the whole step that it needs, which costs a forward pass over the step.
-    conflicts: settings of `trainer.loss` that make no sense with these options.
+    keys: fields of `options` that are keys of `trainer.loss`. needs: a constant, or a function of the options.
+    statistics: computes numbers of the whole step that the loss needs; it costs a forward pass over the step.
+    conflicts: finds settings of `trainer.loss` that do not fit these options.
     """
 
     name: str
@@ -205,7 +205,7 @@ class Objective:
     conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 
     def needs_with(self, options: Any) -> Needs:
-        """What it needs with these options."""
+        """Return what the loss needs with these options."""
         return self.needs if isinstance(self.needs, Needs) else self.needs(options)
 
 
@@ -213,10 +213,11 @@ class Objective:
 class Correction:
     """One entry of `trainer.loss.corrections`: a mask or weight on the loss of each token.
 
-    factor: called as `factor(tokens, options)`, without gradient; returns which tokens stay (bool [N]) or a weight [N].
-    is_weight: it corrects for the policy that sampled, as `trainer.loss.weight` does, and takes its place.
-    part: of the ratio between the policy at the start of the step and the one that sampled, what it looks at: `both`,
-    `mismatch` or `staleness` (objectives/versions.py). is_of_ratio: it looks at that ratio at all.
+    factor: called as `factor(tokens, options)`, without gradient; returns a mask of the tokens to keep (bool [N]) or a
+    weight [N].
+    is_weight: it corrects for the policy that sampled, and replaces `trainer.loss.weight`.
+    part: the part of the ratio between the policy at the start of the step and the one that sampled that it uses:
+    `both`, `mismatch` or `staleness` (objectives/versions.py). is_of_ratio: it uses that ratio.
     """
 
     name: str
@@ -234,7 +235,7 @@ class Correction:
 
 
 class TurnRewards(NamedTuple):
-    """Turns of one sample that have rewards of their own: sampled tokens up to the end of each, and its reward [K]."""
+    """Turns of one sample that have rewards: sampled tokens up to the end of each, and its reward [K]."""
 
     ends_K: np.ndarray
     rewards_K: np.ndarray
@@ -242,22 +243,22 @@ class TurnRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardedSamples:
-    """A whole batch as advantages see it, the same on every rank.
+    """The input of advantages: a whole batch, the same on every rank.
 
-    rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
+    rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens if there are any.
     group_ids_B, lengths_B: int64; lengths in sampled tokens of all its trajectories. penalties_N: the KL penalty of
-    each sampled token (`kl_in: reward`). None unless configured. Tokens are in the order of the samples and, within
+    each sampled token (`kl_in: reward`), None unless configured. Tokens are in the order of the samples and, within
     one, of its trajectories.
 
-    Where there is a critic: values_N: its value before each sampled token; end_values_Q: after the last token of each
-    trajectory. turn_starts_N: bool, the tokens that begin a turn. is_cut_Q: bool, ended at the token limit.
+    With a critic: values_N: its value before each sampled token; end_values_Q: after the last token of each
+    trajectory. turn_starts_N: bool, the tokens that begin a turn. is_cut_Q: bool, truncated at the token limit.
 
-    turns_B: of each sample, rewards by turn, scaled as rewards_B but without bias, clip and penalties; None for a
-    sample that has none. Empty: no sample has any. A turn never crosses trajectories.
+    turns_B: rewards by turn of each sample, scaled as rewards_B but without bias, clip and penalties; None for a
+    sample without them. Empty: no sample has any. A turn never crosses trajectories.
 
     trajectory_lengths_B: sampled tokens of each trajectory of each sample. Empty: each sample is one trajectory.
 
-    Where an advantage needs them: log_weights_B: sum over its sampled tokens of the log-prob at the start of the step
+    If an advantage needs them: log_weights_B: sum over its sampled tokens of the log-prob at the start of the step
     minus the behaviour log-prob, float64. square_norms_B: squared norm of the gradient of its log-prob, float64.
     """
 
@@ -275,13 +276,13 @@ class RewardedSamples:
     square_norms_B: np.ndarray | None = None
 
     def token_rewards_N(self) -> np.ndarray:
-        """Compute the reward of each sampled token: a turn's at its last one, the answer's at its last one where it has
-        no rewards by turn, minus the token's own penalty."""
+        """Compute the reward of each sampled token: a turn's at its last token, the answer's at its last token if it
+        has no rewards by turn, minus the token's penalty."""
         ends_B = np.cumsum(self.lengths_B)
         starts_B = ends_B - self.lengths_B
         rewards_N = np.zeros(int(ends_B[-1]))
         rewards_N[ends_B - 1] = self.rewards_B
-        if self.penalties_N is not None:  # rewards_B has lost all penalties: each is taken off its own token below
+        if self.penalties_N is not None:  # rewards_B is reduced by all penalties; below each is subtracted at its token
             rewards_N[ends_B - 1] += np.add.reduceat(self.penalties_N, starts_B)
         for sample, turns in enumerate(self.turns_B):
             if turns is not None:
@@ -290,8 +291,8 @@ class RewardedSamples:
         return rewards_N if self.penalties_N is None else rewards_N - self.penalties_N
 
     def turns_of(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sampled tokens and reward of each turn of one sample, int64 and float64 [K], minus the turn's penalties; a
-        sample without rewards by turn is one turn."""
+        """Return the sampled tokens and the reward of each turn of one sample, int64 and float64 [K], minus the turn's
+        penalties; a sample without rewards by turn is one turn."""
         turns = self.turns_B[sample] if self.turns_B else None
         if turns is None:
             return self.lengths_B[sample : sample + 1], np.asarray(self.rewards_B[sample : sample + 1], np.float64)
@@ -304,16 +305,16 @@ class RewardedSamples:
         return lengths_K, rewards_K
 
     def by_trajectory(self) -> RewardedSamples:
-        """Take each trajectory for a sample of its own that ends in the sample's reward, minus its own penalties.
+        """Treat each trajectory as a separate sample that ends in the sample's reward, minus its own penalties.
 
-        Where turns have rewards, a trajectory has those of its own turns.
+        If turns have rewards, a trajectory has those of its own turns.
         """
         if all(len(lengths) == 1 for lengths in self.trajectory_lengths_B):
             return self
         sample_Q = np.repeat(np.arange(len(self.rewards_B)), [len(lengths) for lengths in self.trajectory_lengths_B])
         lengths_Q = np.concatenate([np.asarray(lengths, np.int64) for lengths in self.trajectory_lengths_B])
         rewards_Q = np.asarray(self.rewards_B, np.float64)[sample_Q]
-        if self.penalties_N is not None:  # rewards_B has lost those of all its trajectories
+        if self.penalties_N is not None:  # rewards_B is reduced by the penalties of all its trajectories
             penalties_Q = np.add.reduceat(self.penalties_N, np.cumsum([0, *lengths_Q[:-1]]))
             rewards_Q = rewards_Q + np.bincount(sample_Q, weights=penalties_Q)[sample_Q] - penalties_Q
         turns_Q = [
@@ -327,13 +328,13 @@ class RewardedSamples:
         )  # fmt: skip
 
     def groups(self) -> Iterator[np.ndarray]:
-        """Indices of the samples of each group, which may be anywhere in the batch."""
+        """Yield the indices of the samples of each group, which may be anywhere in the batch."""
         for group_id in np.unique(self.group_ids_B):
             yield np.flatnonzero(self.group_ids_B == group_id)
 
 
 def _parts(turns: TurnRewards | None, lengths: Sequence[int]) -> Iterator[TurnRewards | None]:
-    """The turns of a sample by its trajectories."""
+    """Split the turns of a sample by trajectory."""
     start = 0
     for length in lengths:
         if turns is None:
@@ -349,15 +350,15 @@ class Advantage:
     """One way to compute advantages: `trainer.advantage.kind`.
 
     compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
-    keys: fields of `options` that are keys of `trainer.advantage` itself. needs_values: a critic's values.
-    needs_weights: `log_weights_B`, which takes a forward pass over the step. needs_norms: whether these options ask for
-    `square_norms_B`, which takes a backward pass for each sample.
-    targets: called likewise where there is a critic; returns what it is trained towards, for each sampled token [N].
+    keys: fields of `options` that are keys of `trainer.advantage`. needs_values: a critic's values.
+    needs_weights: `log_weights_B`, which costs a forward pass over the step. needs_norms: whether these options need
+    `square_norms_B`, which costs a backward pass for each sample.
+    targets: called in the same way if there is a critic; returns its training targets for each sampled token [N].
     None: the sum of rewards from the token on.
     is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
-    single_sample: why a sample alone in its group has the advantage 0; empty where it has another.
-    is_per_trajectory: it looks along a sequence: where samples have several trajectories, `compute` and `targets` get
-    `RewardedSamples.by_trajectory`.
+    single_sample: why a sample alone in its group has the advantage 0; empty if it has another.
+    is_per_trajectory: it is computed along a sequence: if samples have several trajectories, `compute` and `targets`
+    receive `RewardedSamples.by_trajectory`.
     """
 
     name: str

@@ -1,13 +1,13 @@
-"""The proximal policy of the decoupled objective: where its log-prob p comes from (`trainer.loss.proximal`).
+"""The proximal policy of the decoupled objective: how its log-prob p is computed (`trainer.loss.proximal`).
 
-`recompute`: p handed in (the policy at the start of the step). `behaviour`: p = b, so w = 1, ordinary PPO.
+`recompute`: p is an input (of the policy at the start of the step). `behaviour`: p = b, so w = 1, ordinary PPO.
 `version`: p = o, the trainer's log-prob under the version that sampled the token (arXiv 2605.12070, section 3.1): w
-holds what engine and trainer differ in, and u all that training changed since, which the trust region bounds.
+is the mismatch of engine and trainer, and u everything that training changed since, which the trust region bounds.
 `interpolate` (A-3PO, arXiv 2512.06547; AReaL calls it `loglinear`): p = b + a * (sg(c) - b) per token, with
 a = (v_proximal - v_behaviour) / (v_current - v_behaviour) and sg the stop-gradient. In step n the proximal policy is
-version n - 1 and the current one is on its way to version n, so a token of staleness s = (n - 1) - v_behaviour has
-a = s / (s + 1) = 1 - 1/d with the paper's d = s + 1: a fresh token keeps its recorded log-prob as anchor, a stale one
-is anchored near the current policy.
+version n - 1 and the current one is being trained to version n, so a token of staleness s = (n - 1) - v_behaviour has
+a = s / (s + 1) = 1 - 1/d with the paper's d = s + 1. The anchor of a fresh token is its recorded log-prob, that of a
+stale one is near the current policy.
 
 Shapes: N sampled tokens of one micro-batch.
 """
@@ -23,14 +23,14 @@ from trainer.objectives.port import TokenInputs
 def interpolated_proximal(
     current_N: torch.Tensor, behaviour_N: torch.Tensor, staleness_N: torch.Tensor
 ) -> torch.Tensor:
-    """A-3PO's stand-in for the proximal log-prob, detached: b + s / (s + 1) * (c - b)."""
+    """Approximate the proximal log-prob as in A-3PO, detached: b + s / (s + 1) * (c - b)."""
     share_N = staleness_N.clamp(min=0)
     share_N = share_N / (share_N + 1)
     return behaviour_N + share_N * (current_N.detach() - behaviour_N)
 
 
 def proximal_logprobs(current_N: torch.Tensor, inputs: TokenInputs, settings: LossSettings) -> torch.Tensor:
-    """p of the configured mode, detached [N]."""
+    """Return p of the configured mode, detached [N]."""
     if settings.proximal == "behaviour":
         return inputs.behaviour_N
     if settings.proximal == "version":

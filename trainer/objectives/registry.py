@@ -1,7 +1,6 @@
-"""Every loss and every way to compute advantages, by name, and what of the configuration fits together.
+"""The tables of all losses, corrections and advantages by name, and checks of their settings.
 
-Owns: the tables (one line for each entry), `loss_of`, `advantage_of`, `loss_faults`, `advantage_faults`.
-Refuses: torch: the controller, which has none, asks this module what a configuration needs.
+Imports no torch: the controller, which runs without it, uses this module to find out what a configuration needs.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ _KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
 
 @dataclass(frozen=True)
 class ChosenLoss:
-    """The configured loss and corrections with their options, and all that the step must compute for them."""
+    """The configured loss and corrections with their options, and everything that the step must compute for them."""
 
     objective: Objective
     options: Any
@@ -117,7 +116,7 @@ class ChosenLoss:
 
 
 def loss_of(settings: LossSettings) -> ChosenLoss:
-    """Find loss and corrections and make their options; imports a user's modules. Raises UserError."""
+    """Find the loss and corrections and create their options; imports a user's modules. Raises UserError."""
     objective = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES[settings.kind]
     options = options_of(objective.options, settings, LOSS_SECTION, objective.keys)
     corrections = tuple(_correction_of(one, number) for number, one in enumerate(settings.corrections))
@@ -141,14 +140,15 @@ def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correctio
 
 
 def needs_reference(settings: LossSettings) -> bool:
-    """True where log-probs under the reference model enter the loss or the reward. Imports a user's module."""
+    """True if log-probs under the reference model are used in the loss or the reward. Imports a user's module."""
     return settings.kl_coef > 0 or loss_of(settings).needs.reference
 
 
 def corrects_for_sampling(settings: LossSettings) -> bool:
-    """True where an importance weight makes up for another policy, or another precision, that sampled the tokens.
+    """True if an importance weight corrects for another policy, or another precision, that sampled the tokens.
 
-    A loss that counts its ratio from the policy that sampled does so itself. Of a user's only the settings are known.
+    A loss whose ratio is relative to the policy that sampled corrects for it itself. Of a user's loss only the settings
+    are considered.
     """
     objective = OBJECTIVES.get(settings.kind)
     if objective is not None and not option_faults(objective.options, settings, LOSS_SECTION, objective.keys):
@@ -164,16 +164,16 @@ def corrects_for_sampling(settings: LossSettings) -> bool:
 
 
 def _part_of(settings: CorrectionSettings) -> Part:
-    """Of a built-in correction: what of the ratio it looks at."""
+    """Return the part of the ratio that a built-in correction uses."""
     return CORRECTIONS[settings.kind].part if settings.part == "both" else settings.part
 
 
 def loss_faults(
     settings: LossSettings, *, imports_own: bool = False, has_critic: bool = False, has_versions: bool = False
 ) -> Iterator[Fault]:
-    """Find what of trainer.loss does not fit together.
+    """Find settings of trainer.loss that do not fit together.
 
-    imports_own: import a user's modules and check them as well (raises UserError); without it they are left out.
+    imports_own: import a user's modules and check them as well (raises UserError); without it they are not checked.
     has_critic: there is a section trainer.critic. has_versions: there is a section trainer.version_logprobs.
     """
     if not is_own(settings.kind) or imports_own:
@@ -188,12 +188,12 @@ def loss_faults(
         elif (correction := CORRECTIONS.get(one.kind)) is None:
             yield Fault(f"{key}.kind", f"no correction `{one.kind}`", f"{', '.join(CORRECTIONS)}, or module:function")
         if (one.kind, one.part) in [(other.kind, other.part) for other in settings.corrections[:number]]:
-            yield Fault(f"{key}.kind", f"`{one.kind}` is there twice", "once is enough")
+            yield Fault(f"{key}.kind", f"`{one.kind}` is listed twice", "remove one")
         if correction is not None:
             if correction.needs.values and not has_critic:
                 yield _no_critic(f"{key}.kind", one.kind)
             if one.part != "both" and not (correction.is_of_ratio and correction.part == "both"):
-                what = f"`{one.kind}` does not look at the whole ratio, so it has no parts"
+                what = f"`{one.kind}` does not use the full ratio, so it has no `part`"
                 yield Fault(f"{key}.part", what, "remove it")
             else:
                 correction = of_part(correction, one.part)
@@ -208,7 +208,7 @@ def loss_faults(
 
 def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
     if settings.kl_coef > 0 and settings.kl_in == "loss" and settings.kl_estimator == "k1":
-        what = "`k1` in the loss has the gradient of the log-prob alone, whose mean is 0: nothing holds the policy"
+        what = "`k1` in the loss has the gradient of the log-prob, whose mean is 0: it does not constrain the policy"
         yield Fault(f"{LOSS_SECTION}.kl_estimator", what, "k2 or k3, or kl_in: reward")
     if settings.kl_coef == 0:
         for key in ("kl_estimator", "kl_in"):
@@ -217,7 +217,7 @@ def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
 
 
 def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:
-    """The importance weight exp(p - b): once, each part of it once, and not at all where p = b."""
+    """Check that the importance weight exp(p - b) and each part of it is applied once, and not at all if p = b."""
     corrections = list(corrections)
     mode, key, proximal_key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode", f"{LOSS_SECTION}.proximal"
     weights: list[tuple[str, Part]] = [
@@ -257,7 +257,7 @@ def _no_versions(key: str, what: str) -> Fault:
 
 
 def reads_values(loss: LossSettings, advantage: AdvantageSettings) -> bool:
-    """True where something may read a critic's values; a user's code may. Imports no module of the user's."""
+    """True if something may read a critic's values; a user's code may. Imports no user's module."""
     kinds = (loss.kind, advantage.kind, *(one.kind for one in loss.corrections))
     if any(is_own(kind) for kind in kinds):
         return True
@@ -271,7 +271,7 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
             f"{LOSS_SECTION}.kind", f"no loss `{settings.kind}`", f"{', '.join(OBJECTIVES)}, or module:function"
         )
         return
-    yield from _idle_keys(settings, chosen)
+    yield from _unused_keys(settings, chosen)
     faults = option_faults(chosen.options, settings, LOSS_SECTION, chosen.keys)
     yield from faults
     if faults:
@@ -288,8 +288,8 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
     yield from chosen.conflicts(settings, options)
 
 
-def _idle_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
-    """Keys that were set although the loss does not read them."""
+def _unused_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
+    """Find keys that were set although the loss does not read them."""
     for key in _KEYS_OF_SOME:
         value = getattr(settings, key)
         if key not in chosen.keys and value != LossSettings.model_fields[key].default:
@@ -301,7 +301,7 @@ def _idle_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
 
 
 def advantage_of(settings: AdvantageSettings) -> tuple[Advantage, Any]:
-    """Find the advantage and make its options; imports a user's module. Raises UserError."""
+    """Find the advantage and create its options; imports a user's module. Raises UserError."""
     advantage = own_advantage(settings.kind) if is_own(settings.kind) else ADVANTAGES[settings.kind]
     return advantage, options_of(advantage.options, settings, ADVANTAGE_SECTION, advantage.keys)
 
@@ -309,7 +309,7 @@ def advantage_of(settings: AdvantageSettings) -> tuple[Advantage, Any]:
 def advantage_faults(
     settings: AdvantageSettings, group_size: int, advantage: Advantage | None = None, *, has_critic: bool = False
 ) -> Iterator[Fault]:
-    """Find what of trainer.advantage does not fit, as `loss_faults`."""
+    """Find settings of trainer.advantage that do not fit together, as `loss_faults` does."""
     if advantage is None and is_own(settings.kind):
         return
     chosen = advantage or ADVANTAGES.get(settings.kind)

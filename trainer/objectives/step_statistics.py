@@ -1,6 +1,6 @@
-"""Numbers of a whole step that a loss or a correction asks for: bounds and thresholds that all its tokens decide.
+"""Numbers of a whole step that a loss or a correction needs: bounds and thresholds that depend on all its tokens.
 
-Owns: `step_statistics`. Refuses: computing log-probs (trainer/step.py).
+The log-probs are computed in trainer/step.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.objectives.versions import with_version_logprobs
 
 
 def needs_statistics(chosen: ChosenLoss) -> bool:
-    """True where the log-probs of the whole step are needed before its first update."""
+    """True if the log-probs of the whole step are needed before its first update."""
     return any(_statistics_of(chosen))
 
 
@@ -25,7 +25,7 @@ def needs_statistics(chosen: ChosenLoss) -> bool:
 def step_statistics(
     chosen: ChosenLoss, parts: Sequence[TokenInputs], sum_over_ranks: SumOverRanks
 ) -> dict[str, Mapping[str, float]]:
-    """Compute what the loss and its corrections ask for, by their names. Collective.
+    """Compute the statistics of the loss and its corrections, by their names. Collective.
 
     parts: this rank's micro-batches with proximal_N, the log-probs at the start of the step.
     """

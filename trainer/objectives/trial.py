@@ -1,6 +1,6 @@
-"""One call of a user's loss on a few tokens, before anything is trained with it.
+"""Calls a user's loss once on a few tokens, before anything is trained with it.
 
-Owns: `try_loss`. Refuses: importing it (own_code.py), its options and combinations (registry.py).
+It is imported in own_code.py; its options and combinations are checked in registry.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.objectives.versions import with_version_logprobs
 
 
 def try_loss(settings: LossSettings) -> None:
-    """Call it on four tokens of two sequences. Raises UserError unless shape, loss and gradient are usable."""
+    """Call the loss on four tokens of two sequences. Raises UserError unless shape, loss and gradient are usable."""
     name, chosen = settings.kind, loss_of(settings)
     behaviour_N = torch.tensor([-0.1, -0.7, -2.0, -0.4])
     current_N = (behaviour_N - 0.02).requires_grad_()
@@ -35,7 +35,7 @@ def try_loss(settings: LossSettings) -> None:
         (gradient_N,) = torch.autograd.grad(result_N.sum(), current_N, allow_unused=True)
     except UserError:
         raise
-    except Exception as error:  # the user's own code
+    except Exception as error:  # the user's code
         what = f"{name} failed on four tokens ({type(error).__name__}: {error})"
         raise UserError(what, where=LOSS_KEY, remedy="it is called as loss(logprobs_N, tokens, **options)") from error
     if gradient_N is None:
@@ -64,21 +64,21 @@ def _four_tokens(behaviour_N: torch.Tensor, chosen: ChosenLoss) -> TokenInputs:
 
 
 def _recalled(behaviour_N: torch.Tensor, needs: Needs) -> Recalled:
-    """The second token's version is recalled, the last two's is not held."""
+    """Inputs in which the second token's version is recalled and the last two tokens' version is not kept."""
     is_recalled_N = torch.tensor([False, True, False, False])
     mixture_N = behaviour_N - 1.4 if needs.mixture else None
     return Recalled(behaviour_N + 0.005, is_recalled_N, torch.tensor([False, False, True, True]), mixture_N, 0.75)
 
 
 def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, chosen: ChosenLoss) -> None:
-    """Check the corrections, and that no metric has the name of one of ours, which it would hide."""
+    """Check the corrections, and that no metric has the name of a built-in one, which it would replace."""
     reported = {*own.token_metrics, *own.sequence_metrics}
     with torch.no_grad():
         try:
             total, sums = policy_loss(tokens.behaviour_N, torch.zeros(4), tokens, settings, chosen)
         except UserError:
             raise
-        except Exception as error:  # a correction of the user's own
+        except Exception as error:  # a user's correction
             what = f"a correction failed on four tokens ({type(error).__name__}: {error})"
             remedy = "it is called as correction(tokens, **options)"
             raise UserError(what, where=CORRECTION_KEY, remedy=remedy) from error

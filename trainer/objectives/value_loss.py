@@ -1,7 +1,6 @@
 """The critic's loss of each token: half the squared error, clipped as in PPO.
 
-Owns: `value_loss`. Refuses: where values come from (trainer/critic.py), targets (advantages/), averaging.
-
+Values are computed in trainer/critic.py, targets in advantages/.
 Shapes: N sampled tokens of one micro-batch.
 """
 
@@ -13,13 +12,13 @@ import torch
 def value_loss(
     values_N: torch.Tensor, start_N: torch.Tensor, targets_N: torch.Tensor, *, clip: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the loss [N], to be minimised, and where it is the clipped one that counts, bool [N].
+    """Compute the loss [N], to be minimised, and a mask of the tokens whose clipped error is used, bool [N].
 
     With v the current value, s the one at the start of the step and R the target:
 
         loss = max((v - R)^2, (clamp(v, s - clip, s + clip) - R)^2) / 2
 
-    A value that has moved further than `clip` towards its target has no gradient (the form of the PPO implementation of
+    A value that has moved by more than `clip` towards its target has no gradient (the form of the PPO implementation of
     OpenAI Baselines, and of TRL and verl).
 
     Args:

@@ -1,7 +1,7 @@
-"""The two parts of a token's importance ratio, where the trainer recalls the version that sampled it.
+"""The two parts of a token's importance ratio, if the trainer recalls the version that sampled it.
 
-Owns: `with_version_logprobs`, `of_part`: the arithmetic (arXiv 2605.12070, section 3.1). Refuses: computing log-probs
-(trainer/version_logprobs.py). Imports no torch.
+This is the arithmetic of arXiv 2605.12070, section 3.1. The log-probs are computed in trainer/version_recall.py.
+Imports no torch.
 
 With b the engine's log-prob, o the trainer's under the version that sampled the token, and p0 that at the start of the
 step:
@@ -9,7 +9,7 @@ step:
     p0 - b  =  (o - b)  +  (p0 - o)
     both       mismatch    staleness
 
-A token whose version is not held counts as sampled by the policy at the start of the step: o = p0, so that all of its
+A token whose version is not kept counts as sampled by the policy at the start of the step: o = p0, so that its whole
 ratio is mismatch, as without recalled versions.
 
 Shapes: N sampled tokens of one micro-batch.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def with_version_logprobs(tokens: TokenInputs, start_N: torch.Tensor) -> TokenInputs:
-    """Add version_N and mixture_N where versions were recalled. start_N: log-probs at the start of the step, without
+    """Add version_N and mixture_N if versions were recalled. start_N: log-probs at the start of the step, without
     gradient."""
     recalled = tokens.recalled
     if recalled is None:
@@ -42,9 +42,9 @@ def with_version_logprobs(tokens: TokenInputs, start_N: torch.Tensor) -> TokenIn
 
 
 def tokens_of_part(tokens: TokenInputs, part: Part) -> TokenInputs:
-    """What a correction is given that looks at one part of the ratio: the two policies that it is between.
+    """Return the inputs of a correction of one part of the ratio: the two policies between which it is.
 
-    tokens: with version_N and drift_N; current_N where there is a current policy.
+    tokens: with version_N and drift_N; current_N if there is a current policy.
     """
     if part == "both":
         return tokens
@@ -60,7 +60,7 @@ def tokens_of_part(tokens: TokenInputs, part: Part) -> TokenInputs:
 
 
 def of_part(correction: Correction, part: Part) -> Correction:
-    """Turn a correction of the whole ratio into one of a part of it, with a name of its own."""
+    """Turn a correction of the whole ratio into one of a part of it, with its own name."""
     if part == "both":
         return correction
     name = f"{correction.name}_{part}"

@@ -1,6 +1,6 @@
-"""`python -m trainer.offline --spec FILE`: one run from files, as a process of its own.
+"""`python -m trainer.offline --spec FILE`: one run from files, in its own process.
 
-SIGTERM ends it after the step it is in, with a checkpoint.
+SIGTERM ends it after the current step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainer.offline.spec import OfflineSpec
 
 
 def train(spec: OfflineSpec) -> None:
-    """The whole run. Raises UserError, OperationError."""
+    """Execute the run. Raises UserError, OperationError."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

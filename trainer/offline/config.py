@@ -1,4 +1,4 @@
-"""Settings of training from files. Torch-free."""
+"""Settings of training from files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from areal_like.settings import Settings
 from trainer.config import CheckpointSettings, OptimizerSettings
 
 Objective = Literal["sft", "dpo", "reward_model"]
-"""What is trained; each is a command of its own."""
+"""The kind of training; each has its own command."""
 
 
 class OfflineDataSettings(Settings):
@@ -23,12 +23,12 @@ class OfflineDataSettings(Settings):
     eval: str | None = None
     """File with held-out rows; null: no evaluation."""
     max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)
-    """Longest sequence, in tokens; never more than the model's positions cover."""
+    """Longest sequence, in tokens; at most the number of the model's positions."""
     on_long: Literal["drop", "stop"] = "drop"
-    """A row with a longer sequence: leave it out (counted and reported), or stop before the first step. No row is
-    cut."""
+    """A row with a longer sequence: drop it (counted and reported), or stop before the first step. Rows are never
+    truncated."""
     prompt_template: str | None = None
-    """Text with {prompt} around each text prompt; null: the tokenizer's chat template, where it has one."""
+    """Text with {prompt} around each text prompt; null: the tokenizer's chat template, if it has one."""
     add_bos: AddBos = "auto"
     """Whether a prompt begins with the BOS token; `auto`: as the tokenizer does it."""
 
@@ -39,9 +39,9 @@ class DpoSettings(Settings):
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """`sigmoid`: DPO (arXiv 2305.18290); `ipo`: the squared loss of IPO on log-probs per token (arXiv 2310.12036)."""
     beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held near the reference; `ipo`: the margin that is aimed at is 1 / (2 beta)."""
+    """How strongly the policy is kept near the reference; `ipo`: the target margin is 1 / (2 beta)."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """`sigmoid`: probability that a pair is the wrong way round (conservative DPO)."""
+    """`sigmoid`: probability that the answers of a pair are swapped (conservative DPO)."""
 
 
 class OfflineTrainerSettings(Settings):
@@ -54,11 +54,11 @@ class OfflineTrainerSettings(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
-    """Kernel for packed sequences, as of a run with rollouts."""
+    """Kernel for packed sequences, as in a run with rollouts."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch; a longer row has one of its own."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits are in memory at once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -66,7 +66,7 @@ class OfflineTrainerSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints. They are written between two steps."""
     threads: Threads = "auto"
-    """Compute threads; auto: all cores (nothing else runs)."""
+    """Compute threads; auto: all cores (no other process of the run needs them)."""
 
 
 class OfflineEvalSettings(Settings):

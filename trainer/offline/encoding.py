@@ -1,6 +1,6 @@
-"""The rows of a file as tokens, and what becomes of those that are too long.
+"""Encodes the rows of a file as tokens, and drops those that are too long.
 
-Owns: `load_items`. Refuses: which sequences a row has (the task that encodes it), packing.
+Which sequences a row has is defined by the task that encodes it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """A file's rows, ready to train on. too_long: where the rows stand that were left out."""
+    """A file's rows, ready to train on. too_long: locations of the dropped rows."""
 
     file: str
     items: tuple[Item, ...]
     too_long: tuple[str, ...]
 
     def words(self, max_tokens: int) -> str:
-        """What was left out, in one sentence; empty where nothing was."""
+        """Describe the dropped rows in one sentence; empty if there are none."""
         if not self.too_long:
             return ""
         lines = [place.rpartition(":")[2] for place in self.too_long[:MAX_NAMED]]

@@ -1,10 +1,11 @@
-"""One run from files: open, evaluate, step by step, checkpoints, export.
+"""One run from files: open, evaluate, steps, checkpoints, export.
 
-Owns: the order of these, the rows of metrics.jsonl, when a checkpoint is due. Refuses: formulas (objectives.py), what a
-row means (the task), the display and status.json (the controller, which follows metrics.jsonl).
+It defines their order, writes the rows of metrics.jsonl, and decides when a checkpoint is due. Formulas are in
+objectives.py; the task defines what a row means. The display and status.json belong to the controller, which reads
+metrics.jsonl.
 
-A step is a pure function of the seed, the rows and the checkpoint before it, so that a run that is killed at any
-moment and resumed computes the same bits as one that is not. Everything happens on one thread; a stop is noticed
+A step is a pure function of the seed, the rows and the previous checkpoint, so that a run that is killed at any moment
+and resumed computes the same bits as one that is not. Everything happens on one thread; a request to stop takes effect
 between two steps.
 """
 
@@ -50,7 +51,7 @@ LINEAGE = "l0"
 
 
 class OfflineTraining:
-    """`run` from the newest checkpoint, or the beginning, to the end or until `is_stopping()`."""
+    """Runs from the newest checkpoint, or the beginning, to the end or until `is_stopping()`. Call `run` once."""
 
     def __init__(self, spec: OfflineSpec, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._spec, self._is_stopping = spec, is_stopping
@@ -62,7 +63,7 @@ class OfflineTraining:
         self.counters: dict[str, float] = {"steps": 0.0, "tokens": 0.0, "skipped_updates": 0.0}
 
     def run(self) -> None:
-        """Raises UserError, OperationError (the disk), PolicyDiverged."""
+        """Execute the run. Raises UserError, OperationError (the disk), PolicyDiverged."""
         self._journal = JsonlLog(self._run_dir / "metrics.jsonl")
         try:
             self._open()
@@ -104,7 +105,7 @@ class OfflineTraining:
         log.info("resumed step %d from %s", state.version, folder)
 
     def _announce(self, rows: Prepared, opened: Opened) -> None:
-        """What the controller shows and counts: rows, steps, what was left out."""
+        """Report to the controller: rows, steps, dropped rows."""
         files: dict[str, LoadedRows] = {"train": rows.train} | ({} if rows.eval is None else {"eval": rows.eval})
         counts = {f"{name}_rows": len(found.items) for name, found in files.items()}
         counts |= {f"{name}_rows_too_long": len(found.too_long) for name, found in files.items()}
@@ -120,7 +121,7 @@ class OfflineTraining:
     # ------------------------------------------------------------ steps
 
     def _take_steps(self) -> bool:
-        """Take the steps that are left. Returns False where it was stopped before the last one, with a checkpoint."""
+        """Run the remaining steps. Returns False if it was stopped before the last one, with a checkpoint."""
         if self.version == 0 and self._spec.eval.at_start:
             self._evaluate()
         while self.version < self.schedule.num_steps:
@@ -132,7 +133,7 @@ class OfflineTraining:
         return True
 
     def _look(self) -> None:
-        """After a step: is an evaluation due, or a checkpoint?"""
+        """Run an evaluation or save a checkpoint after a step, if due."""
         settings, is_last = self._spec.trainer.checkpoint, self.version == self.schedule.num_steps
         every = self._spec.eval.every_steps
         if every and self.version % every == 0 and not is_last:
@@ -186,10 +187,10 @@ class OfflineTraining:
                 sums.update(self._task.evaluate(self._policy, members))
         self._write("eval", version=self.version, **self._task.eval_figures(sums))
 
-    # ------------------------------------------------------------ what it leaves behind
+    # ------------------------------------------------------------ checkpoints and export
 
     def _finish(self) -> None:
-        """The last evaluation, checkpoint and the exported model."""
+        """Run the last evaluation, save the last checkpoint and export the model."""
         self._evaluate()
         self._save("the end")
         target = self._run_dir / "final"

@@ -1,6 +1,4 @@
-"""What is minimised when there are files and no rollouts, as functions of log-probs and scores.
-
-Owns: the formulas. Refuses: models, rows, packing.
+"""The losses of training from files, as functions of log-probs and scores.
 
 Shapes: N predicted tokens of a micro-batch, B pairs of a chosen and a rejected answer.
 """
@@ -25,20 +23,20 @@ def preference_losses(
     reference_rejected_B: torch.Tensor,
     settings: DpoSettings,
 ) -> torch.Tensor:
-    """Direct preference optimisation: the loss of each pair [B], nats; no gradient to the reference.
+    """Direct preference optimisation: the loss of each pair [B], nats; the reference gets no gradient.
 
-    With d = (c - rc) - (r - rr) of log-probs of whole answers:
+    With d = (c - rc) - (r - rr) of log-probs of complete answers:
 
     - `sigmoid`: -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d), s = label_smoothing. arXiv 2305.18290,
       equation 7; s > 0 is conservative DPO (E. Mitchell, 2023).
-    - `ipo`: (d - 1 / (2 beta))^2, of log-probs per token, as TRL has it. arXiv 2310.12036, equation 17.
+    - `ipo`: (d - 1 / (2 beta))^2, of log-probs per token, as in TRL. arXiv 2310.12036, equation 17.
 
     Args:
         chosen_B: log-probs of the chosen answers under the policy: sums over their tokens, for `ipo` means.
-        rejected_B: of the rejected answers.
+        rejected_B: log-probs of the rejected answers.
         reference_chosen_B: as `chosen_B`, under the starting model.
         reference_rejected_B: as `rejected_B`, under the starting model.
-        settings: which of the two, and beta.
+        settings: the kind of loss, and beta.
     """
     difference_B = (chosen_B - reference_chosen_B) - (rejected_B - reference_rejected_B)
     if settings.loss == "ipo":

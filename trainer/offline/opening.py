@@ -1,7 +1,6 @@
-"""The model that a run from files starts or goes on with, made ready to train.
+"""Opens the model of a run from files for training: the starting model, or that of a checkpoint.
 
-Owns: which folder it comes from, the proof that packed log-probs are right, what trainer.json says. Refuses: rows,
-steps.
+It selects the folder, checks that packed log-probs are right, and writes trainer.json.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from trainer.training_state import ModelFiles, check_architecture
 log = logging.getLogger(__name__)
 
 START = "start"
-"""Folder in the run's, with the starting model where it had to be made."""
+"""Subfolder of the run for the starting model, if it had to be created."""
 
 
 def starting_folder(spec: OfflineSpec) -> Path:
-    """The starting model as a Hugging Face folder with its tokenizer: `model.path` as it is, or made in the run's
-    folder, the first time. Raises UserError."""
+    """Return the starting model as a Hugging Face folder with its tokenizer: `model.path` itself, or a folder that is
+    created in the run's folder the first time. Raises UserError."""
     model = spec.model
     if model.path is not None and model.tokenizer == "from_model" and Path(model.path).expanduser().is_dir():
         return Path(model.path).expanduser().resolve()
@@ -59,32 +58,32 @@ def starting_folder(spec: OfflineSpec) -> Path:
 
 
 def newest_checkpoint(run_dir: Path) -> tuple[Path, CheckpointState] | None:
-    """The newest checkpoint whose files are whole; None where there is none."""
+    """Return the newest checkpoint whose files are intact; None if there is none."""
     checkpoint.repair(run_dir)
     for _, folder in reversed(checkpoint.all_checkpoints(run_dir)):
         try:
             checkpoint.verify(folder)
             return folder, checkpoint.read_state(folder)
         except WeightError as error:
-            log.warning("%s; going on from the one before", error)
+            log.warning("%s; continuing from the previous one", error)
     return None
 
 
 def trainer_settings(settings: OfflineTrainerSettings) -> TrainerSettings:
-    """The same as backends take them."""
+    """Convert the settings to those of backends."""
     shared = set(OfflineTrainerSettings.model_fields) & set(TrainerSettings.model_fields)
     return TrainerSettings.model_validate(settings.model_dump(include=shared))
 
 
 def longest_sequence(config: PretrainedConfig, max_tokens: int) -> int:
-    """Tokens a sequence may have: data.max_tokens, and never more than the model's positions cover."""
+    """Return the longest allowed sequence: data.max_tokens, and at most the number of the model's positions."""
     limit = model_context(config)
     return max_tokens if limit is None else min(max_tokens, limit.tokens)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model in training, with what belongs to it."""
+    """A model in training, with its setup and files."""
 
     policy: Backend
     setup: Setup
@@ -93,9 +92,9 @@ class Opened:
 
 
 def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, max_context: int) -> Opened:
-    """Load the model in `source` and prove that it can be trained on packed sequences. Raises UserError.
+    """Load the model in `source` and check that it can be trained on packed sequences. Raises UserError.
 
-    start: the starting model, which a checkpoint must fit.
+    start: the starting model, which a checkpoint must match.
     """
     transformers.utils.logging.disable_progress_bar()
     register()
@@ -109,7 +108,7 @@ def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, 
     setup = Setup(settings, 1.0, num_steps, attention, ranks, max_context, is_critic=is_scoring)
     model = load_causal_lm(start if is_scoring else source, device=settings.device)
     disagreement_nats = ready_model(model, setup)
-    if is_scoring:  # its passes are those of the causal model, on which they have been proved
+    if is_scoring:  # its passes are those of the causal model, which were checked above
         model = load_reward_model(source, padding_id=padding_id(load_tokenizer(start)), device=settings.device)
         ready_critic(model, setup)
     choice = choose_backend(settings, num_parameters(model), device)

@@ -1,6 +1,6 @@
-"""Which rows a step takes, and which of them share a micro-batch.
+"""Assigns rows to steps and to micro-batches.
 
-Owns: `Schedule`, `Item`, `micro_batches`. Refuses: tokens of a row (encoding.py), losses (objectives.py).
+Tokens of a row are computed in encoding.py, losses in objectives.py.
 
 Shapes: T tokens of one sequence, S sequences of a row, N predicted tokens of a micro-batch.
 """
@@ -18,7 +18,7 @@ from trainer.model.packed import PackedSequences
 
 @dataclass(frozen=True)
 class Item:
-    """One row as tokens: its sequences stay together in one micro-batch.
+    """One row as tokens; its sequences are kept together in one micro-batch.
 
     tokens_S: int32 [T] each; masks_S: bool [T], True where a token is predicted.
     """
@@ -29,20 +29,20 @@ class Item:
 
     @property
     def num_tokens(self) -> int:
-        """Of all its sequences."""
+        """Number of tokens of all its sequences."""
         return sum(len(tokens_T) for tokens_T in self.tokens_S)
 
     @property
     def num_targets(self) -> int:
-        """Predicted tokens of all its sequences."""
+        """Number of predicted tokens of all its sequences."""
         return sum(int(mask_T.sum()) for mask_T in self.masks_S)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rows of each step, a pure function of the seed: each epoch takes every row once, in an order of its own.
+    """The rows of each step, a pure function of the seed: each epoch uses every row once, in a different order.
 
-    The last step of an epoch takes what is left, so that no batch mixes two epochs. max_steps: an earlier end.
+    The last step of an epoch has the remaining rows, so that no batch mixes two epochs. max_steps: an earlier end.
     """
 
     num_rows: int
@@ -63,12 +63,12 @@ class Schedule:
         return total if self.max_steps is None else min(total, self.max_steps)
 
     def epoch_of(self, step: int) -> float:
-        """Passes over the rows after `step`."""
+        """Return the number of passes over the rows after `step`."""
         whole, part = divmod(step, self.steps_per_epoch)
         return whole + min(1.0, part * self.batch_size / self.num_rows)
 
     def rows_of(self, step: int) -> list[int]:
-        """Indices of the rows that step 1, 2, ... takes."""
+        """Return the indices of the rows of step 1, 2, ..."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)
         found: list[int] = order[place * self.batch_size : (place + 1) * self.batch_size].tolist()
@@ -76,13 +76,13 @@ class Schedule:
 
 
 def micro_batches(items: Sequence[Item], capacity: int) -> Iterator[list[Item]]:
-    """`items` in as few micro-batches of `capacity` tokens as are found; a longer row has one of its own."""
+    """Yield `items` in few micro-batches of `capacity` tokens; a longer row has one of its own."""
     for members in fitting([item.num_tokens for item in items], capacity):
         yield [items[index] for index in members]
 
 
 def packed(items: Sequence[Item]) -> PackedSequences:
-    """All sequences of `items`, row by row, laid end to end."""
+    """Pack all sequences of `items`, row by row."""
     return PackedSequences.build(
         [tokens_T for item in items for tokens_T in item.tokens_S],
         [mask_T for item in items for mask_T in item.masks_S],

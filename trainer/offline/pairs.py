@@ -1,6 +1,6 @@
-"""What tasks whose rows are pairs of answers have in common.
+"""Common parts of tasks whose rows are pairs of answers: weights, sums and metrics.
 
-Owns: `PairTask`, sums and metrics of pairs. Refuses: how an answer is scored (preferences.py, reward_task.py).
+Answers are scored in preferences.py and reward_task.py.
 
 Shapes: B pairs of a micro-batch.
 """
@@ -36,12 +36,12 @@ class PairTask:
         return {**pair_figures(sums), "num_scored": sums["num_scored"]}
 
     def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
-        """The loss of each pair, losses_B, and the sums that metrics are made of."""
+        """Return the loss of each pair, losses_B, and the sums for metrics."""
         raise NotImplementedError
 
 
 def pair_sums(losses_B: torch.Tensor, margins_B: torch.Tensor) -> dict[str, float]:
-    """What adds up over micro-batches of B pairs; margins_B: reward of the chosen answer less that of the rejected."""
+    """Return sums over B pairs for metrics; margins_B: reward of the chosen answer minus that of the rejected one."""
     return {
         "nats": float(losses_B.detach().sum()),
         "margin": float(margins_B.sum()),
@@ -51,6 +51,6 @@ def pair_sums(losses_B: torch.Tensor, margins_B: torch.Tensor) -> dict[str, floa
 
 
 def pair_figures(sums: Sums) -> dict[str, float]:
-    """Metrics out of sums of `pair_sums`."""
+    """Compute metrics from sums of `pair_sums`."""
     names = {"loss": "nats", "accuracy": "right", "margin": "margin"}
     return {name: sums[key] / sums["num_scored"] for name, key in names.items()}

@@ -1,13 +1,13 @@
-"""Direct preference optimisation: the chosen answer of a pair is made likelier than the rejected one, against how
-likely both are for the starting model.
+"""Direct preference optimisation: raises the probability of the chosen answer of a pair relative to the rejected one,
+compared with the starting model.
 
-Owns: `PreferenceTask`, `pair_item`. Refuses: the formula (objectives.py), reading rows (rows.py).
+The formula is in objectives.py, reading rows in rows.py.
 
 Log-probs of the starting model are computed once, before the first step, from the rows in the order of the file, so
-that one model is in memory at a time. A pair is in one micro-batch: its loss needs both answers.
+that only one model is in memory at a time. A pair is in one micro-batch, because its loss needs both answers.
 
 Metrics: `accuracy`, the share of pairs whose implicit reward, beta (log p - log p of the starting model), is higher for
-the chosen answer, equal ones counted half (the starting model has 0.5); `margin`, the mean difference of the rewards.
+the chosen answer; equal ones count half (the starting model has 0.5). `margin`, the mean difference of the rewards.
 
 Shapes: S answers of a micro-batch, two for each of B pairs, chosen first.
 """
@@ -29,7 +29,7 @@ from trainer.offline.task import Sums
 from trainer.sft import ExampleEncoder
 
 Reference = Mapping[str, tuple[float, float]]
-"""By where a row stands: log-probs of its chosen and its rejected answer under the starting model."""
+"""Log-probs of a row's chosen and rejected answers under the starting model, by the location of the row."""
 
 
 class PreferenceTask(PairTask):
@@ -42,7 +42,7 @@ class PreferenceTask(PairTask):
         self._reference: dict[str, tuple[float, float]] = {}
 
     def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
-        """`policy` is the starting model now: remember what it says of these rows."""
+        """Compute and keep the log-probs of these rows under `policy`, which is the starting model at this time."""
         with torch.no_grad():
             for members in micro_batches(items, self._setup.settings.micro_batch_tokens):
                 logprobs_S = self._answers(policy, members).double().view(-1, 2).tolist()
@@ -59,7 +59,7 @@ class PreferenceTask(PairTask):
         return losses_B, pair_sums(losses_B, rewards_B2[:, 0] - rewards_B2[:, 1])
 
     def _answers(self, policy: Backend, items: Sequence[Item]) -> torch.Tensor:
-        """Log-prob of each answer [S]: the sum over its tokens, for `ipo` their mean."""
+        """Log-prob of each answer [S]: the sum over its tokens, or their mean for `ipo`."""
         batch = packed(items).to(self._setup.ranks.device)
         logprobs_N, _ = policy.logprobs(batch, with_entropy=False)
         zeros_S = torch.zeros(len(batch.lengths), dtype=logprobs_N.dtype, device=logprobs_N.device)
@@ -70,7 +70,7 @@ class PreferenceTask(PairTask):
 
 
 def pair_item(encoder: ExampleEncoder, row: Pair) -> Item:
-    """A row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
+    """Encode a row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
     parts = [demonstration_item(encoder, answer) for answer in (row.chosen, row.rejected)]
     return Item(
         row.where,

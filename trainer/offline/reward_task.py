@@ -1,10 +1,10 @@
-"""Reward models: a head of one number learns to score the chosen answer of a pair higher than the rejected one.
+"""Reward models: trains a head of one number to score the chosen answer of a pair higher than the rejected one.
 
-Owns: `RewardTask`, `TextEncoder`. Refuses: the formula (objectives.py), the text (areal_like/scored_text.py).
+The formula is in objectives.py, the text in areal_like/scored_text.py.
 
-The score of an answer is the head's number at the last token of its text, where scorer `reward_model` takes it too.
+The score of an answer is the head's number at the last token of its text, as in the scorer `reward_model`.
 
-Metrics: `accuracy`, the share of pairs whose chosen answer has the higher score, equal ones counted half; `margin`, the
+Metrics: `accuracy`, the share of pairs whose chosen answer has the higher score, equal ones count half; `margin`, the
 mean difference of the two scores.
 
 Shapes: T tokens of a micro-batch, S texts of it, two for each of B pairs, chosen first.
@@ -31,7 +31,7 @@ from trainer.sft import SequenceTooLong
 
 
 class RewardTask(PairTask):
-    """See trainer.offline.task.Task. `setup` is that of a critic: the backend gives a value for each token."""
+    """See trainer.offline.task.Task. `setup` is that of a critic: the backend returns a value for each token."""
 
     needs_start = False
 
@@ -39,7 +39,7 @@ class RewardTask(PairTask):
         self._setup = setup
 
     def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
-        """There is nothing to remember."""
+        """Does nothing: no reference is needed."""
 
     def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
         batch = packed(items).to(self._setup.ranks.device)
@@ -51,13 +51,13 @@ class RewardTask(PairTask):
 
 
 class TextEncoder:
-    """Texts of pairs as tokens, by the rule of scorer `reward_model`."""
+    """Encodes the texts of pairs, in the same way as the scorer `reward_model`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
         self._tokenizer, self._max_tokens, self._padding = tokenizer, max_tokens, padding_id(tokenizer)
 
     def item(self, row: Pair) -> Item:
-        """A row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
+        """Encode a row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
         chosen_T, rejected_T = tokens = (self._tokens(row.chosen), self._tokens(row.rejected))
         if np.array_equal(chosen_T, rejected_T):
             raise UserError("`chosen` and `rejected` are equal as tokens", where=row.where, remedy="remove the row")
@@ -77,10 +77,10 @@ class TextEncoder:
         try:
             text, adds_special = scored_text(self._tokenizer, text, messages)
             ids = list(self._tokenizer(text, add_special_tokens=adds_special)["input_ids"])
-        except Exception as error:  # fault boundary: a chat template, and a tokenizer, may raise anything
+        except Exception as error:  # chat templates and tokenizers may raise any exception
             what = f"the tokenizer cannot express the row ({first_line(error)})"
             raise UserError(what, where=answer.where, remedy="correct the row, or take another model") from error
-        while ids and ids[-1] == self._padding:  # the score is taken at the last token that is no padding
+        while ids and ids[-1] == self._padding:  # the score is at the last token that is not padding
             ids.pop()
         if len(ids) < 2:
             raise UserError("prompt and answer have less than two tokens", where=answer.where, remedy="remove the row")

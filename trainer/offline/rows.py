@@ -1,7 +1,7 @@
-"""Rows of TRL's data set formats, checked. Torch-free.
+"""Reads and checks rows in TRL's data set formats. Imports no torch.
 
-Owns: which formats there are, which fields a row must have, what is wrong with one in words. Refuses: tokens
-(encoding.py), reading JSON (trainer/data/rows_file.py).
+It defines the formats, the required fields, and the error messages. Tokens are computed in encoding.py, JSON is read in
+trainer/data/rows_file.py.
 
 A text is either plain, or conversational: a list of {role, content}.
 """
@@ -24,7 +24,7 @@ PAIRS = "{prompt, chosen, rejected}"
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A row to imitate. fields: as trainer.sft.ExampleEncoder takes them. num_given: see there."""
+    """A row to imitate. fields: input of trainer.sft.ExampleEncoder. num_given: see there."""
 
     where: str
     fields: dict[str, Any]
@@ -32,7 +32,7 @@ class Demonstration:
 
 
 def read_demonstrations(path: Path) -> list[Demonstration]:
-    """Rows for supervised training. Raises UserError naming the line that cannot be used."""
+    """Read rows for supervised training. Raises UserError naming the line that cannot be used."""
     return [_demonstration(where, row) for where, row in read_objects(path, row_words=DEMONSTRATIONS)]
 
 
@@ -49,13 +49,13 @@ def _demonstration(where: str, row: Mapping[str, Any]) -> Demonstration:
 
 
 def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
-    """A prompt and its continuation, which is all that is trained on. Raises UserError."""
+    """Combine a prompt and its continuation, which alone is trained on. Raises UserError."""
     if isinstance(prompt, str) and isinstance(answer, str):
         if not answer:
             raise UserError(f"`{key}` is empty", where=where, remedy="remove the row")
         return Demonstration(where, {"prompt": prompt, "response": answer})
     if isinstance(prompt, str) or isinstance(answer, str):
-        what = f"`prompt` and `{key}` are not of one kind"
+        what = f"`prompt` and `{key}` are of different kinds"
         raise UserError(what, where=where, remedy="both text, or both lists of {role, content}")
     given = _checked_messages(prompt, "prompt", where)
     messages = _checked_messages(answer, key, where)
@@ -65,7 +65,7 @@ def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
 
 
 def _checked_messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
-    """A list of {role, content}, at least one. Raises UserError."""
+    """Check for a list of {role, content} with at least one entry. Raises UserError."""
     is_list = isinstance(value, list) and bool(value)
     if not is_list or not all(
         isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
@@ -86,7 +86,7 @@ class Pair:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Rows with preferences. Raises UserError naming the line that cannot be used."""
+    """Read rows with preferences. Raises UserError naming the line that cannot be used."""
     return [_pair(where, row) for where, row in read_objects(path, row_words=PAIRS)]
 
 
@@ -104,7 +104,7 @@ def _pair(where: str, row: Mapping[str, Any]) -> Pair:
 
 
 def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, Any]:
-    """Of two whole conversations the messages that they share, and the rest of each."""
+    """Split two full conversations into the messages that they share, and the rest of each."""
     if not isinstance(chosen, list) or not isinstance(rejected, list):
         raise UserError("has no `prompt`", where=where, remedy=f"rows are {PAIRS}")
     num_shared = next(
@@ -118,7 +118,7 @@ def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, An
 
 
 def check_file(objective: Objective, path: Path) -> None:
-    """Raises UserError where a row of the file cannot be used for `objective`."""
+    """Raise UserError if a row of the file cannot be used for `objective`."""
     if objective == "sft":
         read_demonstrations(path)
     else:

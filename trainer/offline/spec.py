@@ -1,4 +1,4 @@
-"""What `python -m trainer.offline` is started with. Torch-free, so that the controller can write it."""
+"""The spec of `python -m trainer.offline`. Imports no torch, so that the controller can write it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.offline.config import (
 
 
 class OfflineSpec(StartSpec):
-    """All that one run from files needs; `seed` draws a made model's weights and the order of the rows."""
+    """The spec of one run from files; `seed` determines the weights of a new model and the order of the rows."""
 
     name: str = "trainer"
     run_dir: str

@@ -1,10 +1,10 @@
-"""Supervised training: the completion's tokens, with their closing end-of-sequence token, are imitated.
+"""Supervised training: trains on the completion's tokens, including their end-of-sequence token.
 
-Owns: `SupervisedTask`. Refuses: reading rows (rows.py), the model.
+Rows are read in rows.py.
 
-Metrics of an evaluation: the mean negative log-prob of a trained token, and the exact match: the share of rows whose
-every trained token is the likeliest one. For a row of prompt and completion that is where greedy decoding gives the
-completion and then ends; of a conversation each turn is judged after the turns that the row has.
+Metrics of an evaluation: the mean negative log-prob of a trained token, and the exact match: the share of rows in which
+every trained token is the most likely one. For a row of prompt and completion this means that greedy decoding produces
+the completion and then ends; in a conversation each turn is evaluated after the preceding turns of the row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SupervisedTask:
         self._setup = setup
 
     def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
-        """There is nothing to remember."""
+        """Does nothing: no reference is needed."""
 
     def weight_of(self, items: Sequence[Item]) -> float:
         return float(sum(item.num_targets for item in items))
@@ -69,6 +69,6 @@ class SupervisedTask:
 
 
 def demonstration_item(encoder: ExampleEncoder, row: Demonstration) -> Item:
-    """A row as one sequence. Raises UserError, SequenceTooLong."""
+    """Encode a row as one sequence. Raises UserError, SequenceTooLong."""
     example = encoder.encode(row.fields, where=row.where, num_given=row.num_given)
     return Item(row.where, (example.tokens_T,), (example.loss_mask_T,))

@@ -1,4 +1,4 @@
-"""The port of an objective: what the loop asks of supervised training, preferences and reward models."""
+"""The interface of an objective, which the loop uses for supervised training, preferences and reward models."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Task(Protocol):
     """`refer_to` must be called before the first loss."""
 
     def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
-        """Remember what the starting model, which `policy` is at this moment, says of these rows."""
+        """Keep the outputs for these rows of the starting model, which `policy` is at this time."""
 
     def weight_of(self, items: Sequence[Item]) -> float:
-        """What the loss of a batch of these rows is divided by."""
+        """Return the divisor of the loss of a batch of these rows."""
 
     def loss(self, policy: Backend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
-        """The part that a micro-batch has in the batch's loss, a scalar with gradient, and its sums."""
+        """Return the part of a micro-batch in the batch's loss, a scalar with gradient, and its sums."""
 
     def figures(self, sums: Sums) -> dict[str, float]:
-        """Metrics of a step out of the sums of its micro-batches."""
+        """Compute metrics of a step from the sums of its micro-batches."""
 
     def evaluate(self, policy: Backend, items: Sequence[Item]) -> Sums:
-        """Sums of a micro-batch of held-out rows; no gradient is recorded. `num_scored` counts the rows."""
+        """Return sums of a micro-batch of held-out rows; no gradient is recorded. `num_scored` counts the rows."""
 
     def eval_figures(self, sums: Sums) -> dict[str, float]:
-        """Metrics of an evaluation, with `accuracy` and `loss` among them."""
+        """Compute metrics of an evaluation, which include `accuracy` and `loss`."""

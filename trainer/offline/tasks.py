@@ -1,7 +1,4 @@
-"""From a spec to its task and rows.
-
-Owns: `prepare_task`, which file is read as what. Refuses: the tasks' formulas.
-"""
+"""Creates the task of a spec and encodes its rows. The tasks' formulas are in objectives.py."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ from trainer.sft import ExampleEncoder
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows as tokens, and the task once there is a model."""
+    """Rows as tokens, and a function that creates the task when there is a model."""
 
     train: LoadedRows
     eval: LoadedRows | None
     max_tokens: int
     make_task: Callable[[Setup], Task]
     complete: Callable[[Path], None]
-    """Called with each folder of the model that is written, before it appears under its name."""
+    """Called with each model folder that is written, before it gets its final name."""
 
 
 def prepare_task(spec: OfflineSpec, start: Path) -> Prepared:
@@ -66,4 +63,4 @@ def prepare_task(spec: OfflineSpec, start: Path) -> Prepared:
 
 
 def _nothing(folder: Path) -> None:
-    """A causal language model is complete as it is."""
+    """Do nothing: a causal language model needs no further files."""

@@ -1,1 +1,1 @@
-"""Policy versions on their way from the trainer to the engines."""
+"""Transfer of policy versions from the trainer to the engines."""

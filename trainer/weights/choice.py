@@ -1,4 +1,4 @@
-"""The sender that `trainer.weights.kind` needs."""
+"""Selects the sender for `trainer.weights.kind`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.weights.port import MakeSender, Sender
 
 
 def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> Sender | None:
-    """The sender a trainer process needs; None where weights are stored in files alone. Raises UserError."""
+    """Create the sender of a trainer process; None if weights are only stored in files. Raises UserError."""
     transfer = trainer.weights.transfer
     if not transfer.sender:
         return None

@@ -1,10 +1,11 @@
-"""Who fetches a payload from whom, so that the trainer's uplink carries a constant number of copies.
+"""Decides which node fetches a payload from which, so that the trainer's uplink carries a constant number of copies.
 
-Owns: one tree per payload: pure, no sockets and no clock. Refuses: finding out who is dead (its callers say so).
+There is one tree per payload, without sockets and clock. Failed nodes are reported by the callers.
 
-Nodes get rising tickets as they join, and a node's parent always has a lower ticket than itself: there can be no
-circle, whichever node fails or is moved. A node fetches from the lowest ticket that has room, so the tree is about as
-shallow as its width allows. Where nobody has room (after failures) the root takes a node beyond its width.
+Nodes get increasing tickets as they join, and a node's parent always has a lower ticket. There can be no cycle,
+whichever node fails or is moved. A node fetches from the node with the lowest ticket that has capacity, so the tree is
+about as shallow as its width allows. If no node has capacity (after failures), the root accepts a node beyond its
+width.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROOT = ""
-"""Name of the root, the trainer itself."""
+"""Name of the root, the trainer."""
 NOBODY = "\0"
-"""Parent of a node whose parent left; a name that no process can have."""
+"""Parent of a node whose parent left; no process can have this name."""
 
 
 @dataclass
@@ -23,11 +24,11 @@ class _Node:
     address: str
     parent: str = ROOT
     is_failed: bool = False
-    """Somebody lost it as a parent: it gets no further children, whatever it does itself."""
+    """A child lost it as a parent: it gets no further children, even if it still runs."""
 
 
 class FanOutTree:
-    """The tree of one payload; `width`: children of each node, the root included."""
+    """The tree of one payload; `width`: number of children of each node, including the root."""
 
     def __init__(self, root_address: str, width: int) -> None:
         assert width >= 1, "a tree needs branches"
@@ -35,11 +36,11 @@ class FanOutTree:
         self._nodes: dict[str, _Node] = {ROOT: _Node(0, root_address)}
         self._num_tickets = 0
         self.num_moved = 0
-        """Nodes that lost their parent and got another."""
+        """Number of nodes that lost their parent and got another one."""
         self.max_root_children = 0
 
     def join(self, name: str, address: str) -> str:
-        """A node comes (again, if its process started again); returns its parent's address."""
+        """Add a node (again, if its process restarted); returns its parent's address."""
         assert name != ROOT, "the root has no parent"
         self.leave(name)
         self._num_tickets += 1
@@ -47,7 +48,7 @@ class FanOutTree:
         return self._place(name, node)
 
     def replace(self, name: str, address: str, lost: str) -> str:
-        """The node's parent at address `lost` failed it: the address of another one."""
+        """Return another parent's address for a node whose parent at address `lost` failed."""
         node = self._nodes.get(name)
         if node is None or node.address != address:
             return self.join(name, address)
@@ -58,23 +59,23 @@ class FanOutTree:
         return self._place(name, node)
 
     def leave(self, name: str) -> None:
-        """The node is gone; its children ask for another parent themselves, when they notice."""
+        """Remove a node; its children request another parent when they notice."""
         if name != ROOT and self._nodes.pop(name, None) is not None:
             for node in self._nodes.values():
                 if node.parent == name:
                     node.parent = NOBODY
 
     def children(self, name: str) -> list[str]:
-        """Who fetches from this node now."""
+        """Return the nodes that fetch from this node now."""
         return [child for child, node in self._nodes.items() if child != ROOT and node.parent == name]
 
     def parent_of(self, name: str) -> str | None:
-        """Name of the node's parent (`ROOT`: the trainer); None where the node or its parent is not there."""
+        """Return the name of the node's parent (`ROOT`: the trainer); None if the node or its parent is unknown."""
         node = self._nodes.get(name)
         return node.parent if node is not None and node.parent in self._nodes else None
 
     def _place(self, name: str, node: _Node) -> str:
-        node.parent = name  # its own old place is free while we look
+        node.parent = name  # its previous slot is free during the search
         order = sorted(self._nodes.items(), key=lambda item: item[1].ticket)
         for parent, candidate in order:
             is_fit = candidate.ticket < node.ticket and not candidate.is_failed

@@ -1,10 +1,12 @@
-"""Rank 0 of the process group that carries weights: the trainer's end of the wire.
+"""Rank 0 of the process group that transfers weights, on the trainer's side.
 
-Owns: the meeting point, the group, sending a payload. Refuses: who takes part (group_rounds.py), the trainer's own
-ranks (ranks.py: another group). All methods block: call them from one thread. Each wait in them has a deadline.
+It contains the rendezvous, the group, and sending a payload. group_rounds.py decides which workers take part. The
+trainer's own ranks are another group (ranks.py). All methods block: call them from one thread. Each wait in them has a
+deadline.
 
-The group is an object of its own, not torch's default group and not registered there: nothing else of the process sees
-it, and it can be thrown away in any state. The wire is plain TCP (or nccl's own), as between the trainer's ranks.
+The group is a separate object, not torch's default group and not registered there: other code of the process does not
+see it, and it can be discarded in any state. The transport is plain TCP (or nccl's own), as between the trainer's
+ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from areal_like.weights.process_group import GroupBackend, buckets, store_prefix
 from areal_like.weights.weight_store import WeightManifest
 
 ProcessGroup = Any
-"""Torch's own class; its stubs know neither the constructors' options nor `abort`."""
+"""torch's class; its stubs lack the constructors' options and `abort`."""
 GLOO: Any = dist.ProcessGroupGloo
 ROOT = 0
 """The trainer's rank in the group."""
@@ -35,12 +37,12 @@ warnings.filterwarnings("ignore", message="The given buffer is not writable")  #
 
 
 class GroupRoot:
-    """The store of a group of `size` listens at once; the members are met by the first `bring`."""
+    """The root of a group of `size`. Its store listens at once; the members join during the first `bring`."""
 
     def __init__(
         self, name: str, size: int, *, host: str, backend: GroupBackend, device: str, deadline_s: float
     ) -> None:
-        """Raises TransferBroken when `host` cannot be listened at."""
+        """Raises TransferBroken if it cannot listen on `host`."""
         self.name, self.size, self.host, self.backend = name, size, host, backend
         self._device = torch.device(device if backend == "nccl" else "cpu")
         self._deadline_s = deadline_s
@@ -49,13 +51,13 @@ class GroupRoot:
         self._store, self.port = _listening_store(host, size, deadline_s)
 
     def bring(self, manifest: WeightManifest, payload: memoryview, bucket_bytes: int) -> None:
-        """Send a whole payload to all members. Raises TransferBroken; the group is then of no use any more."""
+        """Send a payload to all members. Raises TransferBroken; the group must not be used afterwards."""
         broken = ""
         try:
             self._send(manifest, payload, bucket_bytes)
         except (RuntimeError, OSError, TransferBroken) as error:
             broken = " ".join(str(error).split())[:300]
-        if broken:  # outside: what a traceback holds keeps connections open, and those at their ends wait
+        if broken:  # outside of `except`: a traceback keeps connections open, and peers wait
             raise TransferBroken(broken)
 
     def _send(self, manifest: WeightManifest, payload: memoryview, bucket_bytes: int) -> None:
@@ -77,12 +79,12 @@ class GroupRoot:
         """Close every connection; safe in any state, but not while `bring` runs."""
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(RuntimeError):  # gone is gone
+            with contextlib.suppress(RuntimeError):  # it may have failed already
                 group.abort()
         self._store = None
 
     def _meet(self) -> ProcessGroup:
-        """Wait until all members are here, at most the deadline."""
+        """Wait until all members have joined, at most until the deadline."""
         store = self._store
         assert store is not None, "left already"
         for prefix in (*store_prefixes(self.name), "cpu/" if self.backend == "gloo" else "cuda/"):
@@ -91,7 +93,7 @@ class GroupRoot:
         if self.backend == "nccl":
             torch.cuda.set_device(self._device)
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = 10 * patience  # ours comes first: the library's own ends the process
+            nccl._timeout = 10 * patience  # our deadline comes first: the library's ends the process
             return dist.ProcessGroupNCCL(store, 0, self.size, nccl)
         gloo = GLOO._Options()
         gloo._devices = [GLOO.create_device(hostname=self.host)]
@@ -109,7 +111,7 @@ class GroupRoot:
 
 
 def _listening_store(host: str, size: int, deadline_s: float) -> tuple[dist.Store, int]:
-    """A store on a free port of exactly this address; torch alone would listen on every interface."""
+    """Create a store on a free port of this address only; by default torch would listen on every interface."""
     bare = host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -122,5 +124,5 @@ def _listening_store(host: str, size: int, deadline_s: float) -> tuple[dist.Stor
         )  # fmt: skip
     except (OSError, RuntimeError) as error:
         listener.close()
-        raise TransferBroken(f"no meeting point at {bare}: {error}") from error
+        raise TransferBroken(f"cannot listen at {bare}: {error}") from error
     return store, port

@@ -1,18 +1,17 @@
-"""Brings each version to the workers by a process group: who takes part, and what becomes of the group.
+"""Sends each version to the workers by a process group: which workers take part, and when the group is renewed.
 
-Owns: the round of the newest version, its gathering, the membership of the group. Refuses: the wire (group_root.py),
-versions that are not the newest and workers that come too late (both take the stream), waiting for anybody
-indefinitely.
+The transport is in group_root.py. Versions that are not the newest and workers that join too late use the stream. No
+wait is unlimited.
 
-One round a version. It begins as soon as all workers of the last round that still send heartbeats have joined, or
-`gather_s` after the first did, with those that have; who comes later gets a NoGroup, and is waited for the next time.
-Members that are the same as last time meet no more; any others, and whatever follows a failure, are a new group (a new
-generation of it).
+There is one round per version. It begins as soon as all workers of the last round that still send heartbeats have
+joined, or `gather_s` after the first did, with those that have. A worker that comes later gets a NoGroup, and is waited
+for the next time. If the members are the same as last time, the group is reused; otherwise, and after a failure, a new
+group (a new generation) is created.
 
 Map of the loops
   run        waits for the first join (woken by `join`), then for the others (at most gather_s), then for the wire
   wire       one thread: meets the members and sends the payload; every wait in it ends at the round's deadline
-Who calls `offer`, `join` and `left` never waits.
+Callers of `offer`, `join` and `left` never wait.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from trainer.weights.group_root import GroupRoot
 log = logging.getLogger(__name__)
 
 FIRST_S = 0.5
-"""How long a round gathers where nobody is waited for by name."""
+"""How long a round gathers workers if none is expected."""
 Result = TypeVar("Result")
 Send = Callable[[str, Message], bool]
 
 
 @dataclass
 class _Round:
-    """One version on offer. `payload` is mapped: it costs no memory of its own."""
+    """One version on offer. `payload` is a mapped file: it uses no additional memory."""
 
     version: int
     lineage: str
@@ -53,21 +52,22 @@ class _Round:
     payload: memoryview
     joined: dict[str, JoinRequest] = field(default_factory=dict)
     calls: dict[str, GroupCall] = field(default_factory=dict)
-    """What its members were sent, once it has begun."""
+    """Messages sent to its members, once it has begun."""
 
 
 class GroupRounds:
-    """Used on one event loop. `run` indefinitely alongside `offer`; `close` at the end."""
+    """Runs the rounds, on one event loop: `run` indefinitely alongside `offer`; `close` at the end."""
 
     def __init__(self, settings: GroupSettings, *, run_id: str, host: str, device: str, send: Send) -> None:
-        """`host`: where members find us. `device`: the trainer's; `send` puts a message into a worker's queue."""
+        """`host`: address for members. `device`: the trainer's; `send` puts a message into a worker's queue."""
         self._settings, self._run_id, self._host, self._device, self._send = settings, run_id, host, device, send
         self._round: _Round | None = None
         self._begun: _Round | None = None
-        self._regulars: set[str] = set()
-        """Who took part in the last round or came too late for it, and still sends heartbeats: these are waited for."""
+        self._expected: set[str] = set()
+        """Workers that are expected: they took part in the last round or joined it too late, and still send
+        heartbeats."""
         self._members: dict[str, int] = {}
-        """Who is in the group that is up, and how many places each has; empty where none is."""
+        """Members of the current group, and the number of ranks of each; empty if there is none."""
         self._root: GroupRoot | None = None
         self._generation = 0
         self._changed = asyncio.Event()
@@ -76,10 +76,10 @@ class GroupRounds:
             ("weights_group_rounds", "weights_group_broken", "weights_group_generations", "weights_group_bytes"), 0.0
         )
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def offer(self, manifest_path: Path) -> None:
-        """A full version was written: it is the one to be taken now. Raises WeightError when it is gone already."""
+        """Set the version to be sent, a full one that was written. Raises WeightError if it was deleted already."""
         manifest = msgspec.json.decode(manifest_path.read_bytes(), type=WeightManifest)
         payload = map_payload(manifest_path.with_name(manifest.payload), manifest.num_bytes)
         if self._round is not None:
@@ -88,12 +88,12 @@ class GroupRounds:
         self._round = _Round(manifest.version, manifest.lineage, manifest, payload)
 
     def join(self, peer: str, request: JoinRequest) -> None:
-        """A worker is ready for a version. Asked again, it gets the same answer."""
+        """A worker is ready for a version. A repeated request gets the same answer."""
         wanted = (request.version, request.lineage)
         if self._begun is not None and (self._begun.version, self._begun.lineage) == wanted:
             call = self._begun.calls.get(peer)
             if call is None:
-                self._regulars.add(peer)  # next time in time, then
+                self._expected.add(peer)  # expected in the next round
                 self._refuse(peer, *wanted, "its round has begun")
             else:
                 self._send(peer, call)
@@ -104,8 +104,8 @@ class GroupRounds:
             self._changed.set()
 
     def left(self, peer: str) -> None:
-        """A worker is gone, silent, or another process by now: a group with it is of no use."""
-        self._regulars.discard(peer)
+        """A worker exited, is silent, or was restarted: a group that includes it cannot be used any more."""
+        self._expected.discard(peer)
         if self._round is not None:
             self._round.joined.pop(peer, None)
         if peer in self._members:
@@ -118,7 +118,7 @@ class GroupRounds:
     # ------------------------------------------------------------ rounds
 
     async def run(self) -> None:
-        """Hold rounds indefinitely. Stop: cancelled by the sender."""
+        """Run rounds until cancelled by the sender."""
         while True:
             self._changed.clear()
             round_ = self._round
@@ -128,13 +128,13 @@ class GroupRounds:
                 await self._hold(round_)
 
     async def _is_complete(self, round_: _Round) -> bool:
-        """Wait for the expected workers; False where another version took its place meanwhile, or all have left."""
+        """Wait for the expected workers; False if another version replaced this one meanwhile, or all have left."""
         due_s = time.monotonic() + (
-            self._settings.gather_s if self._regulars else min(FIRST_S, self._settings.gather_s)
+            self._settings.gather_s if self._expected else min(FIRST_S, self._settings.gather_s)
         )
         while self._round is round_ and round_.joined:
             left_s = due_s - time.monotonic()
-            if left_s <= 0 or (self._regulars and self._regulars <= round_.joined.keys()):
+            if left_s <= 0 or (self._expected and self._expected <= round_.joined.keys()):
                 return True
             self._changed.clear()
             try:
@@ -145,12 +145,12 @@ class GroupRounds:
         return False
 
     async def _hold(self, round_: _Round) -> None:
-        """Call the members and send. Whatever fails, those who were called find out by their own deadline at most."""
+        """Call the members and send. After a failure, members that were called notice it by their own deadline."""
         self._round, self._begun = None, round_
         members = {peer: round_.joined[peer].num_ranks for peer in sorted(round_.joined)}
         backend = self._backend(round_)
         started_s = time.monotonic()
-        self._regulars = set(members)
+        self._expected = set(members)
         try:
             is_new = members != self._members or self._root is None or self._root.backend != backend
             if is_new:
@@ -183,7 +183,7 @@ class GroupRounds:
         )  # fmt: skip
 
     def _backend(self, round_: _Round) -> GroupBackend:
-        """As configured, or nccl where every end is a GPU."""
+        """Return the configured backend; for `auto`, nccl if all devices are GPUs."""
         if self._settings.backend != "auto":
             return self._settings.backend
         on_gpus = all(request.device == "cuda" for request in round_.joined.values())
@@ -192,10 +192,10 @@ class GroupRounds:
     # ------------------------------------------------------------ the group
 
     async def _make(self, members: dict[str, int], backend: GroupBackend, lineage: str) -> None:
-        """Another generation: its store listens; the members are met when the payload is sent.
+        """Create the next generation of the group: its store listens; the members join when the payload is sent.
 
-        The lineage is part of its name: workers outlive a trainer, and must not take a group of the next one for the
-        dead one's, which they are in.
+        The lineage is part of its name: workers outlive a trainer, and must not confuse a group of the next trainer
+        with that of the previous one, of which they are members.
         """
         await self._drop()
         self._generation += 1
@@ -208,7 +208,7 @@ class GroupRounds:
         )  # fmt: skip
 
     async def _drop(self) -> None:
-        """Leave the group: members still in it notice at once where their sockets close."""
+        """Leave the group: its members notice it when their sockets close."""
         root, self._root, self._members = self._root, None, {}
         if root is not None:
             await self._on_wire(root.leave)
@@ -217,7 +217,7 @@ class GroupRounds:
         return await asyncio.get_running_loop().run_in_executor(self._wire, work, *args)
 
     async def close(self) -> None:
-        """Leave the group. What is under way ends at its deadline, without us."""
+        """Leave the group. A running transfer ends at its deadline, in the background."""
         root, self._root = self._root, None
         if root is not None:
             self._wire.submit(root.leave)

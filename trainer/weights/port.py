@@ -1,9 +1,8 @@
-"""What the trainer's half of a weight transfer does.
+"""The interface of the trainer's side of a weight transfer.
 
-Owns: the port `Sender`. Refuses: writing versions into the weight store (version_writer.py), deciding when one is due
-(trainer/worker.py).
+Versions are written into the weight store in version_writer.py; trainer/worker.py decides when.
 
-All methods run on the trainer's event loop: what blocks belongs in a thread.
+All methods run on the trainer's event loop: blocking work belongs in a thread.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ class Sender(Protocol):
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Monotonic; they go into the trainer's heartbeat."""
+        """Monotonic counters, which are part of the trainer's heartbeat."""
         ...
 
     async def start(self) -> None:
-        """Open what it serves with. Raises UserError."""
+        """Open the sockets or other resources for serving. Raises UserError."""
         ...
 
     async def run(self) -> None:
-        """Serve indefinitely. Stop: cancelled by the trainer."""
+        """Serve until cancelled by the trainer."""
         ...
 
     async def publish(self, manifest_path: Path, version: int, lineage: str) -> str:
         """Make a version available that was just written; returns its location, which is announced.
 
-        The location begins with the descriptor's scheme. The files of the newest `trainer.weights.keep` versions stay.
-        Called again with the same version after `rewritten`. Raises WeightError.
+        The location begins with the descriptor's scheme. The files of the newest `trainer.weights.keep` versions are
+        kept. Called again with the same version after `rewritten`. Raises WeightError.
         """
         ...
 
     def rewritten(self, version: int, lineage: str) -> None:
-        """Its files were found damaged and written again: nothing made of the old ones may be sent any more."""
+        """Discard everything made from old files of a version, which were damaged and have been written again."""
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 MakeSender = Callable[[ProcessSpec, TrainerSettings], Sender]
-"""What `TransferDescriptor.sender` names."""
+"""Type of the function named by `TransferDescriptor.sender`."""

@@ -1,7 +1,7 @@
-"""From a model's parameters to a version in the weight store.
+"""Creates a version in the weight store from a model's parameters.
 
-Owns: the snapshot's names, dtype and bytes. Refuses: files, checksums and retention (areal_like.weights), telling
-anybody (worker.py).
+It defines the names, dtype and bytes of a snapshot. Files, checksums and retention are in areal_like.weights;
+versions are announced in worker.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainer.model.model import all_finite
 
 
 def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """The tensor's bytes on the host; of a contiguous CPU tensor they are its own memory, not a copy."""
+    """Return the tensor's bytes on the host; of a contiguous CPU tensor they are its own memory, not a copy."""
     host = tensor.detach().cpu().contiguous()
     data = memoryview(host.reshape(-1).view(torch.uint8).numpy().data)
     return TensorBytes(str(host.dtype).removeprefix("torch."), tuple(host.shape), data)
 
 
 def snapshot(model: Policy, *, dtype: DType) -> dict[str, TensorBytes]:
-    """A copy of the policy in host memory: the model may change while it travels. Tensors are read one at a time."""
+    """Copy the policy to host memory, so that the model may change during the transfer. Copies one tensor at a time."""
     tensors = {}
     for name, tensor in (model if isinstance(model, Mapping) else named_tensors(model)).items():
         host = cast(tensor, dtype).cpu().contiguous()
@@ -34,7 +34,7 @@ def snapshot(model: Policy, *, dtype: DType) -> dict[str, TensorBytes]:
 
 
 def first_not_finite(tensors: Mapping[str, TensorBytes]) -> str | None:
-    """Name of the first tensor of a snapshot that holds NaN or an infinity; None where there is none."""
+    """Return the name of the first tensor of a snapshot with a NaN or an infinity; None if there is none."""
     for name, tensor in tensors.items():
         flat = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
         if not all_finite(flat):
@@ -46,7 +46,7 @@ def publish_version(store: WeightStore, model: Policy, version: int, lineage: st
     """Write `model` as `version` of `lineage`; returns the manifest's path.
 
     The payload is complete when this returns, so the model may change at once. Names are Hugging Face's; of tied
-    parameters only the first is there. Raises WeightError when there is no room.
+    parameters only the first is included. Raises WeightError if there is not enough space.
     """
     tensors = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
     return store.publish(version, lineage, tensors)

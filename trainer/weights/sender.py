@@ -1,16 +1,16 @@
-"""Serves published versions to the rollout workers through sockets, chunk by chunk, as they ask.
+"""Serves published versions to the rollout workers through sockets, in chunks, on request.
 
-It is the sender (port.py) of `stream` and `distributed`. Versions that go by a process group (group_rounds.py) are
-gathered for over the same hub, and served here to the workers that missed it.
+It is the sender (port.py) of `stream` and `distributed`. For versions that are sent by a process group
+(group_rounds.py), it receives the workers' join requests, and serves workers that missed the group.
 
-Owns: the trainer's hub for weights, the payloads being sent, one fan-out tree per payload. Refuses: pushing anything,
-waiting for anybody, deciding when a version is due (worker.py) and what it consists of (version_writer.py).
+It has the trainer's hub for weights, the payloads being sent, and one fan-out tree per payload. It sends only on
+request. worker.py decides when a version is published, and version_writer.py what it contains.
 
 Map of the loops, on the trainer's event loop:
-  run         waits for the hub; its waker is any rollout worker. Chunks and parents are answered at once.
+  run         waits for the hub; woken by any rollout worker. Requests for chunks and parents are answered at once.
   (a task)    per WayRequest: opens the files and computes the chunks' checksums in a thread, once per payload, then
-              answers. A worker has at most one of these under way; the next one of the same worker waits for it.
-Memory: a payload is a mapped file; of its chunks at most WINDOW_CHUNKS per fetching worker are in the sockets' queues.
+              answers. A worker has at most one of these in progress; its next one waits for it.
+Memory: a payload is a mapped file; at most WINDOW_CHUNKS of its chunks per fetching worker are in the sockets' queues.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ log = logging.getLogger(__name__)
 
 RECEIVE_S = 0.5
 MAX_PAYLOADS = 512
-"""Payloads open at once; the one not asked for longest is closed. More than a chain of deltas has."""
+"""Payloads open at once; the least recently requested one is closed. More than the length of a chain of deltas."""
 IDLE_S = 10.0
-"""A payload whose file the store has deleted is closed, and its memory given back, when nobody asked for so long."""
+"""A payload whose file the store has deleted is closed, and its memory released, if not requested for this long."""
 SILENT_S = 10.0
-"""A worker that sends nothing for this long leaves the trees."""
+"""A worker that sends nothing for this long is removed from the trees."""
 
 
 @dataclass
 class _Open:
-    """A payload being sent: its description, its bytes (a mapped file) and who fetches it from whom."""
+    """A payload being sent: its description, its bytes (a mapped file) and its fan-out tree."""
 
     payload: Payload
     path: Path
@@ -76,7 +76,7 @@ class _Open:
 
 
 class WeightSender:
-    """Answers what rollout workers ask. `start`, then `run` indefinitely; `close` when the run is over."""
+    """Answers requests of rollout workers. Call `start`, then `run` indefinitely; `close` when the run is over."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class WeightSender:
         fan_out: int,
         make_rounds: Callable[[Send], GroupRounds] | None = None,
     ) -> None:
-        """`make_rounds`: makes what brings versions by a process group; None: there are only streams."""
+        """`make_rounds`: creates the rounds of a process group; None: versions are only streamed."""
         self._catalog, self._chunk_bytes, self._fan_out = Catalog(root), chunk_bytes, fan_out
         self._hub = Hub(run_id=run_id, role="trainer", bind=bind, curve_dir=curve_dir, accept=TO_TRAINER)
         self._rounds = make_rounds(self._hub.send) if make_rounds is not None else None
@@ -103,29 +103,29 @@ class WeightSender:
         )
 
     async def start(self) -> None:
-        """Bind. Raises UserError."""
+        """Bind the socket. Raises UserError."""
         self.address = await self._hub.start()
 
     @property
     def counters(self) -> dict[str, float]:
-        """Monotonic: chunks and bytes sent; rounds, generations and bytes of the process group."""
+        """Monotonic counters: chunks and bytes sent; rounds, generations and bytes of the process group."""
         return self._counts | (self._rounds.counters if self._rounds is not None else {})
 
     async def publish(self, manifest_path: Path, version: int, lineage: str) -> str:
-        """Where a version that was just written is available; goes into its announcement. Raises WeightError."""
+        """Return the location of a version that was just written, for its announcement. Raises WeightError."""
         if self._rounds is not None:
             self._rounds.offer(manifest_path)
         return str(Locator(self.address, version, lineage, by_group=self._rounds is not None))
 
     def rewritten(self, version: int, lineage: str) -> None:
-        """Its files were written again: payloads made of the old ones are not sent any more."""
+        """Discard payloads of a version whose files were written again."""
         self._num_rewrites += 1
         stem = f"v{version:08d}-{lineage}."
         for name in [name for name in self._payloads if name.startswith(stem)]:
             del self._payloads[name]
 
     async def run(self) -> None:
-        """Serve indefinitely. Stop: cancelled by the trainer."""
+        """Serve until cancelled by the trainer."""
         async with asyncio.TaskGroup() as group:
             if self._rounds is not None:
                 group.create_task(self._rounds.run(), name="weights:rounds")
@@ -137,19 +137,19 @@ class WeightSender:
                     self._take(*received, group)
 
     async def close(self) -> None:
-        """Close the hub; what was queued gets a moment to leave."""
+        """Close the hub; queued messages get a moment to be sent."""
         if self._rounds is not None:
             await self._rounds.close()
         await self._hub.close()
 
-    # ------------------------------------------------------------ what workers ask
+    # ------------------------------------------------------------ requests of workers
 
     def _take(self, peer: str, message: Message, group: asyncio.TaskGroup) -> None:
         match message:
             case ChunkRequest():
                 self._send_chunk(peer, message)
             case WayRequest():
-                if peer not in self._asking:  # asked again for want of patience: the answer is on its way
+                if peer not in self._asking:  # a repeated request: the answer is being prepared
                     self._asking.add(peer)
                     group.create_task(self._answer(peer, message), name=f"way:{peer}")
             case ParentRequest():
@@ -212,7 +212,7 @@ class WeightSender:
     # ------------------------------------------------------------ payloads
 
     async def _opened(self, request: WayRequest, base: Base | None) -> list[_Open]:
-        """Raises WeightError. What was opened while files were written again may be of the old ones: once more then."""
+        """Open the payloads; opened again if files were rewritten meanwhile. Raises WeightError."""
         async with self._opening:  # two at once would compute the same checksums twice
             while True:
                 num_rewrites = self._num_rewrites
@@ -262,17 +262,17 @@ class WeightSender:
             opened.tree.leave(peer)
 
     def trees(self) -> Mapping[str, FanOutTree]:
-        """The tree of each open payload, which shows who fetched from whom."""
+        """Return the tree of each open payload, which shows which worker fetched from which."""
         return {name: opened.tree for name, opened in self._payloads.items()}
 
 
 def stream_sender(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender:
-    """The sender of streams."""
+    """Create the sender of streams."""
     return _sender(spec, trainer.weights, None)
 
 
 def group_sender(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender:
-    """The sender that gathers a process group, and streams to the workers that are not in it."""
+    """Create the sender that forms a process group, and streams to the workers that are not in it."""
 
     def make_rounds(send: Send) -> GroupRounds:
         return GroupRounds(
@@ -297,5 +297,5 @@ def _sender(
 
 
 def _payload(manifest: AnyManifest) -> str:
-    """The name of the payload's file: it holds version and lineage."""
+    """Return the name of the payload's file, which includes version and lineage."""
     return manifest.payload

@@ -1,9 +1,8 @@
-"""Tensors as one safetensors file, written without holding up other threads.
+"""Writes tensors as one safetensors file without blocking other threads.
 
-Owns: `write_tensors`. Refuses: reading (safetensors does), folders and their rules (checkpoint.py).
-
-The bytes go from the tensors' own memory to the file and into the checksum; both let go of Python's lock meanwhile.
-safetensors' own writer copies every tensor first and holds the lock until the file is written.
+The bytes go from the tensors' memory to the file and into the checksum; both release Python's lock meanwhile.
+safetensors' own writer copies every tensor first and holds the lock until the file is written. Folders are managed in
+checkpoints/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from areal_like.weights.weight_store import lay_out
 from trainer.weights.publish import tensor_bytes
 
 PIECE_BYTES = 16 << 20
-"""Written and hashed at once: the piece is still in the processor's cache for the second of the two."""
+"""Number of bytes written and hashed at once: the piece is still in the processor's cache when it is hashed."""
 
 
 class FileFacts(NamedTuple):
-    """What the manifest says of a file."""
+    """The entry of a file in the manifest."""
 
     num_bytes: int
     sha256: str
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> FileFacts:
-    """Write contiguous CPU tensors. Raises OSError where the disk refuses."""
+    """Write contiguous CPU tensors. Raises OSError if writing fails."""
     data = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
     entries, header = lay_out("disk", data)
     digest, num_bytes = hashlib.sha256(), 0

@@ -1,14 +1,15 @@
-"""Versions on their way into the weight store: full ones, and between them only what changed.
+"""Writes versions into the weight store: full ones, and deltas between them.
 
-Owns: when a full version is due, the base deltas are made from, the delta files and their retention. Refuses: the bits
-(areal_like/weights/delta.py), full payloads (areal_like/weights/weight_store.py), the model (publish.py), sockets.
+It decides when a full version is due, which base deltas are computed from, and how long delta files are kept. The
+encoding is in areal_like/weights/delta.py, full payloads are in areal_like/weights/weight_store.py, and the model's
+snapshot is made in publish.py.
 
 A full version is written first, every `full_every` versions, when names or shapes change, and when the deltas since the
-last one would add up to more than it: so nobody ever fetches more than twice a full version. Deltas since the last full
-version but one stay, so that a worker on its way along a chain can finish it.
+last one would together be larger than it. A worker therefore never fetches more than twice the size of a full version.
+Deltas are kept back to the last but one full version, so that a worker that is applying a chain can finish it.
 
-The newest version's tensors stay in memory until its successor is copied, so that it can be written again, whole, where
-its files turn out damaged.
+The newest version's tensors stay in memory until its successor is copied, so that it can be written again, in full, if
+its files are damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Tensors = Mapping[str, TensorBytes]
 
 
 class Written(NamedTuple):
-    """A version in the store: its manifest, and how many bytes a worker with the version before needs."""
+    """A version in the store: its manifest, and how many bytes a worker with the previous version needs."""
 
     path: Path
     num_bytes: int
@@ -46,9 +47,9 @@ class Written(NamedTuple):
 
 
 class VersionWriter:
-    """Writes versions one after another; call from one thread at a time, except `release`, which may run alongside.
+    """Writes versions in sequence. Call from one thread at a time, except `release`, which may run in parallel.
 
-    Keeps the last one's tensors.
+    Keeps the tensors of the last one.
     """
 
     def __init__(self, root: Path, settings: WeightStoreSettings) -> None:
@@ -58,7 +59,7 @@ class VersionWriter:
         self._last_full: WeightManifest | None = None
         self._chain_bytes = 0
         self._newest: tuple[int, str, Tensors, AdapterInfo | None] | None = None
-        """Version, lineage, tensors and note of what was written last."""
+        """Version, lineage, tensors and manifest entry of the adapter, of the last written version."""
 
     def write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None = None) -> Written:
         """Write one version. `tensors` must not change afterwards. Raises WeightError."""
@@ -67,12 +68,12 @@ class VersionWriter:
         return written
 
     def release(self) -> None:
-        """A successor is about to be copied: without deltas the newest version's tensors are let go before it."""
+        """Drop the newest version's tensors, unless deltas need them, because its successor is about to be copied."""
         if self._delta is None:
             self._newest = None
 
     def write_again(self, version: int, lineage: str) -> Written | None:
-        """Write the newest version again, whole; None where another one is the newest by now. Raises WeightError."""
+        """Write the newest version again, in full; None if another one is the newest now. Raises WeightError."""
         newest = self._newest  # read once: `release` may run on another thread
         if newest is None or newest[:2] != (version, lineage):
             return None
@@ -80,7 +81,7 @@ class VersionWriter:
         written = self._publish_full(version, lineage, tensors, adapter)
         if self._delta is not None:
             self._last_full, self._chain_bytes = describe(self._store.kind, version, lineage, tensors), 0
-            manifest = self._store.root / delta_name(version, lineage)  # a delta found first would be taken again
+            manifest = self._store.root / delta_name(version, lineage)  # an existing delta would be used first
             manifest.unlink(missing_ok=True)
             manifest.with_name(manifest.name.removesuffix(".json")).unlink(missing_ok=True)
         return written
@@ -104,7 +105,7 @@ class VersionWriter:
         return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
 
     def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Written | None:
-        """None where a full version is to be written instead."""
+        """Write a delta; None if a full version must be written instead."""
         assert self._delta is not None
         if self._base is None or self._last_full is None:
             return None
@@ -140,7 +141,7 @@ class VersionWriter:
         return Written(self._store.root / name, num_bytes, is_delta=True)
 
     def _retire(self, full: WeightManifest) -> None:
-        """A full version was written: deltas up to the full version before it lead nowhere that matters."""
+        """Remove deltas up to the previous full version, which are no longer needed after a new full version."""
         before = self._last_full.version if self._last_full is not None else full.version
         for path in self._store.root.glob(f"v*{DELTA_SUFFIX}*"):
             number, _, rest = path.name[1:].partition("-")
@@ -152,7 +153,7 @@ class VersionWriter:
 def _encode(
     file: BinaryIO, manifest: WeightManifest, old: Tensors, new: Tensors, level: int, room_bytes: int
 ) -> tuple[DeltaTensor, ...] | None:
-    """Blocks of every tensor, one after another; None as soon as they take more than `room_bytes`."""
+    """Write the blocks of every tensor, one after another; None as soon as they exceed `room_bytes`."""
     parts = []
     for entry in manifest.tensors:
         start = file.tell()
@@ -164,5 +165,5 @@ def _encode(
                     return None
         parts.append(DeltaTensor(name=entry.name, offset=start, num_bytes=file.tell() - start))
     if not file.tell():
-        file.write(b"\0")  # nothing changed at all: a file without bytes cannot be mapped
+        file.write(b"\0")  # nothing changed: an empty file cannot be mapped
     return tuple(parts)

@@ -141,7 +141,7 @@ def test_a_base_that_is_gone_or_has_other_names_says_what_to_do(tmp_path: Path) 
     with pytest.raises(UserError) as raised:
         export_adapter(folder, tmp_path / "out", form="merged")
     assert str(raised.value) == (
-        f"{tmp_path / 'base'}: the base of the adapter is not there any more"
+        f"{tmp_path / 'base'}: the base of the adapter no longer exists"
         " -> put that model back there, or use --lora adapter"
     )
 

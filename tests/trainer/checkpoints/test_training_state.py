@@ -156,9 +156,9 @@ def made(folder: Path, model: Any) -> Path:
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
-        ("qwen2", {}, "model_type is qwen3 there and qwen2 in the run's model"),
-        ("qwen3", {"num_hidden_layers": 1}, "num_hidden_layers is 2 there and 1 in the run's model"),
-        ("qwen3", {"vocab_size": 99}, r"lm_head.weight is \[61, 32\] there and \[99, 32\] in the run's model"),
+        ("qwen2", {}, "model_type is qwen3 in the checkpoint and qwen2 in the run's model"),
+        ("qwen3", {"num_hidden_layers": 1}, "num_hidden_layers is 2 in the checkpoint and 1 in the run's model"),
+        ("qwen3", {"vocab_size": 99}, r"lm_head.weight is \[61, 32\] in the checkpoint and \[99, 32\] in the run's"),
     ],
 )
 def test_first_difference_of_an_architecture_is_named(

@@ -239,7 +239,7 @@ def test_unreachable_hub_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(UserError, match="hub did not give it"):
+    with pytest.raises(UserError, match="the download from the hub failed"):
         resolve_folder("some-one/some-model")
 
 

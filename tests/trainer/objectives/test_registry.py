@@ -269,7 +269,7 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 
 def test_correction_that_is_there_twice_is_named_by_its_second_place() -> None:
     key, what, _ = one_fault(corrections=(correction("veto"), correction("icepop"), correction("veto")))
-    assert (key, what) == ("corrections.2.kind", "`veto` is there twice")
+    assert (key, what) == ("corrections.2.kind", "`veto` is listed twice")
 
 
 def test_key_that_the_loss_does_not_read_is_named_with_who_reads_it_or_where_it_belongs() -> None:
@@ -316,7 +316,7 @@ def test_two_weights_name_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_divergence_settings_are_named_where_they_hold_nothing() -> None:
     key, what, _ = one_fault(kl_coef=0.1, kl_estimator="k1")
     assert key == "kl_estimator"
-    assert "nothing holds the policy" in what
+    assert "does not constrain the policy" in what
     for changes in ({"kl_estimator": "k2"}, {"kl_in": "reward"}):
         ((name, _),) = changes.items()
         assert one_fault(**changes)[:2] == (name, "has no effect with kl_coef: 0")

@@ -1,1 +1,1 @@
-"""Rewards to advantages, each in a file of its own. registry.py lists them."""
+"""Functions that compute advantages from rewards, one per file. They are listed in trainer/objectives/registry.py."""

@@ -7,16 +7,16 @@ With V_t the critic's value before step t, r_t its reward, and K steps of an ans
 
 A step is a sampled token or a turn: a run of sampled tokens without tokens of the environment between them. The value
 of a turn is that of its first token, its reward the sum over its tokens, and all its tokens have its advantage. The
-reward of the answer is that of the last step; the KL penalty of a token (`kl_in: reward`) is taken off at its step.
-After the last step V is 0, or with `bootstrap_cut` the critic's value after the last token where the answer was cut at
-the token limit.
+reward of the answer is added to the last step; the KL penalty of a token (`kl_in: reward`) is subtracted at its step.
+After the last step V is 0, or with `bootstrap_cut` the critic's value after the last token if the answer was truncated
+at the token limit.
 
-Of a sample of several trajectories each is an answer of its own, with the sample's reward at its end.
+If a sample has several trajectories, each is treated as a separate answer, with the sample's reward at its end.
 
-The critic is trained towards A_t + V_t, in a turn likewise, with `target_lambda` in place of lambda where it is set
+The targets of the critic are A_t + V_t, also for turns, with `target_lambda` in place of lambda if it is set
 (decoupled GAE, arXiv 2503.01491).
 
-Shapes: B samples (Q trajectories, taken for samples), N sampled tokens, K steps, all samples one after the other.
+Shapes: B samples (or Q trajectories, each treated as a sample), N sampled tokens, K steps, concatenated over samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.objectives.port import Advantage, RewardedSamples
 
 
 class GaeOptions(StdOptions):
-    """How far an advantage looks ahead."""
+    """Discounts and units of the estimate."""
 
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per step."""
@@ -40,11 +40,11 @@ class GaeOptions(StdOptions):
     target_lambda: float | None = Field(None, ge=0, le=1)
     """Lambda of the critic's targets; null: gae_lambda."""
     unit: Literal["token", "turn"] = "token"
-    """What a step is."""
+    """Unit of a step."""
     bootstrap_cut: bool = False
-    """An answer cut at the token limit would have gone on: count the critic's value after its last token."""
+    """Count the critic's value after the last token of an answer that was truncated at the token limit."""
     normalise: bool = True
-    """Subtract the mean over all tokens of the batch and divide by their deviation plus std_eps."""
+    """Subtract the mean over all tokens of the batch and divide by their standard deviation plus std_eps."""
 
 
 def compute(samples: RewardedSamples, options: GaeOptions) -> np.ndarray:
@@ -54,7 +54,7 @@ def compute(samples: RewardedSamples, options: GaeOptions) -> np.ndarray:
 
 
 def targets(samples: RewardedSamples, options: GaeOptions) -> np.ndarray:
-    """Compute what the critic is trained towards, per token: advantage, not normalised, plus value."""
+    """Compute the critic's target per token: advantage, not normalised, plus value."""
     lambda_ = options.gae_lambda if options.target_lambda is None else options.target_lambda
     advantages_N, values_N = _estimate(samples, options, lambda_)
     return advantages_N + values_N
@@ -82,11 +82,12 @@ def _estimate(samples: RewardedSamples, options: GaeOptions, lambda_: float) -> 
 
 
 def _discounted(terms_K: np.ndarray, steps_B: np.ndarray, decay: float) -> np.ndarray:
-    """x_t = term_t + decay * x_(t+1) within each sample; from the ends on, all samples at once."""
+    """x_t = term_t + decay * x_(t+1) within each sample; computed from the ends, for all samples at once."""
     order = np.argsort(-steps_B, kind="stable")
     steps, ends = steps_B[order], np.cumsum(steps_B)[order]
     sums_K, running_B = np.empty_like(terms_K), np.zeros(len(steps_B))
-    num_longer = np.searchsorted(-steps, -np.arange(1, steps[0] + 1), side="right")  # samples of at least so many steps
+    # samples with at least 1, 2, ... steps
+    num_longer = np.searchsorted(-steps, -np.arange(1, steps[0] + 1), side="right")
     for back, num in enumerate(num_longer, 1):
         places = ends[:num] - back
         running_B[:num] = terms_K[places] + decay * running_B[:num]

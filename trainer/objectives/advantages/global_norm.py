@@ -1,4 +1,4 @@
-"""(r - mean) / (std + eps) over all samples of the batch, whatever their groups (arXiv 2505.24298, section 5.2)."""
+"""(r - mean) / (std + eps) over all samples of the batch, regardless of group (arXiv 2505.24298, section 5.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.objectives.port import Advantage, RewardedSamples
 
 
 def compute(samples: RewardedSamples, options: StdOptions) -> np.ndarray:
-    """Compute one advantage per sample; exactly 0 for a whole batch of equal rewards."""
+    """Compute one advantage per sample; exactly 0 for a batch of equal rewards."""
     return normalised(samples.rewards_B, options.std_eps)
 
 

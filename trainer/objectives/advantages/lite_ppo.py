@@ -1,8 +1,8 @@
 """LitePPO: (r - mean of the group) / (std of the batch + eps) (arXiv 2508.08221, section 4).
 
-TRL has it as `scale_rewards: batch`.
+TRL calls it `scale_rewards: batch`.
 
-The deviation over the whole batch does not blow up groups whose rewards are almost equal. The paper's recipe takes it
+The standard deviation over the whole batch does not amplify groups whose rewards are almost equal. The paper uses it
 with `aggregation: token_mean` and plain PPO.
 """
 

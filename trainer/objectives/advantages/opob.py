@@ -1,14 +1,14 @@
 """Off-policy optimal baseline: r minus the baseline of least variance (VCPO, arXiv 2602.17616, section 4.2).
 
-For the samples of a group, with w the importance weight of a sample (its probability at the start of the step over that
-under the policy that sampled it) and g the norm of the gradient of its log-prob:
+For the samples of a group, with w the importance weight of a sample (its probability at the start of the step divided
+by that under the policy that sampled it) and g the norm of the gradient of its log-prob:
 
     b = sum w^2 g^2 r / sum w^2 g^2
     A = r - b
 
-The estimate of the gradient from w (r - b) has its least variance at this b (trace of the covariance, to first order).
-A sample that would dominate the estimate is compared with itself: its advantage tends to 0, where a mean over the group
-would leave it large. w is a product over the tokens of the sample, without truncation unless `max_weight` says so.
+The gradient estimate from w (r - b) has its least variance at this b (trace of the covariance, to first order). A
+sample that would dominate the estimate is compared with itself: its advantage tends to 0, while a mean over the group
+would leave it large. w is a product over the tokens of the sample, truncated only if `max_weight` is set.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trainer.objectives.port import Advantage, RewardedSamples
 
 
 class Options(Settings):
-    """Where the weights of the baseline come from."""
+    """How the baseline is weighted."""
 
     gradient_norm: Literal["exact", "length"] = "exact"
-    """`exact`: g of each sample, by a backward pass of its own before the step; `length`: g^2 in proportion to the
-    sampled tokens (arXiv 2505.23585), without such passes."""
+    """`exact`: g of each sample, by a separate backward pass before the step; `length`: g^2 proportional to the number
+    of sampled tokens (arXiv 2505.23585), without such passes."""
     max_weight: float | None = Field(None, gt=0)
-    """Larger w count as this one; null: none is truncated."""
+    """Larger w count as this one; null: no truncation."""
 
 
 def compute(samples: RewardedSamples, options: Options) -> np.ndarray:
@@ -52,7 +52,7 @@ def compute(samples: RewardedSamples, options: Options) -> np.ndarray:
 
 
 def needs_norms(options: Options) -> bool:
-    """True where gradients are asked for."""
+    """True if the options need gradient norms."""
     return options.gradient_norm == "exact"
 
 

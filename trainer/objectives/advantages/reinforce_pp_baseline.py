@@ -1,7 +1,7 @@
 """REINFORCE++-baseline: r minus the mean of the group, normalised over all tokens (arXiv 2501.03262, section 3).
 
-The normalisation takes the mean over the tokens once more, so an answer of a group of equal rewards has a small
-advantage where long answers are better or worse than short ones.
+The normalisation subtracts the mean over tokens as well. An answer in a group of equal rewards therefore has a small
+advantage if long and short answers differ in their rewards.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Credit by turn: the rewards from a turn on, against the same turn of the group's other samples.
+"""Advantages by turn: the rewards from a turn on, compared with the same turn of the group's other samples.
 
     G_k = sum over j >= k of discount^(j - k) * r_j        of each sample, for its turns k
     A_k = (G_k - mean over the group of G_k) / (std of the group's differences + eps), at every token of turn k
 
-The return of a turn with a baseline for each turn (Williams 1992; for turns of language models arXiv 2505.11821).
-Turns after the last one that two samples of the group have are compared with that one's: alone, such a turn would be
-its own baseline. A sample without rewards by turn is one turn with its whole reward, so that in a group of such samples
-this is `grpo`. Turns of a sample of several trajectories count one after the other, in the order of its trajectories.
+This is the return of a turn with a baseline for each turn (Williams 1992; for turns of language models arXiv
+2505.11821). Turns after the last one that at least two samples of the group have are compared with that one, because
+such a turn alone would be its own baseline. A sample without rewards by turn is one turn with its total reward, so in a
+group of such samples this equals `grpo`. The turns of a sample with several trajectories are concatenated in the order
+of its trajectories.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class TurnsOptions(StdOptions):
     """Options of `turns`."""
 
     discount: float = Field(1.0, ge=0, le=1)
-    """Of a reward, for each turn that it comes later."""
+    """Discount of a reward for each turn of distance."""
 
 
 def compute(samples: RewardedSamples, options: TurnsOptions) -> np.ndarray:
@@ -49,7 +50,7 @@ def returns_of(rewards_K: np.ndarray, discount: float) -> np.ndarray:
 
 
 def scored(returns_SK: list[np.ndarray], std_eps: float) -> list[np.ndarray]:
-    """The advantages of one group's turns: per sample one number for each of its turns."""
+    """Advantages of one group's turns: for each sample, one number per turn."""
     num_turns = np.sort([len(returns_K) for returns_K in returns_SK])
     last = max(int(num_turns[-2]) - 1, 0) if len(num_turns) > 1 else 0
     places = [np.minimum(np.arange(len(returns_K)), last) for returns_K in returns_SK]
@@ -57,7 +58,7 @@ def scored(returns_SK: list[np.ndarray], std_eps: float) -> list[np.ndarray]:
     differences = np.zeros_like(flat)
     for turn in np.unique(at):
         here = at == turn
-        if flat[here].min() != flat[here].max():  # equal ones give exactly 0: their mean may be off by a rounding
+        if flat[here].min() != flat[here].max():  # equal ones give exactly 0: their mean may have a rounding error
             differences[here] = flat[here] - flat[here].mean()
     scores = differences / (np.sqrt(np.mean(differences**2)) + std_eps)
     return np.split(scores, np.cumsum([len(returns_K) for returns_K in returns_SK])[:-1])
@@ -68,6 +69,6 @@ ADVANTAGE = Advantage(
     compute=compute,
     options=TurnsOptions,
     keys=("std_eps",),
-    is_within_group=False,  # equal sums of rewards may have come about in different turns
+    is_within_group=False,  # equal sums may come from rewards in different turns
     single_sample="its turns have no others to be compared with",
 )

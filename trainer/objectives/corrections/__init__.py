@@ -1,1 +1,1 @@
-"""Factors on the loss of a token: importance weights and masks, each in a file of its own."""
+"""Factors on the loss of a token: importance weights and masks, one per file."""

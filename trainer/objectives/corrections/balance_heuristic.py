@@ -7,12 +7,12 @@ tokens that version v sampled:
 
     weight = min(exp(p0) / sum over v of a_v exp(o_v), max)
 
-A weight by the version that sampled the token alone, exp(p0 - o), is large where that version found the token unlikely.
-This one is at most 1 / a_v for every version v near the present policy: the step holds tokens of other versions in the
-same place. It is a weight of the staleness; what engine and trainer differ in at the same version is not in it, so that
-`token_weight` with `part: mismatch` may stand next to it.
+A weight by the version that sampled the token alone, exp(p0 - o), is large if that version found the token unlikely.
+This one is at most 1 / a_v for every version v near the current policy, because the step also contains tokens of other
+versions. It is a weight of the staleness; the mismatch between engine and trainer at the same version is not part of
+it, so it can be combined with `token_weight` and `part: mismatch`.
 
-Every version of the step that is held computes log-probs of all its tokens.
+Every version of the step that is kept computes log-probs of all its tokens.
 """
 
 from __future__ import annotations

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 def dual_clipped(
     surrogate_N: torch.Tensor, ratio_N: torch.Tensor, advantage_N: torch.Tensor, bound: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where A < 0, a ratio beyond `bound` counts as `bound` and has no gradient; also returns where that is."""
+    """Where A < 0, count a ratio above `bound` as `bound`, without gradient. Also returns the mask of these tokens."""
     is_cut_N = (advantage_N < 0) & (ratio_N > bound)
     return (bound * advantage_N).where(is_cut_N, surrogate_N), is_cut_N

@@ -1,6 +1,6 @@
 """Sequence mask by the geometric mean of its ratios (SkyRL's recommended default; verl's `seq_mean_k1`).
 
-A sequence stays where low <= exp(mean(d)) <= high, with d the log-prob at the start of the step minus the behaviour
+A sequence is kept if low <= exp(mean(d)) <= high, with d the log-prob at the start of the step minus the behaviour
 log-prob. The mean does not grow with length, so the window is narrow.
 """
 
@@ -21,9 +21,9 @@ class Options(Settings):
     """Window of the mean ratio."""
 
     low: float = Field(0.99, ge=0)
-    """Smallest geometric mean that stays."""
+    """Smallest geometric mean that is kept."""
     high: float = Field(1.01, gt=0)
-    """Largest geometric mean that stays."""
+    """Largest geometric mean that is kept."""
 
     @model_validator(mode="after")
     def _holds_one(self) -> Options:

@@ -1,7 +1,7 @@
 """Token mask by ratio (IcePop; Ring-1T, arXiv 2510.18855).
 
-A token stays where low <= exp(d) <= high, with d the log-prob at the start of the step minus the behaviour log-prob.
-`weight.mode: mask` is the same mask and the weight exp(d) at once; this one leaves the weight as it is.
+A token is kept if low <= exp(d) <= high, with d the log-prob at the start of the step minus the behaviour log-prob.
+`weight.mode: mask` combines the same mask with the weight exp(d); this correction does not change the weight.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Options(Settings):
     """Window of the ratio."""
 
     low: float = Field(0.5, ge=0)
-    """Smallest ratio that stays."""
+    """Smallest ratio that is kept."""
     high: float = Field(5.0, gt=0)
-    """Largest ratio that stays."""
+    """Largest ratio that is kept."""
 
     @model_validator(mode="after")
     def _holds_one(self) -> Options:

@@ -1,8 +1,8 @@
 """Mask by an estimate of the divergence from the behaviour policy (verl's `token_k2`, `seq_mean_k3`, ...).
 
 With d the log-prob at the start of the step minus the behaviour log-prob, k2 = d^2 / 2 and k3 = exp(d) - d - 1, which
-estimates KL(behaviour || start) on tokens that the behaviour policy sampled. Tokens stay where the estimate is at most
-`max_kl`; or sequences do, where their mean or sum is, or their largest token's.
+estimates KL(behaviour || start) on tokens that the behaviour policy sampled. Tokens are kept if the estimate is at most
+`max_kl`; with the sequence levels, sequences are kept if the mean, the sum or the maximum over their tokens is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Options(Settings):
     """Estimator and bound."""
 
     max_kl: float = Field(gt=0)
-    """Largest estimate that stays, in nats."""
+    """Largest estimate that is kept, in nats."""
     estimator: Literal["k2", "k3"] = "k3"
-    """k3 weighs tokens that became likelier more, k2 both directions alike."""
+    """k3 penalises tokens that became more likely more strongly, k2 both directions equally."""
     level: Literal["token", "sequence_mean", "sequence_sum", "sequence_max"] = "sequence_mean"
-    """`token`: tokens are dropped one by one; otherwise whole sequences, by their mean, sum or largest token."""
+    """`token`: tokens are dropped individually; otherwise whole sequences, by their mean, sum or largest token."""
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Mask of answers that were cut at the token limit (DAPO's overlong filtering, arXiv 2503.14476, section 3.4).
+"""Mask of answers that were truncated at the token limit (DAPO's overlong filtering, arXiv 2503.14476, section 3.4).
 
-Whether such an answer would have been right is not known; its reward is noise.
+It is unknown whether such an answer would have been correct; its reward is noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def factor(tokens: TokenInputs, options: NoOptions) -> torch.Tensor:
-    """Keep answers that ended by themselves."""
+    """Keep answers that were not truncated."""
     assert tokens.is_cut_N is not None
     return ~tokens.is_cut_N
 

@@ -1,7 +1,7 @@
 """Mask of stale negatives: off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; slime, TRL).
 
-A sequence with a negative advantage is dropped where mean(b - c) > max_kl, with b the behaviour and c the current
-log-prob: to push an answer further away that the policy would no longer give teaches nothing and destabilises.
+A sequence with a negative advantage is dropped if mean(b - c) > max_kl, with b the behaviour and c the current
+log-prob. Pushing down an answer that the policy no longer produces teaches nothing and destabilises training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Options(Settings):
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
-    """Keep sequences that are good or near."""
+    """Keep sequences with a non-negative advantage, and those near the current policy."""
     assert tokens.current_N is not None
     assert tokens.sequences is not None
     far_S = tokens.sequences.mean(tokens.behaviour_N - tokens.current_N) > options.max_kl

@@ -1,7 +1,7 @@
 """Sequence mask by the product of its ratios (masked importance sampling by sequence; verl's `seq_sum_k1`).
 
-A sequence stays where low <= exp(sum(d)) <= high, with d the log-prob at the start of the step minus the behaviour
-log-prob. The sum grows with length: long sequences are rejected first.
+A sequence is kept if low <= exp(sum(d)) <= high, with d the log-prob at the start of the step minus the behaviour
+log-prob. The sum grows with length, so long sequences are rejected first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Options(Settings):
     """Window of the sequence's ratio."""
 
     low: float = Field(0.5, ge=0)
-    """Smallest product that stays."""
+    """Smallest product that is kept."""
     high: float = Field(2.0, gt=0)
-    """Largest product that stays."""
+    """Largest product that is kept."""
 
     @model_validator(mode="after")
     def _holds_one(self) -> Options:

@@ -2,8 +2,8 @@
 
     w = min(exp(sum(d)), max)        or exp(mean(d)) with `reduce: mean`
 
-with d the log-prob at the start of the step minus the behaviour log-prob. The product is the unbiased weight of a
-sequence before it is truncated; its variance grows with length. It takes the place of `trainer.loss.weight`.
+with d the log-prob at the start of the step minus the behaviour log-prob. Without truncation the product is the
+unbiased weight of a sequence; its variance grows with length. It replaces `trainer.loss.weight`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Options(Settings):
-    """How the weight is made."""
+    """How the weight is computed."""
 
     max: float = Field(2.0, gt=0)
     """Largest weight."""
@@ -29,7 +29,7 @@ class Options(Settings):
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
-    """Weigh sequences."""
+    """Compute the weight of each token's sequence."""
     assert tokens.drift_N is not None
     assert tokens.sequences is not None
     reduce = tokens.sequences.sum if options.reduce == "sum" else tokens.sequences.mean

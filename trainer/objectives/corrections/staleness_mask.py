@@ -1,6 +1,6 @@
 """Token mask by staleness: the number of versions between the policy that sampled the token and the trained one.
 
-Versions are per token, so of an answer that was interrupted only the stale part is dropped.
+Versions are per token, so in an answer that was interrupted only the stale part is dropped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Options(Settings):
     """Bound of the staleness."""
 
     max: int = Field(ge=0)
-    """Largest staleness that stays, in versions."""
+    """Largest staleness that is kept, in versions."""
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
-    """Keep tokens that are fresh enough."""
+    """Keep tokens up to the largest staleness."""
     return tokens.staleness_N <= options.max
 
 

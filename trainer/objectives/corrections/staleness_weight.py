@@ -1,6 +1,7 @@
 """Token weight by staleness: decay^s, with s the versions between the policy that sampled and the trained one.
 
-A bounded preference for fresh tokens that needs no log-prob; it is no importance weight and corrects no bias.
+It is a bounded preference for fresh tokens that needs no log-probs. It is not an importance weight and corrects no
+bias.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Options(Settings):
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
-    """Weigh tokens by their age."""
+    """Compute the weight of each token by its staleness."""
     return options.decay ** tokens.staleness_N.clamp(min=0)
 
 

@@ -1,8 +1,7 @@
-"""Importance weight of a token as a correction: min(exp(d), max), with a part of the ratio of its own.
+"""Importance weight of a token as a correction: min(exp(d), max), of a selectable part of the ratio.
 
 `trainer.loss.weight` is the same weight of the whole ratio. Two of these, one with `part: mismatch` and one with `part:
-staleness`, truncate what engine and trainer differ in and what training changed apart from each other (arXiv
-2605.12070).
+staleness`, truncate the mismatch of engine and trainer separately from the changes by training (arXiv 2605.12070).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sequence mask by its worst token (SkyRL and verl call it veto or outlier mask).
 
-A sequence stays if every token has min_ratio <= exp(d) <= max_ratio, with d the log-prob at the start of the step minus
-the behaviour log-prob: one token that the trained policy would hardly have sampled makes the whole answer suspect.
+A sequence is kept if every token has min_ratio <= exp(d) <= max_ratio, with d the log-prob at the start of the step
+minus the behaviour log-prob. A single token that the trained policy would hardly have sampled rejects the whole answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Options(Settings):
     min_ratio: float = Field(1e-5, gt=0, lt=1)
     """A ratio below it drops the sequence."""
     max_ratio: float | None = Field(None, gt=1)
-    """A ratio above it drops the sequence; null: none does."""
+    """A ratio above it drops the sequence; null: no upper bound."""
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:

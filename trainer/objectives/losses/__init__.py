@@ -1,1 +1,1 @@
-"""Losses per token, each in a file of its own. registry.py lists them."""
+"""Losses per token, one per file. They are listed in trainer/objectives/registry.py."""

@@ -1,14 +1,14 @@
-"""BAPO: PPO whose clip adapts to the balance of good and bad answers (arXiv 2510.18927, section 4, algorithm 1).
+"""BAPO: PPO whose clip adapts to the balance of positive and negative advantages (arXiv 2510.18927, sec. 4, alg. 1).
 
-    r = exp(c - b)        against the policy that sampled
-    loss = - min(r * A, clip(r, low, high) * A), where A < 0 at most -A * dual_clip
+    r = exp(c - b)        relative to the policy that sampled
+    loss = - min(r * A, clip(r, low, high) * A), bounded by -A * dual_clip where A < 0
 
-Once a step, with r taken at its start, the positive share of the surrogate is the sum of min(r, high) * A over tokens
-with A > 0, divided by itself plus the sum of max(r, low) * -A over those with A < 0. While it is below its target, low
-is raised step by step, and once low is at its end, high. A clipped token counts with its bound, as in the code of the
-authors.
+Once a step, with r computed at its start, the positive share of the surrogate is the sum of min(r, high) * A over
+tokens with A > 0, divided by itself plus the sum of max(r, low) * -A over those with A < 0. While it is below its
+target, low is raised step by step, and once low has reached its end, high. A clipped token counts with its bound, as in
+the authors' code.
 
-The bounds hold for all tokens of the step, whatever the mini-batches, micro-batches and ranks.
+The bounds are the same for all tokens of the step, independent of mini-batches, micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Options(Settings):
     """Target and range of the bounds."""
 
     target_share: float = Field(0.5, ge=0, le=1)
-    """Positive share of the surrogate that the bounds are moved for."""
+    """Positive share of the surrogate that the adaptation of the bounds aims at."""
     low_start: float = Field(0.6, ge=0, le=1)
     """Smallest lower bound of the ratio."""
     low_end: float = Field(0.9, ge=0, le=1)
     """Largest lower bound."""
     low_step: float = Field(0.05, gt=0)
-    """By how much it is raised at once."""
+    """Increment of the lower bound."""
     high_start: float = Field(1.2, ge=1)
     """Smallest upper bound of the ratio."""
     high_end: float = Field(3.0, ge=1)
     """Largest upper bound."""
     high_step: float = Field(0.05, gt=0)
-    """By how much it is raised at once."""
+    """Increment of the upper bound."""
     dual_clip: float = Field(3.0, gt=1)
     """Largest ratio that counts where the advantage is negative."""
 

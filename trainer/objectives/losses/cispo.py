@@ -3,7 +3,7 @@
     u = exp(c - p)
     loss = - sg(min(u, max_ratio)) * A * c
 
-No token loses its gradient, unlike under PPO's clip. There is no lower bound, as in the paper's experiments.
+Unlike with PPO's clip, every token keeps its gradient. There is no lower bound, as in the paper's experiments.
 """
 
 from __future__ import annotations

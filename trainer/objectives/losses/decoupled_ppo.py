@@ -5,9 +5,9 @@ For a token with proximal log-prob p, current c and advantage A:
     u = exp(c - p)        trust region
     loss = - min(u * A, clip(u, 1 - eps_low, 1 + eps_high) * A)
 
-With dual_clip = k (arXiv 1912.09729, eq. 5) the minimum is raised to k * A where A < 0: the clip alone is open there,
-and one token whose ratio ran away would outweigh all others. A clip that is higher than low is DAPO's (arXiv
-2503.14476, section 3.1).
+With dual_clip = k (arXiv 1912.09729, eq. 5) the minimum is raised to k * A where A < 0. There the clip alone has no
+bound, and a single token with a very large ratio would outweigh all others. An upper clip larger than the lower one is
+DAPO's clip-higher (arXiv 2503.14476, section 3.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Options(Settings):
-    """Trust region; keys of trainer.loss itself."""
+    """Trust region; keys of trainer.loss."""
 
     eps_low: float = Field(0.2, ge=0, lt=1)
     """Trust region 1 - eps_low."""

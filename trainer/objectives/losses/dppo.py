@@ -1,11 +1,11 @@
 """DPPO: a trust region in probabilities, not ratios (arXiv 2602.04879, binary total variation), with a k2 penalty.
 
-    r = exp(c - b)        against the policy that sampled
+    r = exp(c - b)        relative to the policy that sampled
     keep = not (A > 0 and e^c - e^b > max_increase) and not (A < 0 and e^c - e^b < -max_decrease)
     loss = - keep * r * A + k2_coef * (c - b)^2
 
-A ratio says little of a rare token: 1e-5 to 5e-5 is a ratio of 5 and changes nothing. The penalty is on all tokens,
-dropped ones too (Kimi K2.5, arXiv 2602.02276); defaults are those of prime-rl.
+For a rare token a ratio is not meaningful: 1e-5 to 5e-5 is a ratio of 5 and changes almost nothing. The penalty applies
+to all tokens, including dropped ones (Kimi K2.5, arXiv 2602.02276); the defaults are those of prime-rl.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Options(Settings):
     """Trust region and penalty."""
 
     max_increase: float = Field(0.2, gt=0, le=1)
-    """Rise in probability beyond which a token with a positive advantage is dropped."""
+    """Increase of the probability above which a token with a positive advantage is dropped."""
     max_decrease: float = Field(0.2, gt=0, le=1)
-    """Fall in probability beyond which a token with a negative advantage is dropped."""
+    """Decrease of the probability above which a token with a negative advantage is dropped."""
     k2_coef: float = Field(1e-3, ge=0)
     """Weight of (c - b)^2; 0: no penalty."""
 
@@ -45,7 +45,7 @@ def loss(current_N: torch.Tensor, tokens: TokenInputs, options: Options) -> Toke
 
 
 def needs(options: Options) -> Needs:
-    """Say that the penalty has a gradient where the advantage is 0."""
+    """Return the needs; the penalty has a gradient even where the advantage is 0."""
     return Needs(proximal="behaviour", every_sequence=options.k2_coef > 0)
 
 

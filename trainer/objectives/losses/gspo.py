@@ -5,8 +5,8 @@ For a sequence of L tokens with proximal log-probs p and current c:
     s = exp(mean(c - p))
     loss of each of its tokens = - min(s * A, clip(s, 1 - eps_low, 1 + eps_high) * A)
 
-With `aggregation: sequence_mean` its L tokens add up to the paper's one term per sequence. The clip is on a mean over
-tokens, so its ends are two to three orders of magnitude nearer to 1 than PPO's.
+With `aggregation: sequence_mean` its L tokens add up to the paper's one term per sequence. The clip applies to a mean
+over tokens, so its bounds are two to three orders of magnitude nearer to 1 than PPO's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Options(Settings):
-    """Ends of the clip."""
+    """Bounds of the clip."""
 
     eps_low: float = Field(3e-4, ge=0, lt=1)
     """Trust region 1 - eps_low of the sequence's ratio (the paper's value, section 5.1)."""

@@ -3,7 +3,7 @@
     u = exp(c - p)
     loss = - (4 / t) * sigmoid(t * (u - 1)) * A        t = temperature_positive if A > 0 else temperature_negative
 
-The gradient is that of PPO at u = 1 and fades away on both sides of it.
+The gradient equals PPO's at u = 1 and decreases smoothly on both sides of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Options(Settings):
-    """How fast the gate closes."""
+    """Temperatures of the gate."""
 
     temperature_positive: float = Field(1.0, gt=0)
-    """Where the advantage is positive."""
+    """Used where the advantage is positive."""
     temperature_negative: float = Field(1.05, gt=0)
-    """Elsewhere: higher, so that the gradient fades sooner."""
+    """Used elsewhere: higher, so that the gradient decreases faster."""
 
 
 def loss(current_N: torch.Tensor, tokens: TokenInputs, options: Options) -> TokenLoss:

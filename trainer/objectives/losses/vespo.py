@@ -4,9 +4,9 @@
     phi = exp(l + k * log W - l * W)        (k, l) of the positive options if A >= 0, else of the negative ones
     loss = - sg(phi) * A * c
 
-phi(1) = 1; it falls on both sides of W = k / l, and faster above. With k < l for good answers and k > l for bad ones,
-stale bad answers lose their influence first. The sum is over the sequence, not its mean: long sequences are judged as
-a whole.
+phi(1) = 1; it decreases on both sides of W = k / l, and faster above. With k < l for positive advantages and k > l for
+negative ones, stale answers with a negative advantage lose their influence first. The log-ratios of a sequence are
+summed, not averaged: long sequences are weighted by their full ratio.
 """
 
 from __future__ import annotations
