@@ -103,15 +103,14 @@ class NewJob:
         if metrics := TRACKERS[self.tracker]:
             config["metrics"] = metrics
         text = yaml.safe_dump(config, sort_keys=False, width=110)
-        place = f" Use the folder of {self.module}.py." if self.answer == "text" else ""
+        place = f" Start commands in the folder of {self.module}.py." if self.answer == "text" else ""
         return _HEADER.format(recipe=self.recipe, file=shlex.quote(str(self.target)), place=place) + text
 
     def _data(self) -> dict[str, Any]:
         places = [place.strip() for place in self.data.split(",")]
         if not all(places) or len(places) > 2:
-            raise UserError(
-                f"`{self.data}` is not one or two data files", where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl"
-            )
+            what = f"`{self.data}` is not one or two data files"
+            raise UserError(what, where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl")
         columns = {"columns": {"answer": None}} if self.answer == "code" else {}
         return {key: {"path": place, **columns} for key, place in zip(("train", "eval"), places, strict=False)}
 
