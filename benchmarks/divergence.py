@@ -80,7 +80,7 @@ def measure(settings: list[str], runs_dir: Path) -> Row:
 
 
 def reported_when(data: RunData) -> Row:
-    """The step and text of the report's first finding about the policy, and the step at which the accuracy had fallen."""
+    """Step and text of the first finding about the policy, and the step at which the accuracy had fallen."""
     warned, words = warning_of(data)
     return {
         "warned": warned, "words": words,
