@@ -26,7 +26,7 @@ def found(config: RunConfig) -> list[str]:
         ({"data__train": {"generator": "tool_sum", "system_prompt": "x"}}, "data.train.system_prompt.*has none"),
         (
             {"data__train": {"generator": "tool_sum", "chat_template_kwargs": {"tools": 1}}},
-            "chat_template_kwargs.tools.*gives the chat template itself",
+            "chat_template_kwargs.tools.*argument of the chat template that this program sets itself",
         ),
         (
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__prompt_template": "{prompt}"},
@@ -44,7 +44,7 @@ def found(config: RunConfig) -> list[str]:
         ),
         (
             {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
-            "checkpoint.best: needs a checkpoint of each evaluated version",
+            "checkpoint.best: requires a checkpoint of each evaluated version",
         ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*exclude each other"),
