@@ -1,10 +1,10 @@
-"""What one more program of an agent takes of memory, forked from a preloaded process and started from nothing.
+"""Memory of one more agent program, forked from a preloaded process or started from scratch.
 
     python -m benchmarks.agent_memory                 prints; benchmarks.killed_runs publishes it
 
-Programs import OpenAI's SDK, make its client, as an agent does before it first asks, and wait. Proportional memory
-(`Pss`: a page that n processes share counts as n-ths) of all of them and their guards, against that of half as many:
-what they share is not counted again.
+Programs import OpenAI's SDK, create its client, as an agent does before its first request, and wait. Measured is the
+proportional set size (`Pss`: a page shared by n processes counts 1/n in each) of all programs and their guards, minus
+that of half as many, so that shared memory is not counted again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def memory_of_programs() -> dict[str, float]:
-    """Megabytes of one more program, by how it is started."""
+    """Megabytes of one more program, by the way it is started."""
     with tempfile.TemporaryDirectory() as folder:
         (script := Path(folder) / "agent.py").write_text(PROGRAM)
         command = [sys.executable, str(script)]
@@ -66,7 +66,7 @@ async def _start(programs: Programs, num: int) -> list[Program]:
 
 
 def _pss_bytes() -> int:
-    """Of all processes below this one."""
+    """Proportional set size of all descendants of this process."""
     total = 0
     for pid in descendants_of(os.getpid()):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -1,27 +1,30 @@
-"""What does asynchrony gain over strict synchrony? Same devices, same samples, the baseline tuned.
+"""What does asynchrony gain over strict synchrony? Same devices, same samples, a tuned baseline.
 
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                         3 seeds, an hour
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,6,12 --bounds 4    two hours
-    python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
+    python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 sequences per core: 1.5 hours
     python -m benchmarks.async_vs_sync --devices real --sequences 64 --lengths thinking@28          forced, half an hour
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
-*sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search
-(listed with the result; of a job of one's own candidates that cannot run are left out).
-*sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
-*one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
-a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
-hardware. Lengths: on emulated devices a thinking model's; on real ones as they come, or forced (--lengths
-thinking@28: the same distribution, scaled to this mean). `bound share` is the rate over
-what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
-it could then reach. A config of one's own keeps its batch and its pools: asynchronous modes run on them as they are,
-the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
-X runs on other than emulated devices evaluate every few steps, and the time to X is reported. Results are added to
-benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences); to
-a file alongside the runs (--runs-dir) go those of a job of one's own (CONFIG or overrides), and those of a published
-part that another command has made (--floors and --sequences apart). --replace publishes them. A run that the machine
-distorted by more than 5 % ends the benchmark.
+*sync*: all devices generate, wait for the longest answer, then all train. Its settings are the best of a small search,
+which is listed with the result. For a user's job, candidates that cannot run are left out.
+*sync, pools apart*: on emulated devices also the paper's setting, with a separate pool for each phase.
+*one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N.
+
+Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real:
+these figures describe a model of hardware. Answer lengths on emulated devices are those of a thinking model; on real
+ones they are the model's own, or forced (--lengths thinking@28: the same distribution, scaled to this mean).
+
+`bound share` is the rate divided by the rate of the pool with more work if it never waited (benchmarks/steady.py);
+`at most` is the ratio to sync at that rate. A user's config keeps its batch and its pools: asynchronous modes use them
+as they are; the baseline uses them in turn, or all devices in both phases (on GPUs: colocated), whichever is faster.
+With --accuracy X, runs on real devices evaluate every few steps, and the time to X is reported.
+
+Results are added to benchmarks/results/async_vs_sync.json as they arrive, one part for each setting of the devices
+(--floors, --sequences). Results of a user's job (CONFIG or overrides), and of a published part that another command
+(apart from --floors and --sequences) has made, are written next to the runs (--runs-dir); --replace publishes them. A
+run that the machine distorted by more than 5 % ends the benchmark.
 """
 
 from __future__ import annotations
@@ -47,16 +50,16 @@ from controller.wiring.process_specs import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
 DEFAULTS = {"emulated": "configs/emulated.yaml", "real": "configs/quickstart.yaml"}
-"""Config by kind of devices, where none is given."""
+"""Default config by kind of devices."""
 KEPT = (
     "samples_per_s", "tokens_per_s", "step_s", "step_work", "step_sampled", "trainer_wait", "rollout_idle",
     "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
     "late_share", "time_to_s", "speedup", "steps_counted", "cores_used",
 )  # fmt: skip
 FEWEST_COUNTED = 2
-"""Steps over which a rate is measured."""
+"""Smallest number of steps over which a rate is measured."""
 WHICH = ("--floors", "--sequences")
-"""Options that say which parts a command makes."""
+"""Options that choose the parts that a command measures."""
 Row = dict[str, Any]
 
 
@@ -82,7 +85,7 @@ def main() -> None:
     if options.lengths and kind == "emulated":
         raise SystemExit("--lengths is for other than emulated devices: those have emulation.mean_tokens.")
     if options.lengths and options.accuracy is not None:
-        raise SystemExit("--lengths and --accuracy exclude each other: forced answers have no end of their own.")
+        raise SystemExit("--lengths and --accuracy exclude each other: the policy does not end forced answers itself.")
     seeds = [1] if options.quick else options.seeds
     extra = ["metrics.report=false", *batch] + (["num_steps=12"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -112,11 +115,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices", default="", help="emulated:GPU, real (cores), or own: those of CONFIG")
     parser.add_argument("--model", default="1.5b", help="size of the emulated policy")
     parser.add_argument("--gpus", type=int, default=8, help="emulated GPUs")
-    parser.add_argument("--share", type=float, default=0.75, help="of them for rollout, but in sync")
-    parser.add_argument("--floors", type=NUMBERS, default="3", help="shortest decode step, ms; several with commas")
-    parser.add_argument("--sequences", type=INTEGERS, default="16,64,384", help="real: sequences a core")
+    parser.add_argument("--share", type=float, default=0.75, help="share of them for rollout, except in sync")
+    parser.add_argument("--floors", type=NUMBERS, default="3", help="shortest decode step in ms, comma-separated")
+    parser.add_argument("--sequences", type=INTEGERS, default="16,64,384", help="real: sequences per core")
     parser.add_argument("--lengths", help="force the answers' lengths: thinking@MEAN, MEAN:CV, FILE.json of groups")
-    parser.add_argument("--accuracy", type=float, help="real: tell the time until this accuracy")
+    parser.add_argument("--accuracy", type=float, help="real: report the time until this accuracy")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between evaluations, with --accuracy")
     parser.add_argument("--bounds", type=INTEGERS, default="1,2,4,8", help="values of max_staleness")
     parser.add_argument("--seeds", type=INTEGERS, default="1,2,3")
@@ -127,7 +130,7 @@ def parse() -> argparse.Namespace:
 
 
 class Runner:
-    """Runs contenders one after the other, in turn within a seed."""
+    """Runs contenders one after another, in turn within a seed."""
 
     def __init__(
         self, config: str, overrides: Sequence[str], runs_dir: Path, accuracy: float | None, measured: Measured
@@ -135,12 +138,12 @@ class Runner:
         self._config, self._overrides, self._runs_dir, self._accuracy = config, list(overrides), runs_dir, accuracy
         self._measured = measured
         self.tried: Row = {}
-        """Samples/s of each candidate of the baseline that was compared last, or why it cannot run."""
+        """Samples/s of each candidate of the most recent baseline, or the reason why it cannot run."""
 
     def compare(
         self, place: Emulated | Real | Own, seeds: Sequence[int], bounds: Sequence[int], *, is_planning: bool
     ) -> list[Row]:
-        """Every contender on every seed, the tuned baseline first."""
+        """Run every contender on every seed, the tuned baseline first."""
         print(f"\n{place.label}", flush=True)
         baseline = self._tuned(place, seeds[0])
         planned = None
@@ -161,14 +164,15 @@ class Runner:
         return rows
 
     def _steps(self, contender: Contender) -> str:
-        """Its number of steps: as many more as it runs ahead, for which nothing is left to generate in the end."""
+        """Override of the number of steps. As many are added as the contender runs ahead: during the last ones nothing
+        is left to generate."""
         config = self._loaded(contender)
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
     def _window(self, contenders: Sequence[Contender]) -> tuple[int, int]:
-        """The steps that all of them count: those that the one running furthest ahead can.
+        """The steps that are counted for all contenders: those that count for the one that runs furthest ahead.
 
-        Raises UserError where those are none.
+        Raises UserError if there are none.
         """
         configs = list(map(self._loaded, contenders))
         num_steps, ahead = configs[0].num_steps, max(config.staleness.bound or 0 for config in configs)
@@ -176,7 +180,7 @@ class Runner:
         if last - first < FEWEST_COUNTED:
             raise UserError(
                 f"of {num_steps} steps {max(0, last - first)} would count: at max_staleness {ahead} the first {first} "
-                "take what was ready before",
+                "take samples that were ready before",
                 where="num_steps",
                 remedy=f"give num_steps={first + FEWEST_COUNTED} or more, or lower --bounds",
             )
@@ -186,10 +190,11 @@ class Runner:
         return load_config(self._config, [*contender.overrides, *self._overrides]).config
 
     def _tuned(self, place: Emulated | Real | Own, seed: int) -> Contender:
-        """The fastest of the baseline's candidates over six steps. Of a job of one's own one that cannot run is left
-        out (all of a model on too small a GPU); elsewhere all can, and a failure is the end, not a slower baseline.
+        """The fastest of the baseline's candidates over six steps. For a user's job, a candidate that cannot run is
+        left out (for instance, the model does not fit one GPU). Otherwise all candidates can run, and a failure ends
+        the benchmark instead of choosing a slower baseline.
 
-        Raises SystemExit where none can.
+        Raises SystemExit if none can run.
         """
         rates: dict[str, float] = {}
         self.tried = {}
@@ -223,17 +228,17 @@ class Runner:
 
 
 def tell(row: Row) -> None:
-    """One run, as it ends."""
+    """Print one finished run."""
     keys = ("samples_per_s", "step_s", "trainer_wait", "rollout_idle", "bound_share", "late_share")
     words = [f"{key} {row[key]:.3g}" for key in keys if row[key] is not None]
     print(f"  seed {row['seed']}  {row['name']:32}" + "  ".join(words), flush=True)
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """A line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval.
+    """One line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval.
 
-    The ratio is of tokens/s where devices are emulated or lengths forced: every contender gets answers of the same
-    lengths, but which of them end up in the steps that count is luck. Elsewhere it is of samples/s.
+    The ratio is that of tokens/s if devices are emulated or lengths forced: every contender gets answers of the same
+    lengths, but which of them are in the counted steps is random. Otherwise it is that of samples/s.
     """
     lines = []
     for place in dict.fromkeys(row["place"] for row in rows):
@@ -255,7 +260,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _at_most(ratio: float, bound_share: float | None) -> float | None:
-    """The ratio to sync if the pool with more work never waited: more is impossible with these devices."""
+    """The ratio to sync if the pool with more work never waited: the limit on these devices."""
     return None if not bound_share else ratio / bound_share
 
 
@@ -275,7 +280,7 @@ COLUMNS = (
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     lines = summarise(rows)
     for place in dict.fromkeys(line["place"] for line in lines):
         print(f"\n{place}\n{'':34}" + "".join(f"{title:>14}" for title, _, _ in COLUMNS))
@@ -288,15 +293,15 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def publish_location(part: str, options: argparse.Namespace) -> Path:
-    """The published results for a part that the same command has made, or that they lack unless it is one's own;
-    alongside the runs for any other.
+    """The published results, if the same command made this part, or if they lack it and it is not about a user's job;
+    otherwise a file next to the runs.
     """
     published = json.loads(RESULT.read_text())["parts"].get(part) if RESULT.is_file() else None
     return chosen("async_vs_sync", options, RESULT, published and published["command"], WHICH)
 
 
 def keep(part: str, rows: Sequence[Row], path: Path, tried: Row) -> Path:
-    """Put the rows into a result file, in place of earlier ones of the same part. tried: the baseline's candidates."""
+    """Write the rows to a result file, replacing earlier ones of the same part. tried: the baseline's candidates."""
     found = {"tried": tried, "rows": list(rows), "lines": summarise(rows)}
     parts = parts_with(path, part, command_of("async_vs_sync"), found)
     return write("async_vs_sync", "python -m benchmarks.async_vs_sync", {"parts": parts}, path)

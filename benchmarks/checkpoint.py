@@ -1,14 +1,14 @@
-"""What does a checkpoint cost a trainer, and how long does it stand idle between steps? One thread, a tiny model.
+"""What does a checkpoint cost a trainer, and how long is the trainer idle between steps? One thread, a tiny model.
 
     python -m benchmarks.checkpoint            about 4 minutes
     python -m benchmarks.checkpoint --quick    about 30 seconds
 
-cost   Blocks of STEPS steps with a checkpoint at each and without any alternate in one process; a pair of neighbouring
-       blocks gives one figure: how much longer a step takes, writing included. What a block leaves to be written is
-       written before the next one begins, outside the time. `stall`: the part in which training stood still, which
-       is the copy; the rest is what a thread that writes takes from the one that computes.
+cost   Blocks of STEPS steps with a checkpoint at each step and without any alternate in one process; a pair of
+       neighbouring blocks gives one figure: how much longer a step takes, writing included. Pending writes of a block
+       are completed before the next block begins and are not timed. `stall`: the part in which training is blocked,
+       which is the copy; the rest is the time that the writing thread takes from the computing thread.
 idle   The trainer's own worker over a link that has every batch ready: the share of the time between first and last
-       step that it did not compute, by what it did instead. Every step publishes a version and takes a checkpoint.
+       step in which it did not compute, by activity. Every step publishes a version and takes a checkpoint.
 
 A step has at least TOKENS tokens. Files go to the folder for temporary files (TMPDIR), with fsync.
 """
@@ -50,7 +50,7 @@ SAMPLES, LENGTH = 64, 120
 STEPS = 3
 IDLE_STEPS, WARM_STEPS = 24, 2
 LIMIT = 0.02
-"""Share of a step that is asked for, of both."""
+"""Target for both figures, as a share of a step."""
 
 
 def process_spec(run_dir: Path, prepared: Path) -> ProcessSpec:
@@ -65,7 +65,7 @@ def process_spec(run_dir: Path, prepared: Path) -> ProcessSpec:
 
 
 def prepare(folder: Path) -> Path:
-    """The quickstart's model as a folder."""
+    """Write the quickstart's model to a folder."""
     prepared = folder / "prepared"
     prepared.mkdir()
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def prepare(folder: Path) -> Path:
 
 
 def batch(step: int) -> list[m.BatchSample]:
-    """SAMPLES answers, sampled by the version that the step starts from."""
+    """SAMPLES answers, sampled by the version from which the step starts."""
     samples = made_samples([LENGTH] * SAMPLES)
     for sample in samples:
         versions_T = sample.trajectory.versions_T
@@ -90,7 +90,7 @@ def batch(step: int) -> list[m.BatchSample]:
 
 
 class Cost:
-    """Blocks of steps with checkpoints and without."""
+    """Runs blocks of steps with checkpoints and without."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -101,7 +101,7 @@ class Cost:
         self.num_bytes = self.num_put_off = 0
 
     def block(self, *, is_saving: bool) -> float:
-        """Seconds a step takes."""
+        """Seconds per step of one block."""
         training = self._training
         prepared = [
             training.prepare(batch(step), step) for step in range(training.version + 1, training.version + STEPS + 1)
@@ -133,11 +133,11 @@ class Cost:
 
 
 def cost(spec: ProcessSpec, num_pairs: int) -> dict[str, Any]:
-    """What checkpoints add to a step, paired."""
+    """Measure what checkpoints add to a step, paired."""
     training = Training(spec)
     training.open()
     measured = Cost(training)
-    measured.block(is_saving=True)  # buffers and caches are warm
+    measured.block(is_saving=True)  # warm up buffers and caches
     more, steps_s = [], []
     for pair in range(num_pairs):
         order = (False, True) if pair % 2 else (True, False)
@@ -161,7 +161,7 @@ def cost(spec: ProcessSpec, num_pairs: int) -> dict[str, Any]:
 
 
 class TimedActivity(Activity):
-    """Also remembers when each state began and ended."""
+    """Also records when each state began and ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class TimedActivity(Activity):
 
 
 class FullQueue:
-    """A link that answers every request for a batch at once; the run is over after `num_steps`."""
+    """A link that answers every request for a batch immediately; the run ends after `num_steps`."""
 
     hub_silence_s = 0.0
 
@@ -201,7 +201,7 @@ class FullQueue:
 
 
 def idle(spec: ProcessSpec, num_steps: int) -> dict[str, Any]:
-    """Share of the time that the trainer does not compute while every batch is there."""
+    """Share of the time in which the trainer does not compute although every batch is ready."""
     activity = TimedActivity()
     worker = TrainerWorker(spec, Training(spec, activity), FullQueue(num_steps), asyncio.Event(), activity)
     asyncio.run(worker.run())
@@ -222,7 +222,7 @@ def idle(spec: ProcessSpec, num_steps: int) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer pairs and steps, nothing written down")
+    parser.add_argument("--quick", action="store_true", help="fewer pairs and steps; writes nothing")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     assert SAMPLES * (PROMPT + LENGTH) >= TOKENS

@@ -1,11 +1,11 @@
-"""The contenders of `async_vs_sync`: which settings each mode runs with, on emulated, on real and on a user's devices.
+"""The contenders of `async_vs_sync`: the settings of each mode on emulated devices, real ones and a user's own.
 
-Owns: overrides of each contender, the candidates the synchronous baseline is tuned over, the planner's split. Refuses:
-running (async_vs_sync.py).
+Contains the overrides of each contender, the candidates among which the synchronous baseline is tuned, and the
+planner's split. async_vs_sync.py runs them.
 
-Every contender has the same devices, consumes the same number of samples, and gets the same answers' lengths where
+Every contender has the same devices, consumes the same number of samples, and gets answers of the same lengths if
 devices are emulated or lengths forced. Synchronous: all GPUs generate, then all train; otherwise `share` of them
-generate. Every answer of a synchronous step is of the policy that trains on it, so the baseline does not recompute
+generate. Every answer of a synchronous step comes from the policy that trains on it, so the baseline does not recompute
 proximal log-probs.
 """
 
@@ -31,15 +31,15 @@ APART = "sync, pools apart"
 FORCED = " with lengths "
 PLANNED = "planned split"
 FULLER = 4
-"""As many batches in one, to measure a worker on its own."""
+"""Factor on the batch size, to measure a worker on its own."""
 ALONE = 4096
-"""Samples over which the cost of a single worker is measured, where a few steps have no more."""
+"""Number of samples over which the cost of a single worker is measured, unless a few steps have more."""
 TPS = (1, 2, 4)
-"""GPUs of a rollout worker; the baseline is tried with all of them in one as well."""
+"""GPUs per rollout worker; the baseline is also tried with all GPUs in one worker."""
 SLOTS_PER_GPU = 64
-"""Of the baseline's one worker: a step of the published batches is 512 answers on 8 GPUs at most."""
+"""Slots per GPU of the baseline's single worker: a step of the published batches has at most 512 answers on 8 GPUs."""
 SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
-"""Such that a step takes some seconds; the system's own time counts so many times in the figures."""
+"""Speedups for which a step takes some seconds. The system's own time is multiplied by them in the figures."""
 
 Row = dict[str, float]
 
@@ -65,16 +65,16 @@ class Emulated:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Name in tables."""
         return f"{EMULATED} {self.gpus} {self.gpu}, {self.model}, floor {self.floor_ms:g} ms"
 
     def batch(self) -> list[str]:
-        """As many groups a GPU as in the published run of this size; the config's own where none was published."""
+        """Override for as many groups per GPU as in the published run of this size; none if none was published."""
         gpus = [row.gpus for row in TABLE_1 if row.model == self.model]
         return [f"groups_per_step={max(1, round(PROMPTS * self.gpus / gpus[0]))}"] if gpus else []
 
     def settings(self, *, is_sync: bool, share: float | None = None, tp: int = 1) -> tuple[str, ...]:
-        """Overrides that lay the job over the GPUs. tp: GPUs of a rollout worker."""
+        """Overrides that place the job on the GPUs. tp: GPUs per rollout worker."""
         rollout = self.gpus if is_sync else round(self.gpus * (share or self.share) / tp) * tp
         trainer = self.gpus if is_sync else self.gpus - rollout
         return (
@@ -85,7 +85,7 @@ class Emulated:
         )  # fmt: skip
 
     def baselines(self) -> list[Contender]:
-        """What strict synchrony is tuned over: GPUs a worker, and with them the depth of its batch; migration."""
+        """Candidates for strict synchrony: GPUs per worker, and thus the size of its batch; migration."""
         made = [
             Contender(f"sync, tp {tp}", "sync", (*SYNC, *self.settings(is_sync=True, tp=tp)))
             for tp in TPS
@@ -99,7 +99,7 @@ class Emulated:
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
     def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
-        """All but the baseline, with the paper's own one alongside them: synchronous, on the same two pools."""
+        """All but the tuned baseline, and the paper's own baseline: synchronous, on the same two pools."""
         apart = self.settings(is_sync=False)
         found = [
             Contender(APART, "sync", (*SYNC, *apart)),
@@ -117,9 +117,9 @@ class Emulated:
         return found
 
     def planned(self, config: str, overrides: Sequence[str]) -> tuple[float, int]:
-        """Share of the GPUs for rollout and GPUs a worker that the simulator finds best, at max_staleness 4.
+        """Share of the GPUs for rollout and GPUs per worker that the simulator finds best, at max_staleness 4.
 
-        It plans for engines that admit by their cache, not for emulated ones (docs/simulate.md).
+        It plans for engines that admit requests by their cache, not for emulated ones (docs/simulate.md).
         """
         job = load_config(config, [*overrides, "mode=async", "staleness.max_staleness=4"]).config
         emulation = job.emulation
@@ -141,15 +141,15 @@ class Emulated:
         for tp in TPS:
             for gpus in range(tp, self.gpus, tp):
                 laid = replace(setup, rollout_share=gpus / self.gpus, tp=tp)
-                with contextlib.suppress(UserError):  # so few GPUs cannot hold the model
+                with contextlib.suppress(UserError):  # the model does not fit so few GPUs
                     rates[gpus / self.gpus, tp] = simulate(laid).outcome.samples_per_s
         return max(rates, key=lambda laid: rates[laid])
 
 
 @dataclass(frozen=True)
 class Real:
-    """This machine's cores: so many sequences a core in a step. lengths: forced ones, as sampling.forced_lengths;
-    accuracy: up to which the time is measured.
+    """This machine's cores. sequences: per core and step; lengths: forced ones, as in sampling.forced_lengths;
+    accuracy: the time until it is reached is measured.
     """
 
     sequences: int
@@ -160,7 +160,7 @@ class Real:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Name in tables."""
         return f"{self.cores} real cores, {self.sequences} sequences a core{_reported(self.lengths)}{self._until}"
 
     @property
@@ -169,11 +169,11 @@ class Real:
 
     @property
     def _groups(self) -> int:
-        """Of a step."""
+        """Groups per step."""
         return max(1, self.sequences * self.cores // self.group_size)
 
     def settings(self) -> tuple[str, ...]:
-        """Batch and slots; a step's samples are `sequences` times the cores."""
+        """Overrides of batch and slots; a step has `sequences` samples per core."""
         samples = self.sequences * self.cores
         return (
             f"groups_per_step={self._groups}", f"group_size={min(self.group_size, samples)}",
@@ -181,18 +181,18 @@ class Real:
         )  # fmt: skip
 
     def baselines(self) -> list[Contender]:
-        """One worker with all threads, or a worker a core."""
+        """One worker with all threads, or one worker per core."""
         whole = (*SYNC, *self.settings())
         spread = (*whole, f"rollout.num_workers={self.cores}", "rollout.threads=1",
                   f"rollout.engine.num_slots={self.sequences}")  # fmt: skip
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
 
     def alone(self) -> tuple[tuple[Contender, str], tuple[Contender, str]]:
-        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody alongside them. With
-        steps: enough for several pulses.
+        """Two runs that measure the costs of the trainer and of one rollout worker, which take turns with one thread
+        each. Each with a number of steps that is enough for several pulses.
 
-        The first tells it of the trainer. The second of the worker: its batches are so many times as large as its slots
-        that these are full nearly all the time.
+        The first measures the trainer. The second measures the worker: its batches are FULLER times as large as its
+        slots, so that these are full nearly all the time.
         """
         samples = self.sequences * self.cores
         threads = ("mode=sync", "rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
@@ -203,9 +203,9 @@ class Real:
         )
 
     def bound(self, trainer: Mapping[str, float], worker: Mapping[str, float], row: Mapping[str, float]) -> Row:
-        """Processor seconds a step of each pool on its own, and of what is possible the share that a run reached.
+        """Processor seconds per step of each pool on its own, and the share of the possible rate that a run reached.
 
-        trainer, worker: processor seconds a token of each (steady.alone); row: the run's figures.
+        trainer, worker: processor seconds per token of each (steady.alone); row: the run's figures.
         """
         trainer_s = trainer["trainer_token_s"] * row["step_work"]
         rollout_s = worker["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)
@@ -224,9 +224,9 @@ class Real:
 
 @dataclass(frozen=True)
 class Own:
-    """A job of one's own, on the devices its config names: only the mode changes, the bound, and the baseline's pools.
+    """A user's job on the devices that its config names: only mode, bound and the baseline's pools change.
 
-    overrides: what the job is started with alongside its config. lengths: forced ones.
+    overrides: those that the job is started with. lengths: forced ones.
     """
 
     config: str
@@ -236,11 +236,11 @@ class Own:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Name in tables."""
         return f"{Path(self.config).stem}, its own devices{_reported(self.lengths)}"
 
     def baselines(self) -> list[Contender]:
-        """The config's own pools in turn; all devices in both phases, as far as the config's backend and engine can."""
+        """The config's own pools in turn, and all devices in both phases if its backend and engine allow it."""
         config = load_config(self.config, self.overrides).config
         made = [self._contender(APART, "sync", *SYNC)]
         if gpus := gpus_of_run(config):
@@ -258,7 +258,7 @@ class Own:
         return [contender for contender in made if self._is_possible(contender)] or made[:1]
 
     def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
-        """Everything else on the config's own pools."""
+        """The other modes, on the config's own pools."""
         found = [self._contender("one_step_off", "one_step_off", "mode=one_step_off")]
         return found + [
             self._contender(f"async {bound}", "async", "mode=async", f"staleness.max_staleness={bound}")
@@ -266,7 +266,7 @@ class Own:
         ]
 
     def _contender(self, name: str, mode: str, *changes: str) -> Contender:
-        """The job's own overrides come first: what makes the contender has the last word."""
+        """The contender's own changes come last, so that they take precedence over the job's overrides."""
         return Contender(name, mode, (*self.overrides, *_forced(self.lengths), *changes))
 
     def _is_possible(self, contender: Contender) -> bool:

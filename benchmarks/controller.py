@@ -1,18 +1,18 @@
-"""How many trajectories can one controller take in? The real hub, coordinator, ledger and server; simulated peers.
+"""How many trajectories can one controller process? The real hub, coordinator, ledger and server; simulated peers.
 
     python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: about six minutes
     python -m benchmarks.controller --quick         two sizes, few steps; writes nothing
 
-Rollout workers and trainer are simulated by a second process that generates nothing: each lease is answered at once
-with a trajectory of --tokens tokens, each batch at once with the next version. Every trajectory crosses a real socket,
-is checked, written to the ledger, acknowledged, and sent to the trainer in a batch.
+Rollout workers and trainer are simulated by a second process that generates nothing: each lease is answered immediately
+with a trajectory of --tokens tokens, each batch with the next version. Every trajectory crosses a real socket, is
+checked, written to the ledger, acknowledged, and sent to the trainer in a batch.
 
-Counted from step FIRST_STEP on: trajectories a second of wall clock, messages a second in and out, and processor
-milliseconds of the controller's process for each trajectory. `durable`: kill -9 loses nothing that was acknowledged
-(the default). `fsync`: nor does power loss (group commit: one fsync for each burst of messages). `bare`: a ZeroMQ
-ROUTER that receives the same frames and answers each with an empty one, the limit of the sockets. A step has 1,024
-trajectories, or 8,192 (512 prompts of 16 answers, as in AReaL's runs, arXiv 2505.24298): each worker's news of a
-version and its answer are two messages a step, however large a step is.
+Counted from step FIRST_STEP on: trajectories per second of wall clock, messages per second in and out, and processor
+milliseconds of the controller's process per trajectory. `durable`: kill -9 loses nothing that was acknowledged (the
+default). `fsync`: power loss does not either (group commit: one fsync per burst of messages). `bare`: a ZeroMQ ROUTER
+that receives the same frames and answers each with an empty one, the limit of the sockets. A step has 1,024
+trajectories, or 8,192 (512 prompts of 16 answers, as in AReaL's runs, arXiv 2505.24298): announcing a version to a
+worker and its reply are two messages per step, independent of the size of the step.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
 PAPER_GROUPS, QUICK_GROUPS = 512, 8
 FIRST_STEP = 1
 MOST_HELD = 512
-"""Trajectories that a worker answers for: it does not listen while it sends, and their acknowledgements and further
-leases must fit into its queue (areal_like/transport/sockets.py), or the controller would strike it off."""
+"""Largest number of trajectories that a worker answers at once. It does not receive while it sends, and their
+acknowledgements and further leases must fit into its queue (areal_like/transport/sockets.py); otherwise the controller
+would disconnect it."""
 IN_FLIGHT = 64
-"""Messages that the bare sender has under way."""
+"""Messages in flight of the bare sender."""
 RUN = "benchmark"
 PROMPT_TOKENS = 200
 WORKER_ACCEPTS = frozenset({m.Lease, m.SampleAck, m.CancelLeases, m.AnnounceVersion})
@@ -85,74 +86,74 @@ DEADLINE_S = 600.0
 
 
 class Meeting(NamedTuple):
-    """Where the simulated processes find the controller, and what they need to join."""
+    """The controller's address and what the simulated processes need to join."""
 
     hub: str
     keys: Path
 
 
 class NoProcesses:
-    """A supervisor of nothing: peers come by themselves."""
+    """A supervisor without processes: peers connect by themselves."""
 
     restarts = 0
 
     async def tick(self, now_s: float) -> list[Loss]:
-        """Nobody is lost."""
+        """No losses."""
         return []
 
     def reported(self, name: str) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def release(self, name: str) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
 
     def lost_touch(self, name: str, now_s: float) -> None:
-        """A peer that cannot be reached would spoil the figures."""
+        """Exit: a peer that cannot be reached would make the figures invalid."""
         raise SystemExit(f"{name} cannot be reached")
 
     def watches(self, name: str) -> bool:
-        """All of them."""
+        """True for every process."""
         return True
 
     def watches_role(self, role: str) -> bool:
-        """All of them."""
+        """True for every process."""
         return True
 
     def is_leaving(self, name: str) -> bool:
-        """None of them."""
+        """False for every process."""
         return False
 
     def is_pool_unplaced(self) -> bool:
-        """Places are not their business."""
+        """False: processes are not placed."""
         return False
 
     def take_ended(self) -> list[str]:
-        """None of them."""
+        """No processes."""
         return []
 
     def take_news(self) -> list[str]:
-        """Nothing to report."""
+        """No messages."""
         return []
 
     def is_running(self, name: str) -> bool:
-        """All of them."""
+        """True for every process."""
         return True
 
     def states(self) -> dict[str, str]:
-        """Nothing to show."""
+        """Empty."""
         return {}
 
     def processes(self) -> dict[str, ProcessNow]:
-        """Nothing to show."""
+        """Empty."""
         return {}
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Nothing to show."""
+        """Empty."""
         return {}
 
 
 class AnyRows:
-    """Rows that name their draw."""
+    """Rows whose prompt is the number of the group."""
 
     def train(self, group_id: int) -> dict[str, Any]:
         """The row of a group."""
@@ -161,7 +162,7 @@ class AnyRows:
     layout = EvalLayout({"": SetSize(1000, 1000, 1000)})
 
     def eval(self, index: int) -> dict[str, Any]:
-        """There is no evaluation."""
+        """Not used: there is no evaluation."""
         raise AssertionError(index)
 
 
@@ -169,7 +170,7 @@ class AnyRows:
 
 
 class Marks:
-    """Wall and processor time of this process, and messages of its hub, whenever a step is done."""
+    """Records wall and processor time of this process, and messages of its hub, after every step."""
 
     def __init__(self) -> None:
         self.hub: Hub | None = None
@@ -178,7 +179,7 @@ class Marks:
         self.cpu_s: list[float] = []
 
     def offer(self, record: Mapping[str, Any]) -> None:
-        """A row of the journal; those of steps count."""
+        """Take a row of the journal; only rows of steps are used."""
         if record["kind"] == "step":
             self.wall_s.append(time.perf_counter())
             self.cpu_s.append(time.process_time())
@@ -265,7 +266,7 @@ async def _server(
 
 
 def simulate(address: Meeting, workers: int, tokens: int, groups: int) -> None:
-    """All rollout workers and the trainer, until they are asked to end."""
+    """Simulate all rollout workers and the trainer until they are asked to end."""
     die_with_starter(os.getppid())
     asyncio.run(_simulate(address, workers, tokens, groups))
 
@@ -291,7 +292,7 @@ async def _connect(address: Meeting, name: str, role: m.Role, accept: frozenset[
 
 
 def trajectory(tokens: int, version: int) -> Trajectory:
-    """An answer of `tokens` tokens, all sampled at one version."""
+    """An answer of `tokens` tokens that were all sampled at one version."""
     answer = Segment(
         np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32), np.full(tokens, version, np.int32)
     )
@@ -352,7 +353,7 @@ async def _trainer(address: Meeting) -> None:
 
 
 def bare(tokens: int, count: int) -> dict[str, float]:
-    """A ROUTER that does nothing but receive the frames of a finished sample and answer."""
+    """Measure a ROUTER that only receives the frames of a finished sample and answers."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         sender = multiprocessing.get_context("spawn").Process(target=_send_bare, args=(port, tokens, count))
@@ -394,7 +395,7 @@ def main() -> None:
     parser.add_argument("--workers", type=INTEGERS, default="1,8,64,512")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--paper-steps", type=int, default=5, help="steps where they have 8,192 trajectories")
+    parser.add_argument("--paper-steps", type=int, default=5, help="number of steps of 8,192 trajectories")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     add_replace(parser)
@@ -418,7 +419,7 @@ def main() -> None:
         rows.append({"kind": "bare", "workers": 1, **bare(options.tokens, 100 if options.quick else 20_000)})
         _print(rows[-1])
     if options.quick:
-        print("too short to mean anything: it ran")
+        print("the run completed, but was too short for meaningful figures")
         return
     facts = {"tokens": options.tokens, "steps": steps, "paper_steps": options.paper_steps}
     path = result_path("controller", options)

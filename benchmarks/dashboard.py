@@ -1,13 +1,13 @@
-"""What does a live page cost? A run of 5,000 steps, 20 viewers of its page, steps and pulses appended meanwhile.
+"""What does a live page cost? A run of 5,000 steps with 20 viewers, while steps and pulses are appended.
 
     python -m benchmarks.dashboard                       some minutes
     python -m benchmarks.dashboard --minutes 5 --viewers 50
     python -m benchmarks.dashboard --quick               a short run and few viewers; writes nothing
 
-The rows are made up with the fields of a run of eight rollout workers, and written by the run's own writers (journal,
-status file). `areal-like dashboard` is a process of its own; counted is its processor time while all viewers are
-connected, from a minute after the last of them: a run with one core may lose 1 % of it. The first page is that of a
-fresh server: shell, scripts and the whole content.
+The rows are synthetic, with the fields of a run of eight rollout workers, and written by the run's own writers
+(journal, status file). `areal-like dashboard` runs in a separate process. Its processor time is measured while all
+viewers are connected, from one minute after the last one has connected. The target is at most 1 % of one core. The
+first page is that of a new server: HTML shell, scripts and the complete content.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--viewers", type=int, default=20)
-    parser.add_argument("--step-s", type=float, default=2.0, help="a step is appended every so many seconds")
+    parser.add_argument("--step-s", type=float, default=2.0, help="seconds between two appended steps")
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--quick", action="store_true")
@@ -64,7 +64,7 @@ def main() -> None:
     for name, value in result.items():
         print(f"{name:20} {value}")
     if options.quick:
-        print("too short to mean anything: it ran")
+        print("the run completed, but was too short for meaningful figures")
         return
     path = result_path("dashboard", options)
     found = {"steps": steps, "viewers": viewers, "step_s": options.step_s, "minutes": minutes, "limit": LIMIT, **result}
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 class GrowingRun:
-    """A run folder with so many steps, to which more are appended."""
+    """A run folder with a given number of steps, to which more are appended."""
 
     def __init__(self, runs_dir: Path, steps: int, step_s: float) -> None:
         self.folder = RunFolder.create(runs_dir, "long")
@@ -88,7 +88,7 @@ class GrowingRun:
             self.append(self._began_s + self.step * step_s)
 
     def append(self, time_s: float) -> None:
-        """The next step, and a pulse where one is due."""
+        """Append the next step, and a pulse if one is due."""
         self.step += 1
         self._journal.append(step_row(self.step, time_s, self._step_s))
         if self.step % 50 == 0:
@@ -99,13 +99,13 @@ class GrowingRun:
             self._journal.append(pulse(time_s, time_s - self._began_s))
 
     def report(self) -> None:
-        """status.json, as a controller does every second."""
+        """Write status.json, as a controller does every second."""
         row = pulse(time.time(), time.time() - self._began_s)
         self._status.write("running", step=self.step, processes=row["processes"], waits=row["waits"], eta_s=60.0)
 
 
 def step_row(step: int, time_s: float, step_s: float) -> dict[str, Any]:
-    """The fields of a step that charts use, each with a number of its own."""
+    """A step with the fields that charts use, each with a different number."""
     wave, trend = math.sin(step / 7), 1 - math.exp(-step / 900)
     names = ("loss", "kl_behaviour_proximal", "kl_proximal_current", "clip_fraction", "weight_mean", "grad_norm",
              "publish_s", "trainer_wait_share", "cut_share", "turns_mean", "lr", "skipped_updates")  # fmt: skip
@@ -122,7 +122,7 @@ def step_row(step: int, time_s: float, step_s: float) -> dict[str, Any]:
 
 
 def pulse(time_s: float, elapsed_s: float) -> dict[str, Any]:
-    """Every process with its counters."""
+    """A pulse with every process and its counters."""
 
     def process(role: str, name: str, **counters: float) -> dict[str, Any]:
         return {"role": role, "state": "running", "pid": 1, "incarnation": f"{name}-1", "rss_mb": 900.0,
@@ -141,7 +141,7 @@ def pulse(time_s: float, elapsed_s: float) -> dict[str, Any]:
 
 
 class Server:
-    """`areal-like dashboard` over a folder, as a process of its own."""
+    """`areal-like dashboard` over a folder, in a separate process."""
 
     def __init__(self, runs_dir: Path) -> None:
         command = [sys.executable, "-P", "-m", "controller", "dashboard", str(runs_dir), "--port", "0"]
@@ -149,7 +149,7 @@ class Server:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if "http://" not in line:
-            raise SystemExit(f"the dashboard has not started: {line}")
+            raise SystemExit(f"the dashboard did not start: {line}")
         self.address = line.rsplit(": ", 1)[1].strip().rstrip("/")
 
     @property
@@ -165,7 +165,7 @@ class Server:
 
 
 async def measure(run: GrowingRun, server: Server, viewers: int, minutes: float, warm_s: float) -> dict[str, Any]:
-    """First page, then the viewers."""
+    """Measure the first page, then the viewers."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
         server.address, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
@@ -193,7 +193,7 @@ async def measure(run: GrowingRun, server: Server, viewers: int, minutes: float,
 
 
 async def grow(run: GrowingRun) -> None:
-    """A step every `step_s`, a status every second."""
+    """Append a step every `step_s` and write the status every second."""
     due_s = time.monotonic()
     while True:
         run.report()
@@ -204,7 +204,7 @@ async def grow(run: GrowingRun) -> None:
 
 
 async def view(client: aiohttp.ClientSession, counts: list[int]) -> None:
-    """One page's stream; counts messages and bytes, and connects again as a browser does."""
+    """Read one page's stream; count messages and bytes, and reconnect as a browser does."""
     while True:
         async with client.get("/run/long/events") as answer:
             async for line in answer.content.iter_chunked(1 << 20):
@@ -213,7 +213,7 @@ async def view(client: aiohttp.ClientSession, counts: list[int]) -> None:
 
 
 async def first_page(client: aiohttp.ClientSession, server: Server) -> dict[str, float]:
-    """All that a browser loads until the curves can be drawn."""
+    """Load everything that a browser needs to draw the curves."""
     cpu_s = server.cpu_s
     for path in ("/run/long", *(f"/static/{name}" for name in ASSETS)):
         async with client.get(path) as answer:

@@ -4,12 +4,12 @@
     python -m benchmarks.delta --quick         one run of each dtype, 6 steps
     python -m benchmarks.delta configs/gsm8k_8b_8gpu.yaml model.path=...      your own model
 
-Each run is the whole job (generation, rewards, AdamW) with deltas on and a constant learning rate after a warm start;
-the sizes are those the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are float32
-throughout: with bfloat16 the published copy changes only where a parameter has crossed a rounding border.
+Each run is a complete job (generation, rewards, AdamW) with deltas enabled and a constant learning rate after a warm
+start; the sizes are those that the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are
+float32 throughout: with bfloat16 the published copy changes only where a parameter has crossed a rounding boundary.
 
-AdamW's steps are about as long as the learning rate whatever the gradient, but how large the weights are differs from
-model to model. Read the figures as what this job does at that learning rate, not as a promise for another model.
+The size of AdamW's steps is about the learning rate, whatever the gradient, but the magnitude of the weights differs
+from model to model. The figures describe this job at that learning rate; other models may differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = (
 )  # fmt: skip
 
 CONFIG = "configs/quickstart.yaml"
-"""Of the published figures."""
+"""Config of the published figures."""
 
 COLUMNS = ("dtype", "lr", "full_bytes", "median_bytes", "min_bytes", "max_bytes", "share")
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(config: str, dtype: str, rate: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, Any]:
-    """One run: bytes of every version after the first, which is whole."""
+    """Run one job and return the bytes of every version after the first, which is complete."""
     own = [f"model.dtype={dtype}", f"trainer.optimizer.lr={rate}", f"num_steps={steps}", *SETTINGS, *overrides]
     summary = train(config, own, runs_dir)
     lines = (Path(summary["folder"]) / "metrics.jsonl").read_text().splitlines()

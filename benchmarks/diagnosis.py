@@ -1,19 +1,19 @@
-"""Is the first finding of a diagnosis right, in runs with one planted fault each and in healthy ones?
+"""Is the first finding of a diagnosis right, in runs with one injected fault each and in healthy ones?
 
     python -m benchmarks.diagnosis                  half an hour
     python -m benchmarks.diagnosis --quick          four of them; writes nothing
     python -m benchmarks.diagnosis --only NAME,...  these; writes nothing
-    python -m benchmarks.diagnosis --keep FOLDER    run folders stay there; one that is there is only judged
+    python -m benchmarks.diagnosis --keep FOLDER    keeps run folders there; one that exists is only judged
 
-Each set-up (diagnosis_set_ups.py) is a command as it would be typed, with all its processes, in a folder of its own.
-Then `areal-like status RUN --why --json` is asked for its first finding. Four results are possible:
+Each set-up (diagnosis_set_ups.py) is a command as a user types it, with all its processes, in a separate folder. Then
+the first finding of `areal-like status RUN --why --json` is read. Four results are possible:
 
-    right         the first finding has a kind that was expected
-    miss          a sick run whose first finding is no alarm (severity good or info)
-    wrong cause   a sick run whose first finding is another alarm
+    right         the first finding has an expected kind
+    miss          a faulty run whose first finding is not an alarm (severity good or info)
+    wrong cause   a faulty run whose first finding is another alarm
     false alarm   a healthy run whose first finding is an alarm, or a verdict that it must not have
 
-Exit status 1 where one is not right.
+Exit status 1 if any result is not right.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from controller.launch.forked import SHARED
 from controller.wiring.process_specs import PRELOAD
 
 LIMIT_S = 1800.0
-"""Of one command; only bounds a hang."""
+"""Time limit of one command; only ends one that hangs."""
 LOOK_S = 0.3
 ALARMS = ("bad", "warning")
 
@@ -69,7 +69,7 @@ def run(set_up: SetUp, folder: Path) -> None:
 
 
 def run_folder(folder: Path) -> Path:
-    """Of the run in a set-up's folder."""
+    """The folder of the run in a set-up's folder."""
     return folder / "runs" / "run"
 
 
@@ -81,7 +81,7 @@ def _start(words: Sequence[str], folder: Path, output: Any) -> subprocess.Popen[
 
 
 def _attend(set_up: SetUp, process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Do to the run what its set-up says, as long as it goes on."""
+    """Apply the set-up's events to the run until it ends."""
     place, killed = run_folder(folder), set[int]()
     due_s = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < due_s:
@@ -104,14 +104,14 @@ def _attend(set_up: SetUp, process: subprocess.Popen[bytes], folder: Path) -> No
 
 
 def _fill(path: Path) -> None:
-    """A file in the place of a folder refuses whatever is to be written into it, to every user."""
+    """Put a file in the place of a folder, so that no user can write into it."""
     if path.is_dir():
         shutil.rmtree(path)
         path.write_text("")
 
 
 def _kill_new(place: Path, name: str, killed: set[int]) -> None:
-    """Kill a process of the run by its name, each of its incarnations once."""
+    """Kill a process of the run by its name, each incarnation once."""
     rows = _json(place / "status.json").get("processes") or {}
     for known, row in rows.items():
         pid = row.get("pid")
@@ -140,7 +140,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def judge(set_up: SetUp, folder: Path) -> dict[str, Any]:
-    """The first finding of `status --why`, and whether it is right."""
+    """Get the first finding of `status --why` and whether it is right."""
     from controller.cli.main import main as areal_like
 
     out = io.StringIO()
@@ -167,7 +167,7 @@ def result_of(set_up: SetUp, kind: str, severity: str) -> str:
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Results by class of set-up."""
+    """Number of results by class of set-up."""
     found: dict[str, Counter[str]] = {}
     for row in rows:
         name = f"{'sick' if row['is_sick'] else 'healthy'}, {'unseen' if row['is_unseen'] else 'seen'}"
@@ -179,7 +179,7 @@ def counts(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def look_at_all(names: Sequence[str], root: Path, *, jobs: int) -> list[dict[str, Any]]:
-    """So many at a time, judged one after the other; a run that is kept is not repeated."""
+    """Run `jobs` set-ups at a time and judge one after another; a run that is kept is not repeated."""
     folders = {name: root / name.replace(" ", "-") for name in names}
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(_run_once, SET_UPS[name], folder) for name, folder in folders.items()]
@@ -193,7 +193,7 @@ def look_at_all(names: Sequence[str], root: Path, *, jobs: int) -> list[dict[str
 def _run_once(set_up: SetUp, folder: Path) -> None:
     done = folder / "done"
     if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # of a call that was interrupted
+        shutil.rmtree(folder, ignore_errors=True)  # remains of an interrupted call
         run(set_up, folder)
         done.touch()
 
@@ -206,7 +206,7 @@ def _row(set_up: SetUp, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def shared_forkserver(folder: Path) -> Iterator[None]:
-    """One process imports torch for all runs (decision 0031); without Linux each run imports it itself."""
+    """Start one process that imports torch for all runs (decision 0031); without Linux each run imports it itself."""
     if sys.platform != "linux":
         yield
         return
@@ -230,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four set-ups, and no result file")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...", help="no result file")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there, and repeat none that is")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there, and repeat none that exists")
     parser.add_argument("--jobs", type=int, default=3, metavar="N", help="runs at a time (default 3)")
     options = parser.parse_args()
     if unknown := set(options.only or ()) - set(SET_UPS):

@@ -1,13 +1,13 @@
-"""The runs that `python -m benchmarks.diagnosis` diagnoses: sick ones, healthy ones, and what must be said of each.
+"""The runs that `python -m benchmarks.diagnosis` diagnoses, faulty and healthy ones, and the expected finding of each.
 
-Owns: configuration, scorers and losses of a user's, what happens to a run while it runs, the expected kinds. Refuses:
-starting anything, judging (diagnosis.py).
+Contains configurations, scorers and losses as a user would write them, events during a run, and the expected kinds.
+diagnosis.py runs and judges them.
 
-What was expected was written down before a set-up was run for the first time. Set-ups with `is_unseen` were run for the
-first time when the rules were finished.
+The expected kinds were written down before a set-up was run for the first time. Set-ups with `is_unseen` were run for
+the first time after the rules were finished.
 
-Waits are planted on emulated devices, which take their time asleep, and faults of learning in runs of a tiny model that
-take steps only (`mode: sync`): neither depends on how fast the machine is.
+Waits are caused on emulated devices, which sleep instead of computing, and faults of learning in synchronous runs of a
+tiny model (`mode: sync`). Neither depends on the machine's speed.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def not_a_number(logprobs_N, tokens):
     return logprobs_N * float("nan")
 ''',
 }  # fmt: skip
-"""Modules of the user's, in the folder that the command is typed in."""
+"""Modules of the user, in the folder in which the command is run."""
 
 QUIET = ("metrics.report=false", "name=run")
 EMULATED = (
     "emulated", "groups_per_step=8", "group_size=4", "num_steps=12", "emulation.mean_tokens=2000", *QUIET,
 )  # fmt: skip
-"""As configs/emulated.yaml, smaller: a batch of 32 answers of 2,000 tokens on average."""
+"""A smaller configs/emulated.yaml: a batch of 32 answers of 2,000 tokens on average."""
 BALANCED = (
     *EMULATED, "emulation.speedup=5", "rollout.num_workers=2", "emulation.trainer_gpus=1", "emulation.train_mfu=0.2",
 )  # fmt: skip
@@ -86,8 +86,8 @@ OWN = (
     "data.eval=null", "sampling.max_new_tokens=60", "rollout.engine.max_context=128", "groups_per_step=4",
     "num_steps=12", "mode=sync", "staleness.max_staleness=0", *QUIET,
 )  # fmt: skip
-"""The model of configs/own_data.yaml with a vocabulary of 18, so that its answers end, and with steps one after the
-other: who waits for whom is not the question."""
+"""The model of configs/own_data.yaml with a vocabulary of 18, so that its answers end, and with synchronous steps,
+since waits are not examined here."""
 
 
 def scorer(name: str) -> str:
@@ -102,18 +102,18 @@ class SetUp:
     name: str
     expected: tuple[str, ...]
     words: tuple[str, ...]
-    """What follows `areal-like COMMAND`."""
+    """Arguments of `areal-like COMMAND`."""
     is_sick: bool = True
     is_unseen: bool = False
     command: str = "train"
     during: str = ""
-    """What happens while it runs: `kill WORKER`, again and again, `kill controller`, `stop` or `drain`."""
+    """Event while it runs: `kill WORKER` (repeatedly), `kill WORKER once`, `kill controller`, `stop` or `drain`."""
     at_step: int = 0
-    """When that begins."""
+    """Step at which the event occurs."""
     is_resumed: bool = False
-    """`areal-like resume` follows."""
+    """Whether `areal-like resume` follows."""
     is_disk_full: bool = False
-    """The checkpoints' folder refuses every file."""
+    """Whether no file can be written to the checkpoints' folder."""
 
 
 def _sick(name: str, expected: str, *words: str, **more: object) -> SetUp:

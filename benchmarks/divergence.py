@@ -1,18 +1,19 @@
-"""Is a divergence seen before the accuracy falls? Runs driven too hard, and what a reader would have seen.
+"""Does the report warn of a divergence before the accuracy falls? Runs with too high a learning rate.
 
     python -m benchmarks.divergence                 2 losses x 5 seeds, driven too hard and sound: half an hour
     python -m benchmarks.divergence --quick         one seed, one loss; writes nothing
     python -m benchmarks.divergence --seeds 1,2 --lr 4e-3
 
 The staleness benchmark's small quickstart without a bound on staleness, at five times its learning rate, evaluated
-every other step. Each run is read again step by step, as `areal-like report` would have found it there, but without
-its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
-the first evaluation that lies a fifth, and more than chance, below the best one so far. In addition to each a run at a
-sound learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 19; 20 to
-24, the default, were fresh for all of them when they were published. To change a rule, take later ones.
+every other step. Each run is read again step by step, as `areal-like report` would have read it at that step, but
+without its evaluations. `warned`: the first step at which the step metrics alone cause a finding about the policy.
+`fell`: the first evaluation that is a fifth, and more than chance, below the best one so far. For each there is also a
+run at a sound learning rate and bound, which must cause no finding. Rules and thresholds were chosen on seeds 1 to 19;
+seeds 20 to 24, the default, had not been used for any of them when they were published. To change a rule, use later
+seeds.
 
-Every other version is evaluated, so a fall that an evaluation shows may have come one version earlier. A fall need not
-last: `last` alongside `best` says what became of the run.
+Every other version is evaluated, so a fall may have occurred one version before the evaluation that shows it. A fall
+may be temporary: compare `last` with `best`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HARD, SOUND = "5e-4", "1e-4"
 """Learning rates."""
 EVAL_EVERY = 2
 SEEDS = "20,21,22,23,24"
-"""By default: no rule was chosen on them, nor fixed after seeing them."""
+"""Default seeds: no rule was chosen on them, nor changed after seeing them."""
 Row = dict[str, Any]
 
 
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def overrides(loss: str, seed: int, rate: str, bound: str) -> list[str]:
-    """Of one run."""
+    """Overrides of one run."""
     return [
         f"seed={seed}", *SMALL, f"trainer.mini_batches={MINI_BATCHES}", *LOSSES[loss], f"trainer.optimizer.lr={rate}",
         *limit(bound), f"eval.every_steps={EVAL_EVERY}", "metrics.report=false",
@@ -73,13 +74,13 @@ def overrides(loss: str, seed: int, rate: str, bound: str) -> list[str]:
 
 
 def measure(settings: list[str], runs_dir: Path) -> Row:
-    """One run, and when what was seen."""
+    """Run one job and return at which steps the report warned and the accuracy fell."""
     folder = Path(train(CONFIG, settings, runs_dir)["folder"])
     return {"folder": folder.name, **reported_when(RunData.load(RunFolder(folder), max_samples=1))}
 
 
 def reported_when(data: RunData) -> Row:
-    """At which step the report first spoke of the policy, with its words, and at which the accuracy had fallen."""
+    """Step and text of the first finding about the policy, and the step at which the accuracy had fallen."""
     warned, words = warning_of(data)
     return {
         "warned": warned, "words": words,
@@ -90,13 +91,13 @@ def reported_when(data: RunData) -> Row:
 
 
 def has_fallen(data: RunData, version: int) -> bool:
-    """Whether the evaluation of a version lies below the best until then, notably and by more than chance."""
+    """Whether the evaluation of a version is below the best until then, by a fifth and by more than chance."""
     fall = accuracy_fall(replace(data, evals=[row for row in data.evals if row["version"] <= version]))
     return fall is not None and fall.is_notable
 
 
 def line(row: Row) -> str:
-    """One run, as text."""
+    """One run as text."""
     name = f"{row['loss']:10} seed {row['seed']}  {'too hard' if row['is_driven_too_hard'] else 'sound':9}"
     warned, fell = (f"step {row[key]}" if row[key] is not None else "never" for key in ("warned", "fell"))
     return f"{name} warned: {warned:8} fell: {fell:8} accuracy {row['best']:.3f} -> {row['last']:.3f}  {row['words']}"

@@ -1,4 +1,4 @@
-"""How fast is the embedded engine alongside transformers and SGLang? The quickstart's model, one thread, the same
+"""How fast is the embedded engine compared with transformers and SGLang? The quickstart's model, one thread, the same
 slots.
 
     python -m benchmarks.engine            about 17 minutes with SGLang, 8 without
@@ -6,14 +6,14 @@ slots.
 
 `equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25)
 terms, at most 16). An untrained model does not stop where a trained one would, so both sides are made to stop there:
-the engine by each request's own max_new_tokens, `generate` by a stopping criterion per row, which is what EOS does to
-it (a finished row is padded until the last one of its batch ends). Only tokens of answers count. Requests come in the
-task's order; `generate` takes them in batches of as many as the engine has slots; `sorted` first sorts them by prompt
-length, which in this task foretells the answer's. `generate_batch` is transformers' continuous batching, given its
-requests one by one so that each ends at its own length; its defaults do not come to an end on a CPU, so it batches in
-one thread and has pages of 32 tokens, the fastest of 32, 128 and 256. SGLang is the real server behind this project's
-adapter, where it is installed (`make sglang-cpu`); both our engines record log-probs and versions, which transformers
-is not asked to do. Sides alternate; the first round is thrown away.
+the engine by each request's own max_new_tokens, `generate` by a stopping criterion per row, which has the same effect
+as EOS (a finished row is padded until the last one of its batch ends). Only tokens of answers are counted. Requests
+come in the task's order; `generate` takes them in batches of as many as the engine has slots; `sorted` first sorts them
+by prompt length, which in this task predicts the length of the answer. `generate_batch` is transformers' continuous
+batching. Its requests are added one by one so that each ends at its own length. With its defaults it does not terminate
+on a CPU, so it batches in one thread and has pages of 32 tokens, the fastest of 32, 128 and 256. SGLang is the real
+server behind this project's adapter, if it is installed (`make sglang-cpu`). Both of our engines record log-probs and
+versions; transformers does not. Sides alternate; the first round is discarded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PAGE_TOKENS = 32
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts and how long each answer is."""
+    """Prompts and the length of each answer."""
 
     name: str
     prompts: list[np.ndarray]
@@ -67,11 +67,11 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Useful tokens: those of answers."""
+        """Number of useful tokens: those of answers."""
         return sum(self.answer_lengths)
 
     def sorted(self) -> Workload:
-        """The same, by prompt length."""
+        """The same workload, sorted by prompt length."""
         order = sorted(range(len(self.prompts)), key=lambda i: len(self.prompts[i]))
         return Workload(
             f"{self.name}, sorted", [self.prompts[i] for i in order], [self.answer_lengths[i] for i in order]
@@ -86,7 +86,7 @@ def equal(num_requests: int) -> Workload:
 
 
 def long_tail(num_requests: int) -> Workload:
-    """Prompts of the quickstart's task and the lengths of their right answers, end of sequence included."""
+    """Prompts of the quickstart's task and the lengths of their correct answers, end of sequence included."""
     asked = texts(num_requests)
     return Workload("long tail", [encoded(text) for text in asked], [len(solve(text)) + 1 for text in asked])
 
@@ -111,7 +111,7 @@ def run_transformers(model: Any, workload: Workload, num_slots: int) -> float:
         width = max(map(len, prompts))
         ids = torch.zeros(len(prompts), width, dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):  # padded on the left, as generate wants it
+        for row, prompt in enumerate(prompts):  # padded on the left, as generate requires
             ids[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
             mask[row, width - len(prompt) :] = 1
         is_equal = len(set(lengths)) == 1
@@ -126,7 +126,7 @@ def run_transformers(model: Any, workload: Workload, num_slots: int) -> float:
 
 @torch.inference_mode()
 def run_continuous(model: Any, workload: Workload, num_slots: int) -> float:
-    """Wall seconds of transformers' continuous batching, without its start and its end."""
+    """Wall seconds of transformers' continuous batching, without its start-up and shutdown."""
     sampling = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(workload.answer_lengths),
         eos_token_id=-1, pad_token_id=0,
@@ -155,7 +155,7 @@ def run_continuous(model: Any, workload: Workload, num_slots: int) -> float:
 
 
 async def run_engine(engine: Engine, workload: Workload) -> float:
-    """Wall seconds of the engine, all requests given at once."""
+    """Wall seconds of the engine; all requests are submitted at once."""
     start_s = time.perf_counter()
     outcomes = await asyncio.gather(*(
         engine.generate(GenerationRequest(
@@ -169,7 +169,7 @@ async def run_engine(engine: Engine, workload: Workload) -> float:
 
 
 def publish(model: Any, root: Path) -> Path:
-    """The model's weights as version 0."""
+    """Publish the model's weights as version 0."""
     tensors = {}
     for name, parameter in model.named_parameters():
         data = memoryview(parameter.detach().numpy().reshape(-1).view(np.uint8))
@@ -181,7 +181,7 @@ async def compare(
     model: Any, model_dir: Path, manifest: Path, workloads: list[Workload], num_slots: int, repeats: int,
     max_context: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """All sides in turn, `repeats` times after one warm-up, workload by workload."""
+    """Measure all sides in turn, `repeats` times after one warm-up, workload by workload."""
     engines = await started(model_dir, manifest, num_slots, max_context)
     try:
         return [await _compare(model, engines, workload, num_slots, repeats) for workload in workloads]
@@ -191,7 +191,7 @@ async def compare(
 
 
 async def started(model_dir: Path, manifest: Path, num_slots: int, max_context: int) -> dict[str, Engine]:
-    """The embedded engine, and SGLang where it is installed."""
+    """Start the embedded engine, and SGLang if it is installed."""
     num_threads = torch.get_num_threads()
     shape = {"num_slots": num_slots, "max_context": max_context}
     engines: dict[str, Engine] = {
@@ -244,7 +244,7 @@ async def _compare(
 
 
 def print_table(cases: list[dict[str, Any]]) -> None:
-    """One line per case and other side; spreads are lowest and highest repetition."""
+    """Print one line per case and other side; ranges are from the lowest to the highest repetition."""
     print(f"{'workload':<10} {'slots':>5}  {'embedded tokens/s':<28} {'against':<18}{'tokens/s':<28} ratio")
     for case in cases:
         speeds = case["tokens_per_s"]
@@ -255,7 +255,7 @@ def print_table(cases: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init is used; the quickstart's")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init is used (default: the quickstart)")
     parser.add_argument("--slots", type=INTEGERS, default="16,128", help="slot counts, comma-separated")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")

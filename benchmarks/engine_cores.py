@@ -1,6 +1,7 @@
-"""Cores of the embedded engine in this process, without a job around them, for benchmarks of what they do.
+"""Cores of the embedded engine in this process, without a job, for benchmarks of the engine.
 
-Owns: their command line, the model they have, a core with answers before it. Refuses: which answers, what is measured.
+Contains the command line of these benchmarks, their model, and a core with given answers. The benchmarks choose the
+answers and measure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rollout.engine.slots import Answer
 
 
 def parse(words: str | None, rounds: int) -> argparse.Namespace:
-    """The command line of a benchmark that drives cores; one thread computes from then on. words: its help."""
+    """Parse the command line of a benchmark that runs cores, and limit torch to one thread. words: its help."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init, slots and group size")
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -35,15 +36,15 @@ def parse(words: str | None, rounds: int) -> argparse.Namespace:
 
 
 def publish(name: str, rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    """Write what was found, unless it was a quick form."""
+    """Write the result, unless the benchmark ran with --quick."""
     if not options.quick:
         print(f"written to {write(name, command_of(name), {'rows': rows}, result_path(name, options))}")
 
 
 def job_and_model(path: str | None, context: int) -> tuple[RunConfig, PreTrainedConfig]:
-    """A config, the quickstart's where none is given, and the model that it makes, for so long a context.
+    """A config (default: the quickstart) and the config of its model, with positions for `context` tokens.
 
-    Raises SystemExit where it cannot be read or makes none.
+    Raises SystemExit if the config cannot be read or has no model.init.
     """
     try:
         job = load_config(path or "configs/quickstart.yaml").config
@@ -58,7 +59,7 @@ def job_and_model(path: str | None, context: int) -> tuple[RunConfig, PreTrained
 def core_with(
     waiting: Sequence[Answer], config: PreTrainedConfig, slots: int, context: int, *, session_bytes: int = 0
 ) -> GenerationCore:
-    """An engine's core into which these answers go as soon as it has weights."""
+    """An engine core that takes these answers as soon as it has weights."""
     device = torch.device("cpu")
 
     def decoder() -> LeanDecoder:

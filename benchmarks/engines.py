@@ -4,9 +4,9 @@
     python -m benchmarks.engines --quick               2 seeds, 20 steps; writes nothing
     python -m benchmarks.engines rollout.interruption=keep_kv
 
-Needs an environment with SGLang (`make sglang-cpu`). The engines sample from the same distributions with other random
-numbers, so single runs differ and their mean difference should not. Samples per second of the run include the server's
-start. What is compared, and how: benchmarks/paired.py.
+Needs an environment with SGLang (`make sglang-cpu`). The engines sample from the same distributions with different
+random numbers, so single runs differ, but the mean difference should be zero. Samples per second of a run include the
+server's start. The comparison is described in benchmarks/paired.py.
 """
 
 from __future__ import annotations

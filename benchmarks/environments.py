@@ -1,18 +1,18 @@
-"""Do 2,000 episodes at once lose anything when what is under them is killed, and what do their steps cost?
+"""Do 2,000 concurrent episodes lose anything when processes below them are killed, and what do their steps cost?
 
     python -m benchmarks.environments            some minutes
     python -m benchmarks.environments --quick    300 episodes; writes nothing
 
-A reward service with four environment processes; a client of it begins all episodes before any of them goes on, and
-then plays TURNS turns of each, all at the same time. `alone`: nothing happens. `killed`: environment processes get
-SIGKILL at random instants, at most KILL_S apart while all of them run, and once the service itself, which starts again
-at the same address. `wild`: of every fifty episodes one hangs, one kills its process, one returns no number, one
-takes memory, one returns a text for `done`, one floods its output and its observation, and one leaves files open, in
-their middle. `benchmarks.killed_runs` kills the processes of whole runs.
+A reward service has four environment processes. A client begins all episodes before any of them continues, and then
+plays TURNS turns of each concurrently. `alone`: without faults. `killed`: environment processes get SIGKILL at random
+times, at most KILL_S apart while all of them run, and once the service itself, which is restarted at the same address.
+`wild`: of every fifty episodes one hangs, one kills its process, one returns NaN as its reward, one allocates too much
+memory, one returns a text for `done`, one floods its output and its observation, and one leaves files open.
+`benchmarks.killed_runs` kills the processes of complete runs.
 
-An episode counts as lost where its rewards or its observations are not exactly those of one that was left alone, or,
-of a wild one, where its verdict is not of the kind that its deed has. `step_p50_s`, `step_p99_s`: from asking to the
-answer, replays included. Exit status 1 where an episode was lost or a process is left.
+An episode is lost if its rewards or observations differ from those of the phase `alone`, or, if it is wild, if its
+verdict does not have the kind that belongs to its fault. `step_p50_s`, `step_p99_s`: from request to answer, replays
+included. Exit status 1 if an episode was lost or a process is left.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from rollout.reward_client import ACCEPT, RewardClient
 
 ROOT = Path(__file__).resolve().parents[1]
 TURNS, PROCESSES, KILL_S, THINK_S = 8, 4, 2.0, 1.0
-"""THINK_S: longest pause of an episode between two turns, as its policy takes one."""
+"""THINK_S: longest pause of an episode between two turns, which simulates generation."""
 HANG_S = 3600.0
 ENVIRONMENT = '''
 import os, random, time
 
 class Walk:
-    """A random walk that its actions steer; every answer depends on all before it."""
+    """A random walk controlled by its actions; every answer depends on all earlier ones."""
 
     def reset(self, row, seed):
         self.do, self.rng, self.place = row["do"], random.Random(seed * 1000 + row["number"]), 0
@@ -91,7 +91,7 @@ WILD = {
     "hang": "timed_out", "die": "crashed", "invalid": "invalid", "memory": "crashed", "lie": "invalid",
     "flood": "invalid", "files": "crashed",
 }  # fmt: skip
-"""What an episode does to its process, and the kind of verdict that it has."""
+"""Verdict kind of each fault that an episode causes in its process."""
 WILD_EVERY = 50
 
 
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 class Service:
-    """The service process at one address, started again where it is killed."""
+    """The service process at one address, restarted after it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, None
@@ -128,10 +128,10 @@ class Service:
             free.bind(("127.0.0.1", 0))
             self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self.seen: set[int] = set()
-        """Process ids of all that ever ran below it."""
+        """Process ids of all its descendants, past and present."""
 
     async def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: ASYNC220  (the loop has nothing else to do)
                 [sys.executable, "-P", "-m", "services.reward", "serve", "--config", str(self.folder / "rewards.yaml"),
@@ -143,7 +143,7 @@ class Service:
         await self.counters()
 
     async def counters(self) -> dict[str, float]:
-        """Its statistics, once it answers."""
+        """Its statistics; waits until it answers."""
         assert self.process is not None
         async with asyncio.timeout(HANG_S):
             while self.process.poll() is None:
@@ -157,7 +157,7 @@ class Service:
             await asyncio.sleep(0.2)
 
     def children(self) -> list[int]:
-        """Environment processes that run now."""
+        """Process ids of the running environment processes."""
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             found = [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
@@ -171,7 +171,7 @@ class Service:
         self.process.wait()
 
     def left(self) -> int:
-        """Processes that are still there once the service has ended."""
+        """Number of processes that remain after the service has ended."""
         assert self.process is not None
         self.process.terminate()
         self.process.wait(60)
@@ -179,7 +179,7 @@ class Service:
 
 
 async def measure(folder: Path, num: int) -> dict[str, dict[str, Any]]:
-    """Every phase with a service of its own; what is right is what `alone` saw."""
+    """Run every phase with a separate service; the phase `alone` gives the expected values."""
     phases: dict[str, dict[str, Any]] = {}
     right: list[list[str]] = []
     for phase in ("alone", "killed", "wild"):
@@ -191,24 +191,24 @@ async def measure(folder: Path, num: int) -> dict[str, dict[str, Any]]:
         phases[phase], seen = await run_phase(service, phase, num)
         right = right or seen
         phases[phase]["lost"] = sum(
-            is_lost(deed_of(number, phase), one, right[number]) for number, one in enumerate(seen)
+            is_lost(fault_of(number, phase), one, right[number]) for number, one in enumerate(seen)
         )
         for number, one in enumerate(seen):
-            if is_lost(deed_of(number, phase), one, right[number]):
-                print(f"lost in {phase}: {number} {deed_of(number, phase)!r} saw {one}, not {right[number]}")
+            if is_lost(fault_of(number, phase), one, right[number]):
+                print(f"lost in {phase}: {number} {fault_of(number, phase)!r} saw {one}, not {right[number]}")
         phases[phase]["left"] = service.left()
     return phases
 
 
-def deed_of(number: int, phase: str) -> str:
-    """What an episode does to its process; nothing as a rule."""
+def fault_of(number: int, phase: str) -> str:
+    """The fault that an episode causes in its process; empty for most."""
     kinds = list(WILD)
     return kinds[number % WILD_EVERY] if phase == "wild" and number % WILD_EVERY < len(kinds) else ""
 
 
-def is_lost(deed: str, seen: list[str], right: list[str]) -> bool:
-    """A wild one may also have ended before it did anything."""
-    return seen != right and not (deed and seen[-1] == WILD[deed] and seen[:-1] == right[: len(seen) - 1])
+def is_lost(fault: str, seen: list[str], right: list[str]) -> bool:
+    """Whether an episode is lost. A wild one may also have ended before it caused its fault."""
+    return seen != right and not (fault and seen[-1] == WILD[fault] and seen[:-1] == right[: len(seen) - 1])
 
 
 async def run_phase(service: Service, phase: str, num: int) -> tuple[dict[str, Any], list[list[str]]]:
@@ -223,10 +223,10 @@ async def run_phase(service: Service, phase: str, num: int) -> tuple[dict[str, A
     begun = Counter[str]()
 
     async def play(number: int) -> list[str]:
-        """What was observed and its reward, turn by turn; the verdict's kind last where it failed."""
+        """Observation and reward of each turn; the last entry is the verdict's kind if the episode failed."""
         rng = np.random.default_rng(number)
         seen = []
-        async with client.environments.episode(task(number, deed_of(number, phase))) as episode:
+        async with client.environments.episode(task(number, fault_of(number, phase))) as episode:
             step = await episode.reset()
             begun["episodes"] += 1
             if begun["episodes"] == num:
@@ -266,11 +266,11 @@ _num_kills = Counter[str]()
 
 
 async def disturb(service: Service, all_begun: asyncio.Event) -> None:
-    """SIGKILL to one environment process after the other, and in its second round to the service."""
+    """Send SIGKILL to one environment process after another, and in the second round to the service."""
     dice = random.Random(1)
     await all_begun.wait()
     for turn in itertools.count():
-        await service.all_running()  # those that are killed while they start would be failed starts in a row
+        await service.all_running()  # processes that are killed during their start would count as failed starts
         await asyncio.sleep(dice.uniform(0, KILL_S))
         if turn == 1:
             service.kill()
@@ -283,7 +283,7 @@ async def disturb(service: Service, all_begun: asyncio.Event) -> None:
 
 
 async def stopped(disturbing: asyncio.Task[None]) -> int:
-    """End it; how many were killed."""
+    """Stop the disturbance and return the number of kills."""
     disturbing.cancel()
     await asyncio.wait({disturbing})
     if not disturbing.cancelled() and (error := disturbing.exception()) is not None:
@@ -291,10 +291,10 @@ async def stopped(disturbing: asyncio.Task[None]) -> int:
     return sum(_num_kills.values())
 
 
-def task(number: int, deed: str) -> SampleTask:
+def task(number: int, fault: str) -> SampleTask:
     return SampleTask(
         lease_id=number, group_id=number // 8, sample_index=number % 8, purpose="train", min_version=0,
-        row={"do": deed, "number": number}, sampling=Sampling(), seed=1, prefix=Segment.empty(),
+        row={"do": fault, "number": number}, sampling=Sampling(), seed=1, prefix=Segment.empty(),
     )  # fmt: skip
 
 

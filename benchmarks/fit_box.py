@@ -1,6 +1,6 @@
-"""The box in which the simulator's fit looks for its numbers, and which of them lie on its edge.
+"""The bounds of the numbers that the simulator fits, and which fitted numbers are at a bound.
 
-Owns: the bounds, `at_bound`. Refuses: fitting (simulator.py). Light, so that a table can ask it.
+simulator.py fits. This module imports little, because tables use it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ BOX: Mapping[str, tuple[float, float]] = {
 }
 """Lowest and highest value of each fitted number."""
 NEAR = 0.01
-"""Of a bound: numbers are published with three digits."""
+"""Relative distance to a bound that counts as reaching it: numbers are published with three digits."""
 
 
 def at_bound(efficiencies: Mapping[str, float]) -> list[str]:
-    """Fitted numbers on the edge of the box: the rows would have them beyond it, so they are limits and no findings."""
+    """Fitted numbers at a bound. The data would place them beyond it, so they show the bound and not a fitted value."""
     return [
         name for name, ends in BOX.items() if any(math.isclose(efficiencies[name], end, rel_tol=NEAR) for end in ends)
     ]

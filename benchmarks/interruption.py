@@ -1,19 +1,19 @@
-"""What should a new version do to answers under way: recompute their cache, keep it, or let them finish first?
+"""What should a new version do to running answers: recompute their cache, keep it, or let them finish first?
 
     python -m benchmarks.interruption                                     emulated 1.5B and 7B, and real: about 2 hours
     python -m benchmarks.interruption --devices emulated:h800 --model 7b  one kind of device
     python -m benchmarks.interruption configs/mine.yaml key=value         your own job on its own devices
     python -m benchmarks.interruption --quick  emulated 1.5B, one seed, 8 steps; writes nothing
 
-What is found about a job of your own is written alongside its runs (--runs-dir), not over the published result.
+Results for your own job are written next to its runs (--runs-dir) and do not replace the published result.
 
-`recompute` drops keys and values and prefills every running answer under the new weights (the default, and the
-paper's); `keep_kv` goes on with the old ones; `drain` lets running answers finish first, and is what a system without
-interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work).
-Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures are of a
-model of hardware, with three quarters of the GPUs for rollout, where the trainer has more work, and with half of them.
-All at max_staleness 4, seeds paired; ratios are of tokens/s, since which prompts the counted steps hold differs.
-Results are added to benchmarks/results/interruption.json as they come, a part for each kind of device.
+`recompute` drops keys and values and prefills every running answer with the new weights (the default, and the paper's
+method); `keep_kv` keeps the old ones; `drain` lets running answers finish first, as in a system without interruption
+(arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work). Emulated devices take the
+time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures describe a model of hardware, with
+three quarters of the GPUs for rollout, where the trainer has more work, and with half of them. All runs have
+max_staleness 4, and seeds are paired; ratios are of tokens/s, since the counted steps contain different prompts.
+Results are added to benchmarks/results/interruption.json as they arrive, one part for each kind of device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BASE = "drain"
 KEPT = ("samples_per_s", "tokens_per_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
         "staleness_mean", "late_share")  # fmt: skip
 WHICH = ("--devices", "--model", "--shares")
-"""Options that say which parts a command makes."""
+"""Options that choose the parts that a command measures."""
 Row = dict[str, Any]
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if neither this nor CONFIG is given")
     parser.add_argument("--model", default="", help="size of the emulated policy; 1.5b and 7b if not given")
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--shares", type=NUMBERS, default="0.75,0.5", help="of them for rollout; several with commas")
+    parser.add_argument("--shares", type=NUMBERS, default="0.75,0.5", help="shares for rollout, comma-separated")
     parser.add_argument("--seeds", type=INTEGERS, default="1,2,3")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
@@ -95,7 +95,7 @@ def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
 def measure(
     place: str, config: str, seed: int, overrides: Sequence[str], runs_dir: Path, measured: Measured
 ) -> list[Row]:
-    """All ways on one seed, in turn."""
+    """Run all ways on one seed, in turn."""
     rows = []
     for way in WAYS:
         settings = [f"seed={seed}", f"rollout.interruption={way}", "staleness.max_staleness=4", "metrics.report=false"]
@@ -115,14 +115,14 @@ def _figures(config: str, settings: Sequence[str], runs_dir: Path) -> Row:
 
 
 def publish_location(place: str, options: argparse.Namespace) -> Path:
-    """Where a place's rows go."""
+    """The result file for the rows of a place."""
     parts = json.loads(RESULT.read_text())["parts"] if RESULT.is_file() else {}
     made = parts[place]["command"] if place in parts else None
     return chosen("interruption", options, RESULT, made, WHICH)
 
 
 def keep(place: str, rows: Sequence[Row], path: Path) -> Path:
-    """Put a place's rows into a result file, in place of earlier ones of it."""
+    """Write a place's rows to a result file, replacing earlier ones of the same place."""
     parts = parts_with(path, place, command_of("interruption"), {"rows": list(rows), "lines": compare(rows)})
     return write("interruption", "python -m benchmarks.interruption", {"parts": parts}, path)
 
@@ -142,7 +142,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def print_table(lines: Sequence[Row]) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     place = ""
     for line in lines:
         if line["place"] != place:

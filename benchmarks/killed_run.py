@@ -1,8 +1,7 @@
-"""One run whose processes are killed from outside: starting, finding and killing them, and recounting its ledger.
+"""One run whose processes are killed from outside: starts it, finds and kills processes, and recounts its ledger.
 
-Owns: `KilledRun`. Refuses: what is killed when, and what counts as good (killed_runs.py).
-
-Processes are found by their command lines among the controller's descendants.
+Processes are found by their command lines among the controller's descendants. killed_runs.py decides what is killed
+when, and judges the result.
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ MODULES = {
     "environment": "services.environment.host",
 }  # fmt: skip
 PROGRAM = "preload.py"
-"""In the command line of a program that was forked, of its guard, and of the process they were forked from."""
+"""Part of the command line of a forked program, of its guard, and of the process they were forked from."""
 LOOK_S = 1.0
 HANG_S = 3600.0
-"""Without a step for so long a run hangs."""
+"""A run without a step for this long counts as hanging."""
 END_S = 30.0
-"""After the run's end, for what belongs to it to end as well."""
+"""Seconds after the run's end within which its processes must end."""
 
 
 class KilledRun:
-    """A run; `resume`d where its controller is killed."""
+    """A run; it is resumed after its controller is killed."""
 
     def __init__(self, config: str, overrides: Sequence[str], name: str, runs_dir: Path, scratch: Path) -> None:
-        """`scratch`: a folder for everything temporary of this run."""
+        """`scratch`: a folder for the temporary files of this run."""
         self.folder = runs_dir / name
         self._scratch, self._dice = scratch, random.Random(1)
         self._shared_before = set(os.listdir(SHM))
         self._seen: dict[int, psutil.Process] = {}
-        """Processes that it has or had, by id."""
+        """Its current and former processes by id."""
         self.kills: Counter[str] = Counter()
         self.num_resumes = 0
         self.most_at_once = 0
-        """Environments, or programs, at the same time."""
+        """Largest number of concurrent environments or programs."""
         self._process = self._start("train", config, *overrides, f"name={name}")
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -77,7 +76,7 @@ class KilledRun:
     # ------------------------------------------------------------ watching
 
     def watch(self, seconds: float) -> None:
-        """Let it run for so long. Raises SystemExit where it ends with an error."""
+        """Let it run for this time. Raises SystemExit if it ends with an error."""
         until_s = time.monotonic() + seconds
         while True:
             self._look()
@@ -87,11 +86,11 @@ class KilledRun:
             time.sleep(min(LOOK_S, left_s))
 
     def wait_for_step(self, step: int) -> None:
-        """Until it has taken this step. Raises SystemExit where it ends or hangs before."""
+        """Wait until it has completed this step. Raises SystemExit if it ends or hangs before."""
         self._wait(lambda: self._num_steps() >= step, f"step {step}")
 
     def wait_for_end(self) -> None:
-        """Until it has ended well. Raises SystemExit where it does not."""
+        """Wait until it has ended successfully. Raises SystemExit if it does not."""
         self._wait(lambda: self._process.poll() == 0, "the end")
 
     def _wait(self, is_reached: Callable[[], bool], what: str) -> None:
@@ -119,7 +118,7 @@ class KilledRun:
         return 0
 
     def _num_held(self) -> int:
-        """Episodes that the reward service holds, as it said last."""
+        """Episodes that the reward service holds, by its last report."""
         with contextlib.suppress(OSError, ValueError):
             processes = json.loads((self.folder / "status.json").read_text())["processes"]
             return int(processes.get("reward", {}).get("counters", {}).get("environment.episodes", 0))
@@ -128,7 +127,7 @@ class KilledRun:
     # ------------------------------------------------------------ killing
 
     def kill(self, kind: str) -> None:
-        """SIGKILL to one process of this kind, drawn at random; to none where none lives."""
+        """Send SIGKILL to a random process of this kind, if there is one."""
         if kind == "controller":
             self._kill_controller()
         elif found := list(self._of_kind(kind)):
@@ -155,7 +154,7 @@ class KilledRun:
                 yield process
 
     def _family(self) -> list[psutil.Process]:
-        """The controller and what descends from it now; all are noted in `_seen`."""
+        """The controller and its current descendants; all are recorded in `_seen`."""
         for pid in (self._process.pid, *descendants_of(self._process.pid)):
             known = self._seen.get(pid)
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -164,7 +163,7 @@ class KilledRun:
         return [process for process in self._seen.values() if process.is_running()]
 
     def destroy(self) -> None:
-        """End what still runs of it, by one interrupt and then by force. Does nothing where it has ended."""
+        """End its remaining processes, by one interrupt and then by force. Does nothing if it has ended."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -175,7 +174,7 @@ class KilledRun:
     # ------------------------------------------------------------ after its end
 
     def left(self) -> dict[str, list[str]]:
-        """What is still there of the run, by name: processes, files of its own in shared memory, temporary files."""
+        """Remains of the run by kind: processes, its files in shared memory, temporary files."""
         _, alive = psutil.wait_procs(self._seen.values(), timeout=END_S)
         shared = set(os.listdir(SHM)) - self._shared_before
         run_id = json.loads((self.folder / "state.json").read_text())["run_id"]
@@ -186,7 +185,7 @@ class KilledRun:
         }
 
     def recount(self) -> dict[str, Any]:
-        """Its ledger, counted again: see killed_runs.py."""
+        """Counts from its ledger: see killed_runs.py."""
         found = audit(self.folder)
         db = sqlite3.connect(f"{(self.folder / LEDGER_FILE).as_uri()}?mode=ro", uri=True)
         with contextlib.closing(db):
@@ -194,7 +193,7 @@ class KilledRun:
 
 
 def recount(db: sqlite3.Connection) -> dict[str, int]:
-    """What became of groups and samples."""
+    """Numbers of groups and samples by fate."""
     fates = dict(db.execute("SELECT fate, COUNT(*) FROM groups GROUP BY fate"))
     (num_failed,) = db.execute("SELECT COUNT(*) FROM samples WHERE verdict_kind != 'scored'").fetchone()
     trained = [len(group.sample_indices) for batch in read_batches(db) for group in batch.groups]
@@ -206,7 +205,7 @@ def recount(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def repeats(db: sqlite3.Connection) -> list[str]:
-    """Samples that are in two steps, or in one without having ended: a sentence each."""
+    """One sentence for each sample that is in two steps, or in one step without having ended."""
     ended = set(db.execute("SELECT group_id, sample_index FROM samples WHERE is_kept"))
     used = Counter(
         (group.group_id, index)
@@ -219,7 +218,7 @@ def repeats(db: sqlite3.Connection) -> list[str]:
 
 
 def _programs(family: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
-    """Those of a family that are programs of agents: below a guard of their own, with nothing below themselves."""
+    """The agent programs of a family: each has its own guard as parent and no children."""
     forked = {process.pid for process in family if any(word.endswith(PROGRAM) for word in _words_of(process))}
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):

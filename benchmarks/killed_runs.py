@@ -1,18 +1,18 @@
-"""Does a whole run lose or repeat a sample where its processes are killed in the middle of thousands of episodes?
+"""Does a complete run lose or repeat a sample if its processes are killed in the middle of thousands of episodes?
 
     python -m benchmarks.killed_runs                                    2,000 environments, then 500 programs of agents
     python -m benchmarks.killed_runs --quick                            64 of each; writes nothing
     python -m benchmarks.killed_runs --environments 0 --agents 100      one of the two
 
-Two runs of `areal-like train` with real workers, trainer, reward service and ledger: `guess_number` with so many
-environments at once, and `agent_tool_sum` with so many programs, each a process of its own. After every step processes
-get SIGKILL at random instants: environment processes or programs, and in turn the reward service, a rollout worker, the
-trainer, and the controller, after which `areal-like resume` continues the run.
+Two runs of `areal-like train` with real workers, trainer, reward service and ledger: `guess_number` with --environments
+concurrent environments, and `agent_tool_sum` with --agents concurrent programs, each a separate process. After every
+step processes get SIGKILL at random times: environment processes or programs, and in turn the reward service, a rollout
+worker, the trainer, and the controller, after which `areal-like resume` continues the run.
 
-At the end each run is recounted from its ledger, by the audit and by a second count (`recount`): every group that was
-drawn is consumed, filtered, dropped or in flight, and every sample is trained on in at most one step. `failed`: samples
-without a reward; each must be one whose program was killed. `left`: processes, shared memory and temporary files that
-are still there. Exit status 1 where anything is lost, repeated or left.
+At the end the groups and samples of each run are counted from its ledger, by the audit and by a second count
+(`recount`): every group that was drawn is consumed, filtered, dropped or in flight, and every sample is trained on in
+at most one step. `failed`: samples without a reward; the program of each must have been killed. `left`: processes,
+shared memory and temporary files that remain. Exit status 1 if anything is lost, repeated or left.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from benchmarks.runs import command_of, write
 
 SEED = 1
 SPREAD_S = 4.0
-"""The kills after a step come within so many seconds."""
+"""Seconds over which the kills after a step are spread."""
 
 
 @dataclass(frozen=True)
 class Part:
     """One of the two runs.
 
-    soft: what is killed that costs at most the samples in it. num_soft: of those after each step.
+    soft: kind of processes whose loss costs at most their own samples. num_soft: how many are killed after each step.
     """
 
     name: str
@@ -61,7 +61,7 @@ COMMON = (
 
 
 def environments_part(num: int) -> Part:
-    """`num` environments at once."""
+    """The run with `num` concurrent environments."""
     slots = min(64, num // 4)
     overrides = (
         *COMMON, f"rollout.engine.num_slots={slots}", f"rollout.queue_samples={num // 2 - slots}", "group_size=8",
@@ -71,7 +71,7 @@ def environments_part(num: int) -> Part:
 
 
 def agents_part(num: int) -> Part:
-    """`num` programs at once."""
+    """The run with `num` concurrent programs."""
     slots = min(32, num // 4)
     overrides = (
         *COMMON, f"rollout.engine.num_slots={slots}", f"rollout.queue_samples={num // 2 - slots}", "group_size=8",
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def measure(part: Part, runs_dir: Path) -> dict[str, Any]:
-    """One run, from its start to the recount."""
+    """Execute one run, from its start to the recount."""
     runs_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="killed-runs-") as scratch:
         overrides = [*part.overrides, f"num_steps={part.num_steps}", f"runs_dir={runs_dir}"]
@@ -133,7 +133,7 @@ def measure(part: Part, runs_dir: Path) -> dict[str, Any]:
 
 
 def orders(part: Part, run: KilledRun) -> Iterator[str]:
-    """What to kill, each at its instant."""
+    """The kinds of processes to kill, each yielded at its time."""
     dice = random.Random(SEED)
     for step in range(1, part.num_steps):
         run.wait_for_step(step)
@@ -146,13 +146,13 @@ def orders(part: Part, run: KilledRun) -> Iterator[str]:
 
 
 def is_good(found: dict[str, Any]) -> bool:
-    """Nothing was lost, repeated or left."""
+    """Whether nothing was lost, repeated or left."""
     failed_too_many = found["failed"] > found.get("max_failed", 0)
     return not (found["findings"] or found["dropped"] or failed_too_many or any(found["left"].values()))
 
 
 def words(name: str, found: dict[str, Any]) -> str:
-    """For the screen."""
+    """The result of one run as text."""
     kills = ", ".join(f"{count} {kind}" for kind, count in found["kills"].items())
     left = ", ".join(f"{what} {names}" for what, names in found["left"].items() if names) or "nothing"
     return (

@@ -1,12 +1,12 @@
-"""Do the shipped jobs of several turns learn? The greedy accuracy of finished runs over their steps.
+"""Do the shipped multi-turn jobs learn? The greedy accuracy of finished runs over their steps.
 
     areal-like train guess_number
-    python -m benchmarks.learning_curves runs/guess_number                    one curve or more
+    python -m benchmarks.learning_curves runs/guess_number                    one or more runs
     python -m benchmarks.learning_curves runs/guess_number --quick            prints; writes nothing
 
-A run makes its curve itself: it evaluates on held-out prompts before the first step, as `eval.every_steps` says, and at
-the end. This only collects the evaluations of runs whose audit is clean. A curve of a run with the same name takes the
-place of an older one, and the others stay.
+A run evaluates on held-out prompts before the first step, every `eval.every_steps` steps, and at the end. This
+benchmark only collects the evaluations of runs whose audit is clean. A curve replaces an older one of a run with the
+same name; other curves are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def curve_of(folder: Path) -> dict[str, Any]:
-    """Accuracy by step, and how long the run took. Raises SystemExit where it has not ended well."""
+    """Accuracy by step, and the duration of the run. Raises SystemExit if it has not ended successfully."""
     run = RunFolder(folder)
     if not run.summary.is_file():
         raise SystemExit(f"{folder} is not the folder of a finished run")

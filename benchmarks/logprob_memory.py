@@ -3,10 +3,9 @@
     python -m benchmarks.logprob_memory             about 3 minutes on two cores, up to 4 GB of memory
     python -m benchmarks.logprob_memory --quick     the smallest case; writes nothing
 
-A one-layer model with a large vocabulary; the same predictions once in chunks of the vocabulary's logits, as the
-trainer makes them, and once all at once under torch's own autograd. Each case is a process of its own, one thread;
-peaks are its resident memory above what it had before the passes, gradients included. (On a GPU: `python -m
-benchmarks.gpu_suite`.)
+A one-layer model with a large vocabulary; the same predictions once in chunks of logits, as in the trainer, and once
+all at once under torch's own autograd. Each case runs in a separate process with one thread; peaks are its resident
+memory minus that before the passes, gradients included. (On a GPU: `python -m benchmarks.gpu_suite`.)
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from benchmarks.runs import environment, write
 CASES = ((1024, 32_768), (4096, 32_768), (1024, 151_936))
 """(predictions, vocabulary)."""
 CHUNKS = (256, 1024, 0)
-"""Predictions a chunk; 0: whole logits."""
+"""Predictions per chunk; 0: all logits at once."""
 QUICK = (512, 4096, 256)
 """(predictions, vocabulary, chunk)."""
 HIDDEN, LENGTH, REPEATS = 128, 512, 3
@@ -55,7 +54,7 @@ def main() -> None:
 
 
 def one(num: int, vocabulary: int, chunk: int) -> Row:
-    """One case, in a process of its own. Raises SystemExit with its output when it fails."""
+    """Run one case in a separate process. Raises SystemExit with its output if it fails."""
     command = [sys.executable, "-m", "benchmarks.logprob_memory", "--case", str(num), str(vocabulary), str(chunk)]
     variables = environment() | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=variables, check=False)
@@ -66,7 +65,7 @@ def one(num: int, vocabulary: int, chunk: int) -> Row:
 
 
 def case(num: int, vocabulary: int, chunk: int) -> Row:
-    """Here and now."""
+    """Measure one case in this process."""
     import numpy as np
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,10 +1,10 @@
-"""Rows that a long benchmark has measured, kept as they come: an interrupted call loses none of them.
+"""Rows that a long benchmark has measured, stored as they arrive, so that an interrupted call loses none of them.
 
-Owns: the file of rows alongside the runs, and what `--go-on` takes from it; the words that benchmarks have in common on
-their command lines. Refuses: results (publishing.py says where they go, runs.py writes them whole).
+Contains the file of rows next to the runs, which `--go-on` reads, and the command-line options that benchmarks share.
+Results are located in publishing.py and written in runs.py.
 
 Everything is measured again unless `--go-on` is given; then rows of an earlier call with the same words are taken, and
-each says when and with which commit it was measured, since the machine may have been another one that day.
+each records the date and commit of its measurement, since the machine may have been another one that day.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ T = TypeVar("T")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--runs-dir`, `--go-on` and `--replace`."""
+    """Add `--runs-dir`, `--go-on` and `--replace`."""
     add_rows(parser)
     add_replace(parser)
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """`--runs-dir` and `--go-on`."""
+    """Add `--runs-dir` and `--go-on`."""
     parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--go-on", action="store_true", help="take rows that an interrupted call has measured")
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """`[CONFIG] [key=value ...]`: a job of one's own; `--config CONFIG` is the same."""
+    """Add `[CONFIG] [key=value ...]`, a user's job; `--config CONFIG` is the same."""
     parser.add_argument("config", nargs="?", default="", metavar="CONFIG")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--config", dest="named", metavar="CONFIG", help="the same as CONFIG")
 
 
 def parse_job(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line of a parser with `add_job`; a word with `=` is an override, the one without is CONFIG."""
+    """Parse the command line with `add_job`; a word with `=` is an override, the one without is CONFIG."""
     options = parser.parse_intermixed_args()
     words = [word for word in (options.config, *options.overrides) if word]
     configs = [*([options.named] if options.named else []), *(word for word in words if "=" not in word)]
@@ -60,7 +60,8 @@ def parse_job(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def several(read: Callable[[str], T], what: str) -> Callable[[str], list[T]]:
-    """An argparse type: values with commas between, at least one. read: of one, raises ValueError; what: they are."""
+    """An argparse type: one or more values separated by commas. read: parses one and raises ValueError; what: their
+    description."""
 
     def values(text: str) -> list[T]:
         try:
@@ -95,13 +96,13 @@ def _bound(word: str) -> str:
 INTEGERS = several(_whole, "whole numbers from 0")
 NUMBERS = several(_number, "numbers")
 TEXTS = several(_as_written, "numbers such as 1e-5")
-"""Kept as text: they are overrides."""
+"""Kept as text, since they become overrides."""
 BOUNDS = several(_bound, "whole numbers from 0 or `unbounded`")
-"""Kept as text, values of staleness.max_staleness."""
+"""Kept as text: values of staleness.max_staleness."""
 
 
 class Measured:
-    """The rows of one question. path: the file of rows; None: they are not kept."""
+    """The rows of one benchmark. path: the file of rows; None: they are not stored."""
 
     def __init__(self, path: Path | None, *, is_going_on: bool = False) -> None:
         self._path = path
@@ -109,18 +110,19 @@ class Measured:
         rows = _read(path) if path is not None else {}
         self._found = rows if is_going_on else {}
         if rows and not is_going_on:
-            print(f"{len(rows)} rows of an interrupted call are there; --go-on takes them", flush=True)
+            print(f"{len(rows)} rows of an interrupted call exist; --go-on uses them", flush=True)
 
     @classmethod
     def of(cls, question: str, options: argparse.Namespace) -> Measured:
-        """Of a command line with `add_options`; a quick form keeps nothing."""
+        """Rows for a command line with `add_options`; with --quick none are stored."""
         path = options.runs_dir.resolve() / f"{question}.rows.jsonl"
         return cls(None if options.quick else path, is_going_on=options.go_on)
 
     def row(self, key: Sequence[object], measure: Callable[[], Row]) -> Row:
-        """The row of `key` (all that it depends on; of a file, what is in it), measured unless an earlier call has.
+        """The row of `key`, measured unless an earlier call has measured it. key: everything that the row depends on;
+        for a file, its content counts.
 
-        `measured` in it says on which day and with which commit.
+        `measured` in the row has the date and commit.
         """
         words = [_content(str(part)) for part in key]
         self._used.add(_name(words))
@@ -143,7 +145,7 @@ class Measured:
         return self.row([config, *settings], partial(train, config, settings, runs_dir))
 
     def finish(self) -> None:
-        """The result is written: the next call measures these rows again. Those of other calls stay."""
+        """Remove the rows of this call after the result is written, so that the next call measures them again."""
         if self._path is None or not self._path.is_file():
             return
         others = [row for name, row in _read(self._path).items() if name not in self._used]
@@ -154,7 +156,7 @@ class Measured:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The newest row of each key; the last line may be torn, since calls are interrupted."""
+    """The newest row of each key; the last line may be incomplete, since calls can be interrupted."""
     rows = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -170,14 +172,14 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _content(word: str) -> str:
-    """A file's name with a digest of what is in it, since it may have changed; also of a file behind `key=`."""
+    """A file's name with a digest of its content, since it may have changed; also for a file after `key=`."""
     path = next((text for text in (word, word.partition("=")[2]) if os.path.isfile(text)), None)
     return word if path is None else f"{word} {sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
 def _commit() -> str:
     git = ["git", "-C", str(REPOSITORY)]
-    code = ["--", ".", ":!benchmarks/results", ":!docs/pictures"]  # what a benchmark itself writes on its way
+    code = ["--", ".", ":!benchmarks/results", ":!docs/pictures"]  # written by benchmarks themselves
     try:
         commit, changed = (
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()

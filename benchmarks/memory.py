@@ -3,14 +3,14 @@
     python -m benchmarks.memory             every case, about 5 minutes on two cores, under 2 GB of memory
     python -m benchmarks.memory --quick     the first case; writes nothing
 
-Each case is a tiny model made from a config, trained for two steps as the trainer does it (its own backend, batches and
-loss; several micro-batches, so that gradients are there in full). The first step makes AdamW's state. In the second one
-torch's profiler records every allocation and release of torch's CPU allocator, in order; the measured peak is what
-weights and AdamW's state hold before the step plus the largest sum of what came since. Each rank is a process of its
-own with one thread; of several ranks the largest counts. What Python, libraries and the allocator's own pages take is
-not in it, nor in the estimate.
+Each case is a tiny model made from a config, trained for two steps as in the trainer (its own backend, batches and
+loss; several micro-batches, so that all gradients exist). The first step creates AdamW's state. In the second step
+torch's profiler records every allocation and release of torch's CPU allocator, in order; the measured peak is the
+memory of weights and AdamW's state before the step plus the largest sum of allocations since. Each rank is a separate
+process with one thread; of several ranks the largest peak counts. Memory of Python, libraries and the allocator's own
+pages is neither in the measurement nor in the estimate.
 
-Parameters of the public models are counted besides, against transformers' own models on torch's meta device.
+Parameters of the public models are also counted and compared with transformers' own models on torch's meta device.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def counted_parameters() -> list[dict[str, Any]]:
-    """Parameters of every public model by its shape and as transformers makes it."""
+    """Parameters of every public model by its shape and in transformers' model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -124,7 +124,7 @@ def compare(name: str) -> dict[str, Any]:
 
 
 def config_of(name: str) -> Any:
-    """The job of a case, as a configuration: four micro-batches of a rank in one update."""
+    """The configuration of a case: four micro-batches per rank in one update."""
     from controller.config.run_config import RunConfig
 
     model, length, micro_batch, trainer = CASES[name]
@@ -142,7 +142,7 @@ def config_of(name: str) -> Any:
 
 
 def peaks_of(name: str, num_ranks: int) -> list[int]:
-    """Measured peak of every rank, each in its own process. Raises SystemExit with the output of one that fails."""
+    """Measure the peak of every rank, each in its own process. Raises SystemExit with the output of one that fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.memory", "--case", name]
         variables = environment() | {"OMP_NUM_THREADS": "1"}
@@ -165,7 +165,7 @@ def peaks_of(name: str, num_ranks: int) -> list[int]:
 
 
 def measure(name: str, rank: int, meeting: str) -> int:
-    """Here and now: the peak of the second step, bytes."""
+    """Measure the peak of the second step in this process, in bytes."""
     import torch
     import torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile

@@ -4,9 +4,9 @@
     python -m benchmarks.modes --quick               2 seeds, 20 steps, about 5 minutes; writes nothing
     python -m benchmarks.modes configs/mine.yaml num_steps=40
 
-`sync` has all cores in both phases, strictly one after the other, with a rollout worker on each, which the search of
-benchmarks/async_vs_sync.py finds fastest for so small a model (CONFIG runs with the workers it names); `async` has one
-core per process. What is compared, and how: benchmarks/paired.py.
+`sync` uses all cores in each phase, strictly one phase after the other, with a rollout worker on each core, which the
+search of benchmarks/async_vs_sync.py finds fastest for such a small model (CONFIG runs with its own number of workers);
+`async` has one core per process. The comparison is described in benchmarks/paired.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Rollout workers that take time instead of computing, around the real coordinator, under a virtual clock.
 
-Owns: the pace of a device, workers that decode, prefill and hand back at that pace, one synchronous run. Refuses: what
-is compared (routing.py). Nothing here is measured: figures are emulated, and named so.
+Contains the speed of a device, workers that decode, prefill and return leases at that speed, and one synchronous run;
+routing.py compares. Nothing here is measured: figures are emulated, and labelled so.
 
-A decode step of b answers takes `floor_s + b * per_answer_s`; prefilling takes `prefill_s` a token, and a prompt that
-the worker has prefilled for the same group already costs nothing. Lengths are drawn by (seed, group, sample), so every
-policy sees the same answers.
+A decode step of b answers takes `floor_s + b * per_answer_s`; prefilling takes `prefill_s` per token, and a prompt that
+the worker has already prefilled for the same group costs nothing. Lengths are drawn by (seed, group, sample), so every
+policy gets the same answers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROMPT_TOKENS = 256
 
 @dataclass(frozen=True)
 class Pace:
-    """What a device takes for a decode step and for a prefilled token, in seconds."""
+    """Time of a device for a decode step and for a prefilled token, in seconds."""
 
     floor_s: float
     per_answer_s: float
@@ -51,7 +51,7 @@ class Pace:
     slowness: float = 1.0
 
     def step_s(self, num_answers: int) -> float:
-        """One token for each of so many answers."""
+        """Time of one token for each of `num_answers` answers."""
         return self.slowness * (self.floor_s + self.per_answer_s * num_answers)
 
 
@@ -64,7 +64,7 @@ class Lengths:
     most: int = 2000
 
     def draw(self, seed: int, group_id: int, sample_index: int) -> int:
-        """Tokens of one answer."""
+        """Number of tokens of one answer."""
         rng = random.Random(f"{seed}/{group_id}/{sample_index}")
         return max(1, min(self.most, round(self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0)))))
 
@@ -81,7 +81,7 @@ class Answer:
 
 @dataclass
 class Worker:
-    """One worker: answers in the order they came, the first `num_slots` of them decoded at once."""
+    """One worker: answers in order of arrival, of which the first `num_slots` are decoded at once."""
 
     name: str
     pace: Pace
@@ -89,7 +89,7 @@ class Worker:
     answers: dict[int, Answer] = field(default_factory=dict)
     recalled: list[int] = field(default_factory=list)
     debt_s: float = 0.0
-    """Prefilling that delays the next step."""
+    """Prefill time that delays the next step."""
     prompts: set[int] = field(default_factory=set)
     version: int = -1
     is_stepping: bool = False
@@ -101,11 +101,11 @@ class Worker:
 
 @dataclass
 class Outcome:
-    """Seconds of the virtual clock."""
+    """Results of a run, in seconds of the virtual clock."""
 
     step_s: list[float] = field(default_factory=list)
     tail_s: list[float] = field(default_factory=list)
-    """Per step: from the first worker that ran dry for good to the last answer."""
+    """For each step: from the first worker without further answers to the last answer."""
     prefill_tokens: int = 0
     num_migrated: int = 0
 
@@ -126,7 +126,7 @@ class PacedRun:
         self._gauge = SpeedGauge()
 
     def run(self) -> Outcome:
-        """To the last step."""
+        """Run to the last step."""
         self._handle(RunStarted(lineage="l0"))
         for worker in self._workers.values():
             self._handle(WorkerJoined(worker=worker.name, incarnation="a", capacity=2 * worker.num_slots))
@@ -250,7 +250,7 @@ class PacedRun:
                     self._ended(effect.step)
 
     def _ended(self, step: int) -> None:
-        """The batch is complete: the trainer takes no time, and the next step begins."""
+        """Complete the batch. The trainer takes no time, and the next step begins."""
         self._outcome.step_s.append(self.now_s - self._step_began_s)
         self._outcome.tail_s.append(self.now_s - min([self.now_s, *self._dry_s.values()]))
         if step < self._settings.num_steps:

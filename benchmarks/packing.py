@@ -4,17 +4,18 @@
     python -m benchmarks.packing --quick            few sequences, one round; writes nothing
     python -m benchmarks.packing 2000:0.6 mine.json other distributions, a row for each
 
-LENGTHS: where the answers' lengths come from, as `areal-like simulate --lengths` takes them: `thinking` (the shipped
-distribution of a thinking model, the default), MEAN:CV, a run's folder, a JSON file of measured groups. They are scaled
-so that the longest answer has LONGEST tokens.
+LENGTHS: the source of the answers' lengths, as for `areal-like simulate --lengths`: `thinking` (the shipped
+distribution of a thinking model, the default), MEAN:CV, a run's folder, or a JSON file of measured groups. They are
+scaled so that the longest answer has LONGEST tokens.
 
-`packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `first_fit`: in the order
-they came, each into the first micro-batch with room. `fixed_count`: as many sequences in each micro-batch, as few
-micro-batches as keep within the budget; both with the same attention. `padded`: batches in the order they came, as many
-rows as the budget holds when each is padded to the longest of its batch, with transformers' own forward pass and its
-attention mask; `sorted`: the same, longest first, so that there is least to pad. All compute log-probs of every
-answer token and one gradient; only real tokens count. Sides alternate in one process; the first round is thrown away.
-It also says how full the micro-batches are and how much ranks differ, at SEQUENCES_PER_RANK sequences a rank.
+`packed`: the trainer's method: sequences are distributed over ranks and packed by Algorithm 1, and attention respects
+their boundaries. `first_fit`: in order of arrival, each into the first micro-batch with room. `fixed_count`: the same
+number of sequences in each micro-batch, with as few micro-batches as the budget allows; both with the same attention.
+`padded`: batches in order of arrival, with as many rows as the budget holds when each is padded to the longest of its
+batch, with transformers' own forward pass and its attention mask; `sorted`: the same, longest first, which needs the
+least padding. All compute log-probs of every answer token and one gradient; only real tokens are counted. Sides
+alternate in one process; the first round is discarded. The fill of the micro-batches and the differences between ranks,
+at SEQUENCES_PER_RANK sequences per rank, are also reported.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ LONGEST, PROMPT = 512, 8
 BUDGET = 2048
 SEQUENCES_PER_RANK = 256
 LIMIT, DRAWN, GROUP_SIZE = 32_768, 768, 8
-"""Longest answer, and how many are drawn."""
+"""Longest answer in tokens, number of answers drawn, and answers per group."""
 VOCABULARY = 64
 MODEL = {
     "model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384, "vocab_size": VOCABULARY,
     "max_position_embeddings": LONGEST + PROMPT, "tie_word_embeddings": False,
 }  # fmt: skip
-"""The quickstart's, with room for the longest answer."""
+"""The quickstart's model, with positions for the longest answer."""
 
 
 def drawn(name: str) -> list[int]:
@@ -71,7 +72,7 @@ def drawn(name: str) -> list[int]:
 
 
 def fill(known: list[int], capacity: int, num_ranks: int, seed: int) -> tuple[float, float]:
-    """(share of the token budget that is used, how much the fullest rank exceeds the emptiest), unscaled lengths."""
+    """(used share of the token budget, excess of the fullest rank over the emptiest), for unscaled lengths."""
     lengths = random.Random(seed).choices(known, k=SEQUENCES_PER_RANK * num_ranks)
     dealt = deal(lengths, num_ranks, capacity)
     tokens = [sum(lengths[i] for members in own for i in members) for own in dealt]
@@ -79,7 +80,7 @@ def fill(known: list[int], capacity: int, num_ranks: int, seed: int) -> tuple[fl
 
 
 def made_samples(lengths: list[int]) -> list[BatchSample]:
-    """Answers of these lengths behind prompts of PROMPT tokens, in groups of eight."""
+    """Answers of these lengths after prompts of PROMPT tokens, in groups of eight."""
     rng = np.random.default_rng(0)
     samples = []
     for index, length in enumerate(lengths):
@@ -103,7 +104,7 @@ def made_samples(lengths: list[int]) -> list[BatchSample]:
 
 
 def padded_pass(model: Any, samples: list[BatchSample], batches: list[list[int]]) -> None:
-    """One gradient over padded batches: every row as long as the longest of its batch."""
+    """Compute one gradient over padded batches: every row is as long as the longest of its batch."""
     for members in batches:
         chosen = [samples[index] for index in members]
         width = max(len(sample.trajectory) for sample in chosen)
@@ -122,12 +123,13 @@ def padded_pass(model: Any, samples: list[BatchSample], batches: list[list[int]]
 
 
 def in_order(lengths: list[int], budget: int) -> list[list[int]]:
-    """Indices in batches as they come: one more row as long as all, padded to the longest, are within the budget."""
+    """Indices in batches in order of arrival. A row is added as long as all rows, padded to the longest, are within the
+    budget."""
     return _rows(range(len(lengths)), lengths, budget)
 
 
 def longest_first(lengths: list[int], budget: int) -> list[list[int]]:
-    """The same, sorted by length."""
+    """The same as `in_order`, sorted by length."""
     return _rows(sorted(range(len(lengths)), key=lambda index: -lengths[index]), lengths, budget)
 
 
@@ -148,7 +150,7 @@ PADDED: dict[str, Callable[[list[int], int], list[list[int]]]] = {"padded": in_o
 
 
 def first_fit(lengths: list[int], budget: int) -> list[list[int]]:
-    """Indices in micro-batches: each sequence, as it comes, into the first one with room."""
+    """Indices in micro-batches: each sequence in order of arrival into the first one with room."""
     bins: list[list[int]] = []
     loads: list[int] = []
     for index, length in enumerate(lengths):
@@ -162,7 +164,7 @@ def first_fit(lengths: list[int], budget: int) -> list[list[int]]:
 
 
 def fixed_count(lengths: list[int], budget: int) -> list[list[int]]:
-    """Indices in micro-batches of equally many sequences, as they come; as few as keep each within the budget."""
+    """Indices in micro-batches of equally many sequences, in order of arrival; as few as the budget allows."""
     for num in range(1, len(lengths) + 1):
         bins = [part.tolist() for part in np.array_split(np.arange(len(lengths)), num)]
         if all(sum(lengths[i] for i in members) <= budget for members in bins):
@@ -180,14 +182,14 @@ FORMS: dict[str, Callable[[list[int], int], list[list[int]]]] = {
 def in_bins(samples: list[BatchSample], bins: list[list[int]], settings: TrainerSettings) -> PreparedBatch:
     """A batch with these micro-batches."""
     parts = [prepare_batch([samples[i] for i in members], 0, settings) for members in bins]
-    first = parts[0]  # its rewards are for `kl_in: reward` alone, which is not measured here
+    first = parts[0]  # its rewards are used only by `kl_in: reward`, which is not measured here
     return PreparedBatch(
         0, (tuple(part.mini_batches[0][0] for part in parts),), first.metrics, first.rewards, first.tokens_of_version
     )
 
 
 def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of every form, one figure a round."""
+    """Tokens/s of every form, one figure per round."""
     register()
     torch.manual_seed(0)
     packed_model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.float32)
@@ -218,7 +220,7 @@ def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
 
 
 def print_row(row: dict[str, Any]) -> None:
-    """One distribution, as text."""
+    """Print one distribution."""
     print(f"\n{row['set']}: {row['sequences']} answers, {row['tokens_mean']:.0f} tokens on average, packed "
           f"{row['packed_tokens_per_s']:,.0f} tokens/s")  # fmt: skip
     for form, found in row["padding"].items():
@@ -245,7 +247,7 @@ def main(arguments: list[str]) -> int:
         sets = {name: drawn(name) for name in options.lengths}
     except UserError as error:
         raise SystemExit(str(error)) from error
-    capacity = max(max(known) for known in sets.values())  # one budget, which the longest answer of all must fit
+    capacity = max(max(known) for known in sets.values())  # one budget, which holds the longest answer of all
     for name, known in sets.items():
         chosen = random.Random(0).choices(known, k=num)
         scaled = [max(1, round(length * LONGEST / max(known))) for length in chosen]

@@ -1,10 +1,10 @@
-"""One page for a result file: its table and its plot, on one's own machine as in the documentation.
+"""One page for a result file: its table and its plot, as in the documentation.
 
     python -m benchmarks.page                         every file of benchmarks/results, pictures drawn again
     python -m benchmarks.page RESULT.json ...         these
 
-Owns: the page (one HTML file alongside the result, nothing loaded from anywhere). Refuses: tables (benchmarks/tables),
-plots (panels.py and the benchmarks that draw their own).
+The page is one HTML file next to the result and loads nothing. Tables are in benchmarks/tables, plots in panels.py and
+in the benchmarks that draw their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.panels import panels_of
 from benchmarks.tables import markdown
 
 OWN = ("async_vs_sync", "simulator", "staleness")
-"""Benchmarks that draw their own plot: `plot(source, picture)` in their module."""
+"""Benchmarks that draw their own plot with `plot(source, picture)` in their module."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
@@ -44,10 +44,10 @@ svg{{width:100%;max-width:34rem;height:auto;display:block}}
 
 
 def main() -> None:
-    """Pages for the named files, else for all."""
+    """Write pages for the named files, or for all."""
     for source in [Path(word) for word in sys.argv[1:]] or sorted(RESULTS.glob("*.json")):
         if not source.is_file():
-            raise SystemExit(f"{source} is not there; a benchmark writes it: python -m benchmarks.QUESTION")
+            raise SystemExit(f"{source} does not exist; a benchmark writes it: python -m benchmarks.QUESTION")
         try:
             print(publish(source.stem, source))
         except (KeyError, TypeError, ValueError) as error:
@@ -69,7 +69,7 @@ def publish(name: str, source: Path) -> Path:
 
 
 def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Path | None:
-    """The picture; None, and no older one left behind, where there is nothing to draw."""
+    """Draw the picture; None, and an older picture is removed, if there is nothing to draw."""
     if name in OWN:
         drawn: Path | None = importlib.import_module(f"benchmarks.{name}").plot(source, picture)
     else:
@@ -81,7 +81,7 @@ def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Pat
 
 
 def picture_of(name: str, source: Path) -> Path:
-    """A published result's picture belongs to the documentation, any other lies alongside its file."""
+    """The picture's path: in the documentation for a published result, otherwise next to the result file."""
     is_published = source.resolve().parent == RESULTS
     return REPOSITORY / "docs" / "pictures" / f"{name}.svg" if is_published else source.with_suffix(".svg")
 

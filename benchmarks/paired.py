@@ -1,11 +1,10 @@
-"""One job in several variants, seeds paired: what each reaches, and how it differs from the first of them.
+"""Compares one job in several variants, with paired seeds: the results of each, and its difference from the first one.
 
-Owns: the command line, running in turns, the comparison and its words. Refuses: which variants there are (modes.py,
-engines.py).
+Contains the command line, the runs in turn, and the comparison. The variants are in modes.py and engines.py.
 
-Accuracy is greedy, on held-out prompts, of the last checkpoint. Variants of a seed run one after the other, on the same
-warm start. Intervals are of 95 %, of the mean over seeds; differences and ratios are taken within a seed first. What is
-found about a job of one's own is written alongside its runs, not over the published result.
+Accuracy is greedy, on held-out prompts, of the last checkpoint. Variants of a seed run one after another, from the same
+warm start. Intervals are 95 % intervals of the mean over seeds; differences and ratios are first taken within a seed.
+Results for a user's own job are written next to its runs and do not replace the published result.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
 KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",
         "staleness_max", "steps", "audit")  # fmt: skip
 SHOWN = (*KEYS[:5], "staleness_max")
-"""Of each run, as it ends."""
+"""Figures printed when a run ends."""
 QUICK = ("num_steps=20", "data.eval.limit=300")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A question whose answer is a setting's values side by side. The first value is what others are compared with."""
+    """A comparison of several values of one setting. The others are compared with the first value."""
 
     name: str
     setting: str
     values: tuple[str, ...]
     own: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By value: what it runs best with, where the published job is compared; a CONFIG of one's own runs as it is."""
+    """Overrides by value with which it runs best in the published job. A user's CONFIG runs unchanged."""
 
     def main(self, description: str | None) -> None:
-        """Read the command line, run, print and write."""
+        """Parse the command line, run the jobs, print and write the result."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_job(parser)
         parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
@@ -67,7 +66,7 @@ class Comparison:
 
 
 def compare(rows: Sequence[Mapping[str, Any]], sides: Sequence[str]) -> Row:
-    """Means of each side; of all but the first, paired with it: differences of accuracy and ratios of throughput."""
+    """Means of each side; for all but the first also differences of accuracy and ratios of throughput, by seed."""
     by = {side: {row["seed"]: row for row in rows if row["side"] == side} for side in sides}
     base = by[sides[0]]
     against = {}
@@ -82,7 +81,7 @@ def compare(rows: Sequence[Mapping[str, Any]], sides: Sequence[str]) -> Row:
 
 
 def print_table(result: Mapping[str, Any]) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     print(f"\n{'':14}{'accuracy':>18}{'samples/s':>18}{'tokens/s':>20}")
     for side, values in result["sides"].items():
         accuracy, samples, tokens = (values[key] for key in MEANS)

@@ -1,7 +1,6 @@
-"""What is drawn of each result file: its panels, one function a benchmark.
+"""The panels that are drawn of each result file, one function per benchmark.
 
-Owns: the choice of what to show (benchmarks with a plot of their own draw it alongside their question). Refuses: how a
-panel looks (plots.py), numbers that are not in the result.
+Benchmarks with their own plot draw it in their module. The layout of a panel is in plots.py.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Result = dict[str, Any]
 
 
 def panels_of(name: str, result: Result) -> list[Panel]:
-    """Of a result file; none where a benchmark has nothing to draw here."""
+    """The panels of a result file; empty if the benchmark has none here."""
     return PLOTS[name](result) if name in PLOTS else []
 
 
@@ -313,7 +312,7 @@ def _reward_service(result: Result) -> list[Panel]:
 
 
 def _gpu_suite(result: Result) -> list[Panel]:
-    """Tokens or samples a second of every case that has them, a panel a table."""
+    """Tokens or samples per second of every case that has them, one panel per table."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
     panels = []
     for table in dict.fromkeys(row["table"] for row in rows):

@@ -1,19 +1,20 @@
-"""What would a laptop user get from TRL? GRPOTrainer and this project on the same job, to the same accuracy.
+"""How does TRL compare on a laptop? GRPOTrainer and this project on the same job, to the same accuracy.
 
     python -m benchmarks.peer_trl --build          make .venv-trl from benchmarks/peers/trl.lock; a few minutes
     python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: about an hour on two cores
     python -m benchmarks.peer_trl --quick          one seed, no tuning: about 12 minutes; writes nothing
 
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
-Ours is `mode: async`, set as described below. TRL runs in its own environment, with both cores for every phase; its
-clock stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
-batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
-over the same learning rates, and at the best of them with two updates a batch instead of one (TRL also with two-sided
-clipping then); ours, which is ordinary PPO as TRL's, but with dual clip, also with the decoupled loss, with a staleness
-bound of 1 instead of 2, and without dual clip. The best two of each side are tried on a second seed that is not
-counted; the better one on both is taken. The clock starts with the first step's generation. The accuracy is greedy, on
-the same held-out prompts, looked at every five batches, with straight lines between; a run ends when it is there, and
-one that never gets there counts with no time, and is named. samples/s: from that start until the accuracy is reached.
+Ours is `mode: async` with the settings below. TRL runs in its own environment, with both cores for every phase; the
+time of its evaluations is not counted, the time of ours is. TRL is first tuned for speed: several micro-batches, and
+continuous batching (configured as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is
+not counted: over the same learning rates, and at the best of them with two updates per batch instead of one (then TRL
+also with two-sided clipping). Ours, which like TRL's is ordinary PPO, but with dual clip, is also tried with the
+decoupled loss, with a staleness bound of 1 instead of 2, and without dual clip. The best two settings of each side are
+tried on a second seed that is not counted; the better one over both seeds is used. The time starts with the first
+step's generation. The accuracy is greedy, on the same held-out prompts, measured every five batches and interpolated
+linearly between; a run ends when it is reached, and a run that never reaches it has no time and is listed. samples/s:
+from that start until the accuracy is reached.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ BATCHING = {
     "max_requests_per_batch": 128, "page_size": 32, "num_blocks": 128 * 5, "max_batch_tokens": 128 * 32,
     "use_cuda_graph": False, "use_async_batching": False,
 }  # fmt: skip
-"""Of TRL's continuous batching: as many answers at once as our engine takes, in pages for 160 tokens each."""
+"""TRL's continuous batching: as many concurrent answers as in our engine, with pages for 160 tokens each."""
 SPEED_STEPS = 4
 LOSSES = {"recompute": (), "behaviour": ("trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")}
 LONGEST_S = 3600
-"""Of one run of TRL."""
+"""Time limit of one TRL run."""
 TUNING_SEEDS = (1000, 1001)
 NUM_FINALISTS = 2
 Settings = dict[str, Any]
@@ -72,22 +73,22 @@ VARIED: dict[str, tuple[Settings, ...]] = {
     "ours": ({"mini_batches": 2}, {"proximal": "recompute"}, {"max_staleness": 1}, {"dual_clip": "null"}),
     "trl": ({"mini_batches": 2}, {"mini_batches": 2, "delta": 3.0}),
 }
-"""What is tried at the best learning rate. With one update a batch TRL's policy is the one that sampled: nothing to
-clip."""
+"""Settings tried at the best learning rate. With one update per batch, TRL's policy is the one that sampled, and
+nothing is clipped."""
 SIDES = tuple(PLAIN)
 SOURCES = (str(CONFIG), str(SIDE), str(LOCK))
-"""What both sides are, alongside this file."""
+"""Files that define both sides, in addition to this one."""
 Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", action="store_true")
-    parser.add_argument("--index", default="", help="package index --build takes torch from")
+    parser.add_argument("--index", default="", help="package index from which --build installs torch")
     parser.add_argument("--accuracy", type=float, default=0.9)
-    parser.add_argument("--steps", type=int, default=60, help="at most")
+    parser.add_argument("--steps", type=int, default=60, help="largest number of steps")
     parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
-    parser.add_argument("--rates", type=TEXTS, default=",".join(RATES), help="learning rates both sides are tuned over")
+    parser.add_argument("--rates", type=TEXTS, default=",".join(RATES), help="learning rates tried for both sides")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parser.parse_args()
@@ -95,7 +96,7 @@ def main() -> None:
         build(options.index)
         return
     if not (VENV / "bin" / "python").is_file():
-        raise SystemExit("TRL's environment is not there: python -m benchmarks.peer_trl --build")
+        raise SystemExit("TRL's environment does not exist: run python -m benchmarks.peer_trl --build")
     seeds = [1] if options.quick else options.seeds
     rates = options.rates
     options.runs_dir.mkdir(parents=True, exist_ok=True)
@@ -114,7 +115,7 @@ def main() -> None:
 
 
 def build(index: str) -> None:
-    """The environment of its own, from its lock."""
+    """Build TRL's environment from its lock file."""
     venv.create(VENV, with_pip=True, clear=True)
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     torch = next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
@@ -124,7 +125,7 @@ def build(index: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of TRL's environment."""
+    """Package versions in TRL's environment."""
     code = "import json, trl, torch, transformers as t; print(json.dumps(dict(trl=trl.__version__, torch=torch.__version__, transformers=t.__version__)))"  # noqa: E501
     done = subprocess.run([str(VENV / "bin" / "python"), "-c", code], capture_output=True, text=True, check=True)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -132,15 +133,15 @@ def versions() -> dict[str, str]:
 
 
 class Contest:
-    """Both sides, from the same starting model."""
+    """Runs both sides from the same initial model."""
 
     def __init__(self, accuracy: float, steps: int, runs_dir: Path, measured: Measured) -> None:
         self._accuracy, self._steps, self._runs_dir, self._measured = accuracy, steps, runs_dir, measured
         self.tried: list[Row] = []
-        """What tuning found, with what."""
+        """Settings and results of the tuning."""
 
     def tuned(self, side: str, rates: Sequence[str]) -> Settings:
-        """The settings that were soonest there (or most accurate) on the tuning seeds."""
+        """The settings that reached the accuracy first (or were most accurate) on the tuning seeds."""
         plain = self._quickest() if side == "trl" else PLAIN[side]
         found = [self._try(side, {**plain, "lr": rate}) for rate in rates]
         found += [self._try(side, {**min(found, key=_soonest)["settings"], **other}) for other in VARIED[side]]
@@ -154,7 +155,7 @@ class Contest:
         return self.tried[-1]
 
     def _quickest(self) -> Settings:
-        """TRL's settings with the most samples a second over a few batches."""
+        """TRL's settings with the most samples per second over a few batches."""
         found = [self._speed({**PLAIN["trl"], "micro_batch": size}) for size in MICRO_BATCHES]
         found.append(self._speed({**max(found, key=_rate)["settings"], "is_continuous": True}))
         self.tried += found
@@ -171,7 +172,7 @@ class Contest:
         return {"side": "trl", "seed": TUNING_SEEDS[0], "settings": settings, **row}
 
     def run(self, side: str, seed: int, settings: Settings) -> Row:
-        """One run of one side. Raises SystemExit where it fails."""
+        """Run one side once. Raises SystemExit if it fails."""
         key = [side, seed, _words(settings), self._accuracy, self._steps, *SOURCES]
         row = self._measured.row(key, partial(self._whole, side, seed, settings))
         shown = "never" if row["time_to_s"] is None else f"{row['time_to_s']:.0f} s"
@@ -186,7 +187,7 @@ class Contest:
         return row
 
     def _model(self, seed: int) -> Path:
-        """The warm start of a seed as a folder; made once."""
+        """The folder with the warm start of a seed; made once."""
         folder = self._runs_dir / f"peer-trl-start-{seed}"
         if not (folder / "config.json").is_file():
             command = [sys.executable, "-P", "-m", "controller", "sft", str(CONFIG), f"seed={seed}", f"out={folder}",
@@ -218,7 +219,7 @@ class Contest:
         }  # fmt: skip
 
     def _trl(self, seed: int, settings: Settings, num_batches: int = 0) -> Row:
-        """num_batches: so many without looking at the accuracy between, for its speed."""
+        """Run TRL. num_batches: number of batches without evaluations, to measure its speed; 0: a complete run."""
         num_batches, every = (num_batches, num_batches) if num_batches else (self._steps, EVAL_EVERY)
         model, updates = self._model(seed), settings["mini_batches"]
         train_rows = running_sum.rows(seed, "train", limit=GROUPS * num_batches)
@@ -256,7 +257,7 @@ class Contest:
 
 
 def has_reached(folder: Path, accuracy: float) -> bool:
-    """Whether a run under way has had an evaluation with that accuracy; its last line may be half written."""
+    """Whether a running job has reached this accuracy in an evaluation; its last line may be incomplete."""
     metrics = folder / "metrics.jsonl"
     whole = metrics.read_text().splitlines(keepends=True) if metrics.is_file() else []
     rows = (json.loads(line) for line in whole if line.endswith("\n") and '"kind":"eval"' in line)
@@ -286,7 +287,8 @@ def _rows(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 
 def compare(rows: Sequence[Row]) -> dict[str, Any]:
-    """Ratios paired by seed: TRL's time over ours, our samples/s over TRL's; runs that never got there are named."""
+    """Ratios paired by seed: TRL's time over ours, our samples/s over TRL's. Runs that never reached the accuracy are
+    listed."""
     by = {(row["side"], row["seed"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
     both = [s for s in seeds if by["ours", s]["time_to_s"] and by["trl", s]["time_to_s"]]
@@ -299,7 +301,7 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _ratio(pairs: Sequence[float]) -> Row | None:
-    """Geometric mean with its 95 % interval, which is that of the logarithms. None without pairs."""
+    """Geometric mean with its 95 % interval, computed on logarithms. None without pairs."""
     if not pairs:
         return None
     mean, half = mean_interval([math.log(pair) for pair in pairs])
@@ -308,7 +310,7 @@ def _ratio(pairs: Sequence[float]) -> Row | None:
 
 
 def print_table(result: Row) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     print(f"\nto {result['accuracy']:.0%} accuracy; TRL {result['versions']['trl']}")
     for side in SIDES:
         mine = [row for row in result["rows"] if row["side"] == side]

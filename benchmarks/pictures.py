@@ -1,9 +1,9 @@
-"""Plots for the documentation: SVG files whose ink follows the reader's theme, and which say what they were made from.
+"""Plots for the documentation: SVG files whose colours follow the reader's theme, marked with their result file.
 
-Owns: the look of a plot, the mark of its result file. Refuses: numbers (each benchmark draws its own).
+Contains the style of plots and the mark. Panels are drawn in plots.py and in some benchmarks.
 
-Text and lines that should follow the theme are drawn in INK and FAINT; in the file these become CSS variables with a
-value for light and one for dark. The site sets the same variables for its own theme switch (docs/assets/site.css).
+Text and lines that follow the theme are drawn in INK and FAINT; in the file these become CSS variables with a value for
+light and one for dark. The site sets the same variables for its own theme switch (docs/assets/site.css).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 INK, FAINT = "#010203", "#040506"
-"""Stand-ins for text and for grid lines; no series may use them."""
+"""Placeholders for the colours of text and of grid lines; no series may use them."""
 SERIES = ("#2f7de1", "#d9731a", "#2c9c6a", "#a259c4")
-"""Colours that read on white and on dark grey, distinguished by the colour-blind as well (each has a marker too)."""
+"""Colours that are legible on white and on dark grey, also for colour-blind readers (each also has a marker)."""
 WIDTH_IN, PANEL_IN = 4.8, 2.4
-"""Of a picture and of a panel's height: legible on a phone."""
+"""Width of a picture and height of a panel in inches: legible on a phone."""
 MARKERS = ("o", "s", "^", "D")
 
 _STYLE = (
@@ -30,7 +30,7 @@ _STYLE = (
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a panel's series, distinguished up to four times as many as there are colours."""
+    """Colour, marker and dashes of a panel's series; four times as many series as colours can be distinguished."""
     again = number // len(SERIES)
     dashes = ("-", "--", ":", "-.")[again % 4]
     marker = MARKERS[(number + again) % len(MARKERS)]
@@ -72,7 +72,7 @@ def save(made: Any, path: Path, *, title: str, description: str, source: Path) -
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = text.replace('<style type="text/css">*{', "<style>.plot *{")  # inlined, it would speak for the whole page
+    text = text.replace('<style type="text/css">*{', "<style>.plot *{")  # else it would apply to the whole page
     text = text.replace(INK, "var(--plot-ink)").replace(FAINT, "var(--plot-faint)")
     head, _, body = text.partition(">")
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
@@ -84,10 +84,10 @@ def save(made: Any, path: Path, *, title: str, description: str, source: Path) -
 
 
 def digest(source: Path) -> str:
-    """Of a result file's bytes; the site's build refuses a picture whose mark is another one."""
+    """Digest of a result file's bytes. The site's build warns of a picture with another mark."""
     return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
 
 def _escaped(text: str) -> str:
-    """On one line."""
+    """Escape a text and put it on one line."""
     return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,6 +1,6 @@
-"""Panels as pictures: bars over named cases, or lines over a number.
+"""Draws panels: bars over named cases, or lines over a number.
 
-Owns: how a panel is laid out and named. Refuses: which panels a result has (panels.py), look and file (pictures.py).
+panels.py chooses the panels of a result; style and file format are in pictures.py.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ FRAME_IN = 0.75
 LEGEND_IN = 0.22
 """Height of a line of its legend, inches."""
 CHARACTER_IN = 0.095
-"""Of a title, inches."""
+"""Width of one character of a title, inches."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One value a place (None: not measured there), and how far it was spread: (lowest, highest)."""
+    """One value per place (None: not measured), and optionally its range (lowest, highest)."""
 
     name: str
     values: Sequence[float | None]
     spreads: Sequence[tuple[float, float] | None] = ()
 
     def spread(self, index: int) -> tuple[float, float] | None:
-        """Of the value at `index`."""
+        """The range of the value at `index`."""
         return self.spreads[index] if self.spreads else None
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars over `places` from top to bottom, or lines when these are numbers. mark: a value to compare with."""
+    """Bars over `places` from top to bottom, or lines if these are numbers. mark: a value to compare with."""
 
     title: str
     places: Sequence[str] | Sequence[float]
@@ -47,7 +47,7 @@ class Panel:
     mark: float | None = None
     is_logarithmic: bool = False
     axis: str = ""
-    """What the numbers on a line's lower axis are."""
+    """Label of the horizontal axis of lines."""
 
     @property
     def is_lines(self) -> bool:
@@ -56,7 +56,7 @@ class Panel:
 
 
 def draw(name: str, panels: Sequence[Panel], source: Path, picture: Path) -> Path:
-    """One picture of all panels of a result file, one below the other."""
+    """Draw one picture with all panels of a result file, one below the other."""
     made, axes = pictures.figure(len(panels), heights_in=[_height_in(panel) for panel in panels])
     left_in = max(_labels_in(panel) for panel in panels)  # their axes are aligned
     for axis, panel in zip(axes, panels, strict=True):
@@ -74,7 +74,7 @@ def _height_in(panel: Panel) -> float:
 
 
 def _labels_in(panel: Panel) -> float:
-    """Width of what stands left of the axis, inches."""
+    """Width of the labels left of the axis, inches."""
     return (
         0.4
         if panel.is_lines
@@ -83,13 +83,13 @@ def _labels_in(panel: Panel) -> float:
 
 
 def _columns(panel: Panel) -> int:
-    """Of its legend."""
+    """Number of columns of the legend."""
     longest = max(len(series.name) for series in panel.series)
     return max(1, int((pictures.WIDTH_IN - _labels_in(panel)) / (CHARACTER_IN * (longest + 5))))
 
 
 def _bars(axis: Any, panel: Panel) -> None:
-    """Horizontal, so that names stay legible; a whisker from the lowest to the highest."""
+    """Draw horizontal bars, so that names stay legible, with whiskers from the lowest to the highest value."""
     deep = 0.8 / len(panel.series)
     for number, series in enumerate(panel.series):
         colour = pictures.SERIES[number % len(pictures.SERIES)]
@@ -134,7 +134,7 @@ def _lines(axis: Any, panel: Panel) -> None:
 
 def _name(axis: Any, panel: Panel, left_in: float) -> None:
     axis.set_title("\n".join(textwrap.wrap(panel.title, int((pictures.WIDTH_IN - left_in) / CHARACTER_IN))))
-    if len(panel.series) > 1:  # below: nothing there that it could hide
+    if len(panel.series) > 1:  # below the axis, where it hides nothing
         below_in = 0.55 if panel.is_lines else 0.3
         axis.legend(loc="upper left", bbox_to_anchor=(0, -below_in / _height_in(panel)), ncols=_columns(panel),
                     handlelength=1.2)  # fmt: skip

@@ -3,13 +3,13 @@
     python -m benchmarks.preference                  seeds 1 to 5, about five minutes of processor time
     python -m benchmarks.preference --quick          seed 1 alone
 
-The jobs are the shipped configs (configs/offline) on rows that each seed draws by itself: words in small letters, to be
-written in capital letters; the rejected answer of a pair has one letter wrong. Held-out words are no training words.
-The seed also draws the model, of 0.2M parameters, and the order of the rows.
+The jobs are the shipped configs (configs/offline) on rows that depend on the seed: words in lower case that must be
+written in upper case; the rejected answer of a pair has one wrong letter. Held-out words do not occur in training. The
+seed also determines the model, of 0.2M parameters, and the order of the rows.
 
-Metrics, on 200 held-out rows: `sft` exact match (greedy decoding gives the word and ends); the others the share of
-pairs that are judged right, 0.5 before training. Control: pairs whose answers are swapped by the toss of a coin teach
-nothing.
+Metrics, on 200 held-out rows: for `sft` exact match (greedy decoding gives the word and ends); for the others the share
+of pairs that are judged correctly, 0.5 before training. Control: nothing can be learned from pairs whose answers are
+swapped at random.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Objective, str, bool]] = {
     "dpo, control": ("dpo", "sigmoid", True),
     "reward model, control": ("reward_model", "", True),
 }
-"""Objective, loss of `dpo`, and whether the training pairs are swapped by a coin."""
+"""Objective, loss of `dpo`, and whether the training pairs are swapped at random."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def run(kind: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One training in this process; its figures before and after, and its processor time."""
+    """Train once in this process and return the metrics before and after, and the processor time."""
     import torch
 
     from trainer.offline.loop import OfflineTraining
@@ -93,7 +93,7 @@ def run(kind: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def write_rows(folder: Path, seed: int, *, is_paired: bool, is_swapped: bool) -> dict[str, Path]:
-    """Files of training and held-out rows, drawn from the seed; `is_swapped`: the training pairs, by a coin."""
+    """Write files of training and held-out rows drawn from the seed. is_swapped: swap training pairs at random."""
     draw, coin = random.Random(seed), random.Random(f"coin {seed}")
     words: list[str] = []
     while len(words) < NUM_TRAIN + NUM_HELD_OUT:

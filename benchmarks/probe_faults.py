@@ -1,14 +1,14 @@
-"""Does `areal-like probe` name the cause, where a fault was planted on purpose?
+"""Does `areal-like probe` name the cause of an injected fault?
 
     python -m benchmarks.probe_faults                  some minutes
     python -m benchmarks.probe_faults --quick          the sound set-up and three faults; writes nothing
     python -m benchmarks.probe_faults --only NAME,...  these; writes nothing
 
 A set-up is a folder as a user has it: a config, four rows, a scorer, and a model of 34,000 parameters that answers
-every sum with 7 or 8. `sound` has no fault, and each other one has exactly one. The command is run in the folder as it
-would be typed, with all its processes. A fault counts as named where the command ends with status 1 and finds the cause
-of that kind alone, in a sentence with the words that tell the user what it is. `cpu_s` is processor time of the command
-with all its processes. Exit status 1 where a fault was not named.
+every sum with 7 or 8. `sound` has no fault, and each other one has exactly one. The command is run in the folder as a
+user types it, with all its processes. A fault counts as named if the command ends with status 1 and finds only the
+cause of that kind, in a sentence with the expected words. `cpu_s` is the processor time of the command with all its
+processes. Exit status 1 if a fault was not named.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.prepare import prepare
 from trainer.prepare_spec import PrepareSpec
 
 LIMIT_S = 1800.0
-"""Of one command; only bounds a hang."""
+"""Time limit of one command; only ends one that hangs."""
 PROMPTS, SAMPLES = 4, 8
 CONFIG = """\
 name: planted
@@ -110,7 +110,8 @@ SUMS = [f"{a}+{b}=" for a in range(10) for b in range(10)]
 
 @dataclass(frozen=True)
 class SetUp:
-    """kind: of the cause that must be named; empty: none may. words: in its sentence. edit: changes the folder."""
+    """kind: kind of the cause that must be found; empty: none may be found. words: part of its sentence. edit: changes
+    the folder."""
 
     name: str
     kind: str
@@ -120,7 +121,7 @@ class SetUp:
 
 
 def _without_end(folder: Path) -> None:
-    """Padding, which the model never writes, ends its answers."""
+    """Make padding, which the model never writes, the end of its answers."""
     for name in ("generation_config.json", "config.json"):
         config = json.loads((folder / "model" / name).read_text())
         (folder / "model" / name).write_text(json.dumps({**config, "eos_token_id": 0}))
@@ -159,11 +160,11 @@ SET_UPS = {
     )
 }  # fmt: skip
 QUICK = ("sound", "wrong template", "reward on the wrong column", "log-probs differ")
-"""Each of the faults is seen by another process of the probe: prompts, verdicts, the trainer's passes."""
+"""Each of these faults is found by another process of the probe: prompts, verdicts, the trainer's passes."""
 
 
 def make_model(folder: Path) -> None:
-    """The model that all set-ups begin with: supervised on sums, each answered with 7 and with 8."""
+    """Make the model of all set-ups: trained on sums, each answered with 7 and with 8."""
     folder.mkdir(parents=True)
     rows = [{"prompt": prompt, "response": text} for prompt in SUMS for text in "78"]
     (folder / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -177,7 +178,7 @@ def make_model(folder: Path) -> None:
 
 
 def plant(set_up: SetUp, model: Path, folder: Path) -> None:
-    """The folder of a set-up. model: of `make_model`."""
+    """Make the folder of a set-up. model: the folder from `make_model`."""
     folder.mkdir(parents=True)
     shutil.copytree(model / "model", folder / "model")
     (folder / "job.yaml").write_text(CONFIG)
@@ -189,12 +190,13 @@ def plant(set_up: SetUp, model: Path, folder: Path) -> None:
 
 
 def command_words(set_up: SetUp) -> list[str]:
-    """What follows `areal-like`, typed in a planted folder."""
+    """Arguments of `areal-like`, run in the folder of a set-up."""
     return ["probe", "job.yaml", *set_up.overrides, "runs_dir=runs", "-m", str(PROMPTS), "-n", str(SAMPLES), "--json"]
 
 
 def look(set_up: SetUp, folder: Path) -> dict[str, Any]:
-    """Run the command in a planted folder: its exit status, causes, and `fault`, empty where it is as it must be."""
+    """Run the command in the folder of a set-up. Returns its exit status, causes, and `fault`, empty if all is as
+    expected."""
     before_s = _children_s()
     ended = subprocess.run(
         tied([sys.executable, "-P", "-m", "controller", *command_words(set_up)]), cwd=folder, env=environment(),
@@ -217,7 +219,7 @@ def _children_s() -> float:
 
 
 def look_at_all(names: Iterable[str]) -> list[dict[str, Any]]:
-    """One after the other, in folders of their own."""
+    """Examine set-ups one after another, in separate folders."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="probe-faults-") as name:
         root = Path(name).resolve()

@@ -1,4 +1,4 @@
-"""Mutants of reference solutions, and an oracle without a sandbox: a bare Python with program and tests in one file."""
+"""Mutants of reference solutions, and an oracle without a sandbox: plain Python with program and tests in one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
 def _variants(node: ast.AST) -> Iterator[ast.AST]:
-    """Small changes of one node, each a new node."""
+    """Small changes of one node, each as a new node."""
     if isinstance(node, ast.Compare):
         for kind in COMPARISONS:
             if not isinstance(node.ops[0], kind):
@@ -55,7 +55,7 @@ def _variants(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants_of(source: str, num_wanted: int, seed: int) -> list[str]:
-    """Different programs, each one small change away from `source`."""
+    """Different programs, each with one small change of `source`."""
     tree = ast.parse(source)
     places = [(node, number) for node in ast.walk(tree) for number, _ in enumerate(_variants(node))]
     random.Random(seed).shuffle(places)
@@ -64,7 +64,7 @@ def mutants_of(source: str, num_wanted: int, seed: int) -> list[str]:
         if len(found) >= num_wanted:
             break
         new = list(_variants(node))[number]
-        memo: dict[int, object] = {id(node): new}  # copies everything but the one node, which becomes another
+        memo: dict[int, object] = {id(node): new}  # copies everything except this node, which is replaced
         text = ast.unparse(ast.fix_missing_locations(copy.deepcopy(tree, memo)))
         if text != ast.unparse(tree):
             found[text] = None
@@ -76,7 +76,7 @@ def _bound_memory() -> None:
 
 
 def bare_verdict(program: str, tests: str, folder: Path, timeout_s: float) -> bool:
-    """Does the file of program and tests run to its end? Nothing but this machine's memory is protected from it."""
+    """Whether the file of program and tests runs to its end. Nothing except this machine's memory is protected."""
     file = folder / "oracle.py"
     file.write_text(f"{program}\n\n{tests}\nprint('\\nthe last line was reached')\n")
     try:

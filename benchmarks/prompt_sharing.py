@@ -4,12 +4,12 @@
     python -m benchmarks.prompt_sharing --quick        the smallest case, one round; writes nothing
     python -m benchmarks.prompt_sharing CONFIG         the model, slots and group size of your own config
 
-Two cores of the embedded engine hold the same answers under way; in one the members of a group say that they have one
-prompt, in the other they do not. Both go over to the same new weights again and again, in turns, and rebuild all keys
-and values (`rollout.interruption: recompute`). Processor time of the one computing thread; in brackets the lowest and
-the highest round. Prompts of the quickstart's task, and random ones of 200 tokens; answers under way have between one
-token and twice their mean. An answer that is much longer than its prompt borrows nothing, since attention from a
-prompt's end on costs more than it spares then. CONFIG must make its model (`model.init`).
+Two cores of the embedded engine hold the same running answers; in one the members of a group are declared to share a
+prompt, in the other they are not. Both repeatedly switch to the same new weights, in turn, and rebuild all keys and
+values (`rollout.interruption: recompute`). Processor time of the one computing thread; the lowest and the highest round
+are in brackets. Prompts are those of the quickstart's task, and random ones of 200 tokens; running answers have between
+one token and twice their mean. An answer that is much longer than its prompt does not share it, since attention from
+the prompt's end on would then cost more than it saves. CONFIG must make its model (`model.init`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Answers under way."""
+    """Running answers."""
 
     slots: int
     group: int
     prompts: str
-    """`short`: the quickstart's, `long`: random ones of LONG_PROMPT tokens."""
+    """`short`: those of the quickstart; `long`: random ones of LONG_PROMPT tokens."""
     answer_mean: int
-    """Tokens that answers under way have, on average."""
+    """Mean number of tokens of running answers."""
 
 
 CASES = (Case(32, 8, "short", 14), Case(128, 8, "short", 14), Case(64, 16, "long", 60), Case(32, 8, "short", 150))
@@ -70,14 +70,14 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
-    """Both sides in turns, after one round that does not count."""
+    """Measure both sides in turn, after one round that is not counted."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     alone, shared = (
         core_with(answers(case, is_shared=is_shared), config, case.slots, CONTEXT) for is_shared in (False, True)
     )
     for core in (alone, shared):
-        core.decoder.stage(dict(model.named_parameters()), 0)  # a swap leaves the others in their place
+        core.decoder.stage(dict(model.named_parameters()), 0)  # both sets: a swap exchanges them
         core.swap(0, "recompute")
         core.decoder.stage(dict(model.named_parameters()), 1)
         core.refill()
@@ -103,7 +103,7 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
 
 
 def answers(case: Case, *, is_shared: bool) -> list[Answer]:
-    """Under way: with a prefix, as they are when a worker goes on with them."""
+    """Running answers: with a prefix, as when a worker continues them."""
     rng = np.random.default_rng(0)
     made = []
     for number, prompt in enumerate(prompts(case)):
@@ -119,7 +119,7 @@ def answers(case: Case, *, is_shared: bool) -> list[Answer]:
 
 
 def prompts(case: Case) -> list[np.ndarray]:
-    """One an answer, the same within a group."""
+    """One prompt per answer, the same within a group."""
     num_groups = -(-case.slots // case.group)
     if case.prompts == "long":
         known = list(random_tokens(np.random.default_rng(1), (num_groups, LONG_PROMPT)))

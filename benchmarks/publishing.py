@@ -1,10 +1,8 @@
-"""Where a benchmark's result goes: over the published one, or alongside the runs.
+"""Chooses where a benchmark's result is written: over the published result, or next to the runs.
 
-Owns: that choice and its words. Refuses: writing (runs.py).
-
-Published figures are those the documentation shows, each with its command. What another command finds (a job of one's
-own, fewer seeds, other sizes) never takes their place unasked: it is written alongside the runs, and --replace
-publishes.
+runs.py writes it. Published figures are those of the documentation, each with its command. The result of another
+command (a user's own job, fewer seeds, other sizes) does not replace them by default: it is written next to the runs,
+and --replace publishes it.
 """
 
 from __future__ import annotations
@@ -17,26 +15,26 @@ from pathlib import Path
 from benchmarks import folders, runs
 
 RUNS = Path("runs/benchmarks")
-"""Where runs of benchmarks lie unless --runs-dir says otherwise."""
+"""Default folder for runs of benchmarks (--runs-dir)."""
 SWITCHES = ("--no-plan", "--no-real")
 """Options without a value."""
 
 
 def add_replace(parser: argparse.ArgumentParser) -> None:
-    """`--replace`."""
-    parser.add_argument("--replace", action="store_true", help="publish, whatever command made what is published")
+    """Add `--replace`."""
+    parser.add_argument("--replace", action="store_true", help="replace the published result, whatever command made it")
 
 
 def next_to_runs(question: str, options: argparse.Namespace) -> Path:
-    """The result file alongside the runs of a call."""
+    """The result file next to the runs of a call."""
     runs_dir: Path = getattr(options, "runs_dir", RUNS)
     return runs_dir.resolve() / f"{question}.json"
 
 
 def result_path(question: str, options: argparse.Namespace) -> Path:
-    """Where the result of this call goes; says so when that is not over the published one.
+    """The path for the result of this call; printed if it is not the published one.
 
-    A job of one's own (CONFIG or overrides) is published by the command that made the published result alone.
+    The result of a user's job (CONFIG or overrides) replaces only a result that the same command has made.
     """
     published = folders.RESULTS / f"{question}.json"
     made = json.loads(published.read_text())["command"] if published.is_file() else None
@@ -46,8 +44,8 @@ def result_path(question: str, options: argparse.Namespace) -> Path:
 def chosen(
     question: str, options: argparse.Namespace, published: Path, made: str | None, ignored: Collection[str] = ()
 ) -> Path:
-    """`published`, or alongside the runs. made: the command of what is there, None for nothing; ignored: options that
-    may differ.
+    """`published`, or a file next to the runs. made: the command of the published result; None: there is none; ignored:
+    options that may differ.
     """
     if made is None:
         is_own = any(getattr(options, name, None) for name in ("config", "overrides"))
@@ -62,8 +60,8 @@ def chosen(
 
 
 def words_of(command: str, ignored: Collection[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
-    """What a command says: its options with their values, in any order, without the ignored ones; and its other words
-    in theirs (of two overrides of one key the last one holds).
+    """A command's options with their values, sorted and without the ignored ones, and its other words in their order.
+    Of two overrides of one key the last one counts.
     """
     options: list[tuple[str, str]] = []
     others: list[str] = []

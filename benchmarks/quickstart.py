@@ -1,9 +1,9 @@
-"""Does the quickstart learn, on every seed, and does it stay put where nothing can be learned?
+"""Does the quickstart learn on every seed, and does it stay unchanged if nothing can be learned?
 
     python -m benchmarks.quickstart                  seeds 1 to 5 and two controls, about 15 minutes on two cores
     python -m benchmarks.quickstart --quick          seed 1 alone
 
-Controls, on each seed: learning rate 0, and rewards tossed by a coin. Accuracy is greedy, on held-out prompts.
+Controls, on two seeds (--control-seeds): learning rate 0, and random rewards. Accuracy is greedy, on held-out prompts.
 """
 
 from __future__ import annotations

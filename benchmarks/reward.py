@@ -1,16 +1,16 @@
-"""How many verdicts a second does the reward service give, and what does a sandbox cost?
+"""How many verdicts per second does the reward service give, and what does a sandbox cost?
 
     python -m benchmarks.reward              about 4 minutes
     python -m benchmarks.reward --quick      about 45 seconds
 
-`throughput`: verdicts a second of the service's pool with as many scoring processes as cores, warm, its lanes never
-without work; median over windows of equal length, with the lowest and the highest. Kinds: `maths` (answers to GSM8K
-questions in words, and expressions of MATH), `code` (functions with asserts, whole programs with two inputs, the
-published references of HumanEval and MBPP); half of all answers are wrong. Data sets are looked for in the folder that
-the environment names in AREAL_LIKE_TEST_DATA; without them GSM8K-like answers are made up and the kinds that need them
-are left out.
+`throughput`: verdicts per second of the service's pool with as many scoring processes as cores, after a warm-up, with
+work always waiting; median over windows of equal length, with the lowest and the highest. Kinds: `maths` (answers to
+GSM8K questions in words, and expressions of MATH), `code` (functions with asserts, complete programs with two inputs,
+the published references of HumanEval and MBPP); half of all answers are wrong. Data sets are read from the folder that
+the environment variable AREAL_LIKE_TEST_DATA names; without them GSM8K-like answers are generated, and the kinds that
+need data sets are left out.
 
-`overhead`: on one core, one program after the other, in turns: the scorer on a small program against a bare `python -I`
+`overhead`: on one core, one program after another, in turn: the scorer on a small program against plain `python -I`
 with the same program and asserts in one file. Differences are taken within a turn; median, and the middle 80 % of them.
 """
 
@@ -51,17 +51,17 @@ FILES = ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "math/math_train.jsonl.gz", "m
          "code/humaneval.jsonl", "code/mbpp_nontest.jsonl")  # fmt: skip
 DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", "."))
 TARGETS = {"maths, GSM8K": 200.0, "code, asserts": 25.0, "code, inputs": 25.0, "code, published": 25.0}
-"""Verdicts a second that are asked for on two cores."""
+"""Target verdicts per second on two cores."""
 TARGET_OVERHEAD_MS = 40.0
 WARM_UP_SHARE = 0.5
-"""Of one window, before the first."""
+"""Length of the warm-up, as a share of one window."""
 NUM_WINDOWS = 5
 
 Work = list[tuple[dict[str, Any], str]]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """Rows of a published file; none where it is not found."""
+    """Rows of a published file; empty if it is not found."""
     file = DATA / name
     if not file.is_file():
         return []
@@ -85,14 +85,14 @@ def word_problems() -> Work:
 
 
 def expressions() -> Work:
-    """Solutions of MATH, every second one against the next one's answer."""
+    """Solutions of MATH, every second one with the next one's answer."""
     rows = rows_of("math/math_test.jsonl.gz")[::10]
     gold = [row["answer"] for row in rows]
     return [({"answer": gold[(number + number % 2) % len(gold)]}, row["solution"]) for number, row in enumerate(rows)]
 
 
 def published() -> Work:
-    """References of HumanEval and MBPP, every second one broken."""
+    """References of HumanEval and MBPP, every second one with an error."""
     work: Work = []
     for name, column in (("code/humaneval.jsonl", "canonical_solution"), ("code/mbpp_nontest.jsonl", "code")):
         work += [(row, row[column].replace("return", "return 7 or", n % 2)) for n, row in enumerate(rows_of(name))]
@@ -100,7 +100,7 @@ def published() -> Work:
 
 
 async def verdicts_per_s(kind: str, work: Work, num_workers: int, window_s: float) -> dict[str, Any]:
-    """Score for NUM_WINDOWS windows after a warm-up, the same work over and over."""
+    """Score for NUM_WINDOWS windows after a warm-up, repeating the same work."""
     settings = RewardSettings.model_validate(
         {"scorers": [{"kind": kind}], "num_workers": num_workers, "num_spares": 0, "retries": 0}
     )
@@ -148,7 +148,7 @@ def _jobs(work: Work) -> Iterator[tuple[int, bytes]]:
 
 
 def overhead(num_turns: int) -> dict[str, dict[str, float]]:
-    """Milliseconds on one core. `..._beside_bare`: what a sandboxed program takes longer than a bare `python -I`."""
+    """Milliseconds on one core. `..._beside_bare`: additional time of a sandboxed program over plain `python -I`."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     scorer = CodeScorer(CodeOptions())
@@ -212,7 +212,7 @@ def main() -> None:
             continue
         rates = asyncio.run(verdicts_per_s(kind, work, options.workers, window_s))
         results["throughput"][name] = rates | ({"target": TARGETS[name]} if name in TARGETS else {})
-        aim = f"  asked for {TARGETS[name]:.0f}" if name in TARGETS else ""
+        aim = f"  target {TARGETS[name]:.0f}" if name in TARGETS else ""
         rate_range = f"({rates['low']:.1f} to {rates['high']:.1f})"
         print(
             f"{name:18} {rates['median']:7.1f} verdicts/s {rate_range:20}{aim}  {rates['not_scored']} without a score"

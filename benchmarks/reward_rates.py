@@ -1,21 +1,21 @@
-"""How often is the reward right, where what is right is known?
+"""How often is the reward correct on data whose correct reward is known?
 
     python -m benchmarks.reward_rates              about 15 minutes
     python -m benchmarks.reward_rates --quick      about 2 minutes, every tenth row
 
-Through `areal-like score`'s own machinery, on published data sets, as JSON lines in the folder that the environment
-names in AREAL_LIKE_TEST_DATA (gsm8k/train.jsonl, gsm8k/test.jsonl, math/math_train.jsonl.gz, math/math_test.jsonl.gz,
+Uses the code of `areal-like score` on published data sets, as JSON lines in the folder that the environment variable
+AREAL_LIKE_TEST_DATA names (gsm8k/train.jsonl, gsm8k/test.jsonl, math/math_train.jsonl.gz, math/math_test.jsonl.gz,
 code/humaneval.jsonl, code/mbpp_nontest.jsonl):
 
 - `references`: solutions of HumanEval and MBPP against their own tests: all must pass.
-- `mutants`: the same solutions, each changed in one small place, against a bare Python without a sandbox that runs
-  program and tests in one file: both must agree on every one. The oracle runs mutants unprotected: small changes of
-  programs that read and write nothing.
-- `gold`: solutions of GSM8K and MATH against their own answers: all must be right, but for solutions of MATH that end
-  with several boxes, of which the published column `answer` holds the last alone; those once more, against all of their
-  boxes. `others`: of GSM8K against the next row's, where only equal numbers may be.
+- `mutants`: the same solutions, each with one small change, compared with plain Python without a sandbox that runs
+  program and tests in one file: both must agree on every one. The oracle runs mutants without protection: they are
+  small changes of programs that read and write nothing.
+- `gold`: solutions of GSM8K and MATH against their own answers: all must be correct, except solutions of MATH that end
+  with several boxes, of which the published column `answer` holds only the last one; these are scored again, against
+  all of their boxes. `others`: answers of GSM8K against those of the next row, where only equal numbers are correct.
 
-Every row that is not as it must be is named, in the output and in the result file.
+Every row with another verdict is listed in the output and in the result file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rows = list[dict[str, Any]]
 
 
 def scored(kind: str, rows: Rows, folder: Path, **options: Any) -> Rows:
-    """The verdicts on these rows, in order."""
+    """The verdicts for these rows, in order."""
     source, target = folder / "rows.jsonl", folder / "verdicts.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     num_workers = len(os.sched_getaffinity(0))
@@ -53,7 +53,7 @@ def scored(kind: str, rows: Rows, folder: Path, **options: Any) -> Rows:
 
 
 def rate(name: str, verdicts: Rows, wanted: list[float]) -> dict[str, Any]:
-    """How many verdicts are what they must be; the others by name."""
+    """Number of verdicts that are as expected; the others are listed."""
     pairs = list(zip(verdicts, wanted, strict=True))
     others = [f"{verdict['id']}: {verdict['verdict']} {verdict['value']} {verdict['reason']}" for verdict, want in pairs
               if verdict["value"] != want]  # fmt: skip
@@ -64,7 +64,7 @@ def rate(name: str, verdicts: Rows, wanted: list[float]) -> dict[str, Any]:
 
 
 def programs(every: int) -> Rows:
-    """Published tasks as rows: `program` is the reference, `whole` a text of tests for a bare Python."""
+    """Published tasks as rows: `program` is the reference, `whole` a text of tests for plain Python."""
     rows: Rows = []
     for row in rows_of("code/humaneval.jsonl")[::every]:
         kept = {name: row[name] for name in ("prompt", "entry_point", "test")}
@@ -89,7 +89,7 @@ def mutated(rows: Rows) -> Rows:
 
 
 def oracle(rows: Rows) -> list[float]:
-    """What a bare Python says."""
+    """Verdicts of plain Python."""
 
     def one(row: dict[str, Any]) -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,13 @@
-"""How soon is the reward service whole again after a scorer ran wild, and do the others go on meanwhile?
+"""How soon does the reward service recover after a faulty scorer, and do other requests continue meanwhile?
 
     python -m benchmarks.reward_service            about two minutes
     python -m benchmarks.reward_service --quick    about 40 seconds, one round; writes nothing
 
-A service of two scoring processes and a spare stands alone; a client keeps honest requests of 5 ms coming. Then one
-request hangs, segfaults, takes 8 GB (limit 1 GB), or forks 64 daemons. `recovery`: seconds from the wild request's
-deadline (for a crash: from its verdict) until the pool counts all its processes again. `throughput`: honest verdicts a
-second before, and from the wild request until the pool is whole. Exit status 1 where a recovery took longer than
-LIMIT_S.
+A separate service has two scoring processes and a spare; a client continuously sends normal requests of 5 ms. Then one
+request hangs, segfaults, takes 8 GB (limit 1 GB), or forks 64 daemons. `recovery`: seconds from the faulty request's
+deadline (for a crash: from its verdict) until the pool has all its processes again. `throughput`: verdicts per second
+of normal requests before, and from the faulty request until the pool is complete. Exit status 1 if a recovery took
+longer than LIMIT_S.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rollout.reward_client import ACCEPT, RewardClient
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 2.0
 LIMIT_S = 2.0
-"""What the service is allowed beyond the deadline."""
+"""Longest recovery after the deadline, seconds."""
 SCORER = """
 import ctypes, os, time
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 async def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Start the service, let every kind of scorer run wild `rounds` times."""
+    """Start the service and cause every kind of fault `rounds` times."""
     (folder / "wild_scorer.py").write_text(SCORER)
     (folder / "rewards.yaml").write_text(yaml.safe_dump({"reward": SETTINGS}))
     address_file = folder / "address"
@@ -142,16 +142,16 @@ async def keep_asking(client: RewardClient) -> None:
 
 
 async def rate(client: RewardClient, seconds: float) -> float:
-    """Honest verdicts a second, over so long."""
+    """Verdicts per second of normal requests, over this time."""
     before, began_s = client.counters.get("verdict_scored", 0.0), time.monotonic()
     await asyncio.sleep(seconds)
     return (client.counters["verdict_scored"] - before) / (time.monotonic() - began_s)
 
 
 async def whole(address: str, keys: Path) -> float:
-    """Wait until the pool is at full strength; the time it was."""
+    """Wait until the pool has all its processes, and return that time."""
     full = SETTINGS["num_workers"] + SETTINGS["num_spares"]
-    while (await ask_stats(address, curve_dir=keys)).counters["processes"] < full:  # noqa: ASYNC110  (it has to be asked)
+    while (await ask_stats(address, curve_dir=keys)).counters["processes"] < full:  # noqa: ASYNC110  (it must be polled)
         await asyncio.sleep(0.02)
     return time.monotonic()
 

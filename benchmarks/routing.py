@@ -1,16 +1,16 @@
-"""What do routing by expected tokens, affinity and migration bring over dealing samples in turn?
+"""What do routing by expected tokens, affinity and migration gain over round robin?
 
     python -m benchmarks.routing                     emulated: 10 seeds; real: 3 rounds, about 15 minutes on two cores
     python -m benchmarks.routing --quick             3 seeds, one short round, about 3 minutes
     python -m benchmarks.routing --no-real           the emulated part alone, under a minute
     python -m benchmarks.routing mine.yaml num_steps=20    your own config in the real part, and overrides of it
 
-With CONFIG or overrides the result is written alongside the runs (--runs-dir), not over the published one.
+With CONFIG or overrides the result is written next to the runs (--runs-dir), not over the published one.
 
-*Emulated*: workers that take a stated time instead of computing (benchmarks/paced.py), around the real coordinator and
-under a virtual clock; long-tailed lengths, synchronous steps, so that the last answer is waited for. Two made-up kinds
-of device: one whose decode step costs in proportion to its batch (a CPU), one whose step hardly does (a GPU). Seeds are
-paired: every policy gets the same answers.
+*Emulated*: workers that take a given time instead of computing (benchmarks/paced.py), around the real coordinator and
+under a virtual clock; long-tailed lengths, and synchronous steps, which wait for the last answer. Two synthetic kinds
+of device: one whose decode step takes time in proportion to its batch (a CPU), and one whose step hardly depends on it
+(a GPU). Seeds are paired: every policy gets the same answers.
 *Real*: the quickstart in `mode: sync` with two rollout workers on this machine's cores, policies in turn.
 """
 
@@ -36,7 +36,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "least_tokens": {"migration": False},
     "least_tokens, migration": {"migration": True, "min_gain_s": 0.5},
 }
-"""`least_tokens` has affinity 1, the default."""
+"""Settings by policy; `least_tokens` has affinity 1, the default."""
 BASE = "round_robin"
 DEVICES = {
     "step in proportion to its batch": Pace(0.0, 1e-3, 1e-4),
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def emulate(seeds: Sequence[int], num_steps: int) -> list[Row]:
-    """Every device, pool and policy on every seed."""
+    """Run every device, pool and policy on every seed."""
     rows = []
     for device, pace in DEVICES.items():
         for pool, slowness in POOLS.items():
@@ -94,7 +94,7 @@ def emulate(seeds: Sequence[int], num_steps: int) -> list[Row]:
 
 
 def emulate_one(paces: list[Pace], changes: dict[str, Any], seed: int, num_steps: int) -> Row:
-    """One run; the first step, in which lengths and speeds are still unknown, is left out."""
+    """Simulate one run; the first step, in which lengths and speeds are still unknown, is left out."""
     lengths = Lengths()
     settings = CoordinatorSettings(
         groups_per_step=8 * len(paces), group_size=8, num_steps=num_steps + 1, mode="sync", max_staleness=0,
@@ -108,7 +108,7 @@ def emulate_one(paces: list[Pace], changes: dict[str, Any], seed: int, num_steps
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """Per device, pool and policy: means, and the ratio of step times to round robin's, paired by seed."""
+    """For each device, pool and policy: means, and the ratio of step times to round robin's, paired by seed."""
     result = []
     for device in DEVICES:
         for pool in POOLS:
@@ -125,7 +125,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def print_emulated(entries: Sequence[Row]) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     print("emulated devices, synchronous steps, lognormal lengths (median 200, mean about 320, at most 2000 tokens)")
     for entry in entries:
         if entry["policy"] == BASE:
@@ -137,7 +137,7 @@ def print_emulated(entries: Sequence[Row]) -> None:
 
 
 def measure(config: str, num_rounds: int, overrides: Sequence[str], runs_dir: Path) -> list[Row]:
-    """Real runs, policies in turn within a round, each round with a seed of its own."""
+    """Run real jobs, policies in turn within a round, each round with a different seed."""
     shared = ["mode=sync", "rollout.num_workers=2", "rollout.threads=1", "metrics.report=false"]
     rows = []
     for seed in range(1, num_rounds + 1):
@@ -151,13 +151,13 @@ def measure(config: str, num_rounds: int, overrides: Sequence[str], runs_dir: Pa
 
 
 def count_moves(folder: Path) -> int:
-    """Migrations of a run."""
+    """Number of migrations of a run."""
     records = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return sum(record.get("note") == "migrated" for record in records)
 
 
 def compare_real(rows: Sequence[Row]) -> list[Row]:
-    """Per policy: means, and throughput against round robin's, paired by seed."""
+    """For each policy: means, and throughput over round robin's, paired by seed."""
     base = {row["seed"]: row["samples_per_s"] for row in rows if row["policy"] == BASE}
     result = []
     for policy in REAL:
@@ -170,7 +170,7 @@ def compare_real(rows: Sequence[Row]) -> list[Row]:
 
 
 def print_real(entries: Sequence[Row]) -> None:
-    """The comparison, as text."""
+    """Print the comparison."""
     print(f"\nreal: two workers on this machine\n  {'':28}{'samples/s':>11}{'idle':>8}{'moved':>8}")
     for entry in entries:
         mean, half = entry["speedup"]

@@ -1,16 +1,15 @@
-"""What does attending rows in blocks gain, each as far as its longest reaches, over one block for all of them?
+"""What does attention over rows in blocks, each as long as its longest row, gain over one block for all rows?
 
     python -m benchmarks.row_order                two minutes
     python -m benchmarks.row_order --quick        the smallest case, fewer rounds; writes nothing
     python -m benchmarks.row_order CONFIG         the model, slots and group size of your own config
 
-Two cores of the embedded engine generate the same answers, in turns: one attends all rows in one block, whatever order
-they are stored in; the other brings them into order and attends blocks (docs/decisions/0003-engine.md). Processor time
-of the one computing thread for a token, moves and prefill included; in brackets the lowest and the highest round.
-`task`: prompts of the quickstart's task and the lengths of their right answers; `thinking`: the same prompts, and
-lengths of a thinking model's answers scaled to a mean of 200. There are four answers for each slot or more, and rows
-run empty in the end.
-CONFIG must make its model (`model.init`).
+Two cores of the embedded engine generate the same answers, in turn: one computes attention of all rows in one block, in
+any order; the other sorts the rows and uses several blocks (docs/decisions/0003-engine.md). Processor time per token of
+the one computing thread, moves and prefill included; the lowest and the highest round are in brackets. `task`: prompts
+of the quickstart's task and the lengths of their correct answers; `thinking`: the same prompts, and lengths of a
+thinking model's answers scaled to a mean of 200. There are at least four answers per slot, and rows become empty
+towards the end. CONFIG must make its model (`model.init`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from rollout.engine.slots import Answer
 CONTEXT = 1024
 LONG_MEAN = 200
 WAVES, FEWEST = 4, 384
-"""Answers for each slot, and at least."""
+"""Answers per slot, and smallest number of answers."""
 QUICK_FEWEST = 64
 Row = dict[str, Any]
 
@@ -77,7 +76,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(config: PreTrainedConfig, case: Case, rounds: int, fewest: int) -> Row:
-    """Both sides in turns, after one round that does not count."""
+    """Measure both sides in turn, after one round that is not counted."""
     torch.manual_seed(0)
     weights = dict(AutoModelForCausalLM.from_config(config).eval().named_parameters())
     longest = max(
@@ -106,7 +105,7 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int, fewest: int) -> R
 
 
 def generate(core: GenerationCore) -> float:
-    """Processor seconds until all answers have ended."""
+    """Generate all answers and return the processor seconds."""
     began_s = time.thread_time()
     while True:
         core.refill()
@@ -116,7 +115,7 @@ def generate(core: GenerationCore) -> float:
 
 
 def answers(case: Case, fewest: int) -> list[Answer]:
-    """Groups after one another, of at least so many answers."""
+    """Answers, group after group; at least `fewest`."""
     num_groups = max(fewest, WAVES * case.slots) // case.group
     rng, drawn = np.random.default_rng(0), thinking(CONTEXT, LONG_MEAN)
     made = []

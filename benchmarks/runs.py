@@ -1,6 +1,6 @@
-"""Shared by benchmarks that start whole jobs: run one, read its summary, write results with machine and versions.
+"""Functions of benchmarks that start complete jobs: run one, read its summary, write results with machine and versions.
 
-Owns: the envelope of a result file. Refuses: questions (one per file alongside this one).
+Also defines the common fields of a result file.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8:
 
 
 def environment() -> dict[str, str]:
-    """For a process started from here: this checkout first on its path, then what was there."""
+    """Environment of a process started by a benchmark, with this checkout first in PYTHONPATH."""
     inherited = os.environ.get("PYTHONPATH")
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folders.REPOSITORY), *([inherited] if inherited else [])]))
 
 
 class JobFailed(SystemExit):
-    """A job ended with an error; its output is in the words."""
+    """A job ended with an error; the message has its output."""
 
     @property
     def reason(self) -> str:
-        """Its last line that says so, else the last."""
+        """The last line of the output that reports an error, otherwise the last line."""
         lines = str(self).strip().splitlines()
         said = [line for line in lines if line.startswith("error: ")]
         return (said or lines)[-1].removeprefix("error: ").strip()
@@ -55,14 +55,14 @@ def train(
     timeout_s: float | None = None,
     is_enough: Callable[[Path], bool] | None = None,
 ) -> dict[str, Any]:
-    """Run one job as a process of its own and return its summary.
+    """Run one job in a separate process and return its summary.
 
-    is_enough: asked about the run's folder every second; once it says so the job ends after its running step. Raises
-    JobFailed with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
+    is_enough: called with the run's folder every second; when it returns True, the job ends after its running step.
+    Raises JobFailed with its output if it fails, and subprocess.TimeoutExpired if it had to be killed.
     """
     settings = [*overrides, f"runs_dir={runs_dir}"]
     name = f"until-{uuid4().hex[:8]}"
-    if is_enough is not None:  # where the run is must be known while it runs
+    if is_enough is not None:  # the run's folder must be known while it runs
         settings.append(f"name={name}")
     command = [sys.executable, "-P", "-m", "controller", "train", config, *settings]
     with tempfile.TemporaryFile("w+") as out:
@@ -85,7 +85,7 @@ def train(
 
 
 def _stop_when(process: subprocess.Popen[bytes], is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-    """Wait for its end, which one interrupt brings about once that is enough. Raises subprocess.TimeoutExpired."""
+    """Wait for its end; interrupt it once `is_enough` returns True. Raises subprocess.TimeoutExpired."""
     ends_s = time.monotonic() + (timeout_s or math.inf)
     while process.poll() is None and not is_enough():
         if time.monotonic() > ends_s:
@@ -106,7 +106,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def half_words(half: float | None, form: str) -> str:
-    """A half width as text; `-` where there is none."""
+    """A half width as text; `-` if there is none."""
     return "-" if half is None else format(half, form)
 
 
@@ -121,7 +121,7 @@ def median_spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """The machine and versions of a measurement."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -139,7 +139,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_of(question: str) -> str:
-    """The command that makes a result again: as typed, but for what only says where rows and result lie."""
+    """The command that reproduces a result: as typed, without options that only locate rows and result."""
     words = [word for word in sys.argv[1:] if word not in ("--go-on", "--replace")]
     words = [word for word in words if not word.startswith("--runs-dir=")]
     while "--runs-dir" in words:
@@ -148,10 +148,10 @@ def command_of(question: str) -> str:
 
 
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
-    """`path` (publishing.result_path), else benchmarks/results/<name>.json: the result with date, machine and command.
+    """Write the result with date, machine and command to `path` (publishing.result_path), by default
+    benchmarks/results/<name>.json.
 
-    In addition to it a page with table and plot (page.py); a published result's picture is drawn again for the
-    documentation.
+    Also writes a page with table and plot (page.py); a published result's picture is drawn again for the documentation.
     """
     path = path or folders.RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def write(name: str, command: str, result: dict[str, Any], path: Path | None = N
 
 
 def parts_with(path: Path, part: str, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a result file that is made in several calls, this one new or in place of an earlier one."""
+    """The parts of a result file that several calls write, with this part added or replaced."""
     parts: dict[str, Any] = json.loads(path.read_text())["parts"] if path.is_file() else {}
     return {**parts, part: _stamped(command, found)}
 
@@ -171,7 +171,7 @@ def _stamped(command: str, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(name: str, path: Path) -> None:
-    """Write the page of a result file, where what draws it is installed."""
+    """Write the page of a result file, if the packages that draw it are installed."""
     try:
         from benchmarks.page import publish
 
@@ -179,4 +179,4 @@ def show(name: str, path: Path) -> None:
     except ImportError as error:
         print(f"no page next to {path}: {error.name} is not installed")
     except Exception as error:  # the measurement took hours, and its result is written
-        print(f"no page next to {path}: {error!r}; python -m benchmarks.page {path} tries again")
+        print(f"no page next to {path}: {error!r}; to try again: python -m benchmarks.page {path}")

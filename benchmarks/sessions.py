@@ -4,13 +4,13 @@
     python -m benchmarks.sessions --quick        fewer episodes and rounds; writes nothing
     python -m benchmarks.sessions CONFIG         the model and slots of your own config
 
-Two cores of the embedded engine generate the same episodes of several turns; one keeps keys and values between turns
-(`rollout.engine.session_cache_mb`), the other computes every turn's whole prompt. Both go over to new weights as often
-(`rollout.interruption: recompute`), which drops what is kept. Lengths are those of the task, tokens are random:
-`tool_sum` has the prompts and calls of configs/tool_sum.yaml, `observations` prompts of 100 tokens, and ten turns of 20
-sampled and 40 given tokens. An episode asks for its next turn at the step after its last one. A third core samples as
-many tokens after the same prompts in one turn, which bounds what keeping can gain. Processor time of the one computing
-thread, sides in turns; in brackets the lowest and the highest round.
+Two cores of the embedded engine generate the same multi-turn episodes; one keeps keys and values between turns
+(`rollout.engine.session_cache_mb`), the other computes the complete prompt of every turn. Both switch to new weights
+equally often (`rollout.interruption: recompute`), which drops kept keys and values. Lengths are those of the task,
+tokens are random: `tool_sum` has the prompts and calls of configs/tool_sum.yaml, `observations` prompts of 100 tokens,
+and ten turns of 20 sampled and 40 given tokens. An episode requests its next turn at the step after its last one. A
+third core samples as many tokens after the same prompts in one turn, which is an upper bound for the gain. Processor
+time of the one computing thread, sides in turn; the lowest and the highest round are in brackets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.engine.slots import Answer
 
 SIDES = {"without": 0, "kept": 256, "one_turn": 0}
-"""Memory for what is kept, MB."""
+"""Memory for kept keys and values, MB."""
 Row = dict[str, Any]
 Turn = tuple[int, int]
 """Tokens sampled, and given after them."""
@@ -45,7 +45,7 @@ Turn = tuple[int, int]
 
 @dataclass(frozen=True)
 class Case:
-    """Episodes under way. `swap_tokens`: sampled tokens between two versions."""
+    """Concurrent episodes. `swap_tokens`: sampled tokens between two versions."""
 
     task: str
     slots: int
@@ -76,13 +76,13 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
-    """Both sides in turns, after one round that does not count."""
+    """Measure all sides in turn, after one round that is not counted."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     sides = {}
     for name, megabytes in SIDES.items():
         core = sides[name] = core_with([], config, case.slots, case.context, session_bytes=megabytes << 20)
-        core.decoder.stage(dict(model.named_parameters()), 0)  # a swap leaves the others in their place
+        core.decoder.stage(dict(model.named_parameters()), 0)  # both sets: a swap exchanges them
         core.swap(0, "recompute")
         core.decoder.stage(dict(model.named_parameters()), 1)
     speeds: dict[str, list[float]] = {name: [] for name in sides}
@@ -104,7 +104,7 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
 
 
 def play(core: GenerationCore, case: Case, *, in_one_turn: bool = False) -> None:
-    """Generate all episodes, or as many tokens without turns; twice as many are under way as there are slots."""
+    """Generate all episodes, or as many tokens without turns, with twice as many concurrent ones as slots."""
     rng = np.random.default_rng(0)
     drawn = episodes(case)
     if in_one_turn:
@@ -149,7 +149,7 @@ def _next_turn(core: GenerationCore, live: dict[int, tuple[Iterator[Turn], np.nd
 
 
 def episodes(case: Case) -> list[tuple[int, list[Turn]]]:
-    """Length of the prompt and turns, an episode each."""
+    """Length of the prompt and turns of each episode."""
     if case.task == "observations":
         return [(100, [(20, 40)] * 10)] * case.episodes
     drawn = islice(rows(1, "train"), case.episodes)

@@ -1,11 +1,11 @@
-"""The jobs of this machine that the simulator is held against, started here: which, and how they are grouped.
+"""The jobs on this machine with which the simulator's predictions are compared, in groups.
 
-Owns: the jobs. Refuses: predicting and comparing (simulated_runs.py).
+This module runs the jobs; simulated_runs.py predicts and compares.
 
-Real devices: the first job of a group gives the costs, the others are predicted with them. Costs are those of so many
-threads, so `sync`, where engine and trainer have all cores in turn, has a group of its own. In each group one job has a
-batch that no cost was taken from. Emulated devices need no costs. They run slower than in other benchmarks
-(SLOWER), since their own processes count `emulation.speedup` times, which at a bound of 1 shows.
+Real devices: the first job of a group gives the costs with which the others are predicted. Costs depend on the number
+of threads, so `sync`, where engine and trainer use all cores in turn, has a separate group. In each group one job has a
+batch size from which no cost was taken. Emulated devices need no costs. They run slower than in other benchmarks
+(SLOWER), because the time of their own processes counts `emulation.speedup` times, which matters at a bound of 1.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ GROUPS = (IN_TURN, A_CORE_EACH, EMULATED)
 
 
 def rows(runs_dir: Path, measured: Measured, groups: Sequence[Sequence[Started]] = GROUPS) -> list[Row]:
-    """Every job is run, and predicted where it gave no costs. Raises UserError, and SystemExit where one fails."""
+    """Run every job and predict those that gave no costs. Raises UserError, and SystemExit if one fails."""
     found = []
     for jobs in groups:
         folders = [_folder(job, runs_dir, measured) for job in jobs]

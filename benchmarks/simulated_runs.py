@@ -1,10 +1,10 @@
-"""Runs of one's own alongside what the simulator says of them, and how long the simulator takes.
+"""Compares a user's runs with the simulator's predictions, and measures the simulator's own time.
 
-Owns: both comparisons. Refuses: published runs (published.py, simulator.py), starting runs.
+Starts no runs. Published runs are in published.py and simulator.py.
 
-Real devices: the costs of a worker and of the trainer are straight lines through the first run's own figures
-(controller/simulate/calibrate.py); the other runs are predicted with them. Emulated devices: nothing is measured, the
-roofline of the run's own config is all the simulator gets, so what is compared is everything around it.
+Real devices: the costs of a worker and of the trainer are linear functions fitted to the first run's own figures
+(controller/simulate/calibrate.py); the other runs are predicted with them. Emulated devices: the simulator gets only
+the roofline of the run's config and no measurement, so the comparison covers everything except the device.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from controller.simulate.world import World
 
 Row = dict[str, Any]
 EMULATED_STEPS = 60
-"""At least: emulated runs are short, and a step's longest answer is a matter of luck."""
+"""Smallest number of simulated steps: emulated runs are short, and the longest answer of a step is random."""
 
 
 def compare(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Row]:
-    """A row for every run but the one that is calibrated on: the first of those on real devices. Raises UserError where
-    another has other numbers of threads than that one. names: what the runs are called; else their folders' names.
+    """One row for every run except the one that gives the costs: the first one on real devices. Raises UserError if
+    another run has other numbers of threads than that one. names: names of the runs (default: their folders' names).
     """
     rows: list[Row] = []
     source: tuple[str, Path] | None = None
@@ -56,7 +56,7 @@ def compare(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Row]:
 
 
 def predicted_real(source: Path, config: RunConfig) -> float:
-    """Samples a second of a job on this machine, with costs and lengths of another run of it. Raises UserError."""
+    """Samples per second of a job on this machine, with costs and lengths from another run of it. Raises UserError."""
     run, own = RunFolder(source), load_config(str(source)).config
     if (words := other_threads(own, config)) is not None:
         raise UserError(words, where=str(source), remedy="give runs of one mode a --runs of their own")
@@ -67,10 +67,10 @@ def predicted_real(source: Path, config: RunConfig) -> float:
 
 
 def predicted_emulated(config: RunConfig) -> float:
-    """Samples an emulated second of a job on emulated devices.
+    """Samples per emulated second of a job on emulated devices.
 
     An emulated engine takes as many answers as its memory holds at their final mean length, so the simulated worker has
-    as many slots; beyond that it may still run out of cache, which the engine does not know.
+    as many slots. It may still run out of cache, which the engine does not model.
     """
     emulation = config.emulation
     assert emulation is not None
@@ -105,7 +105,7 @@ def _row(folder: Path, config: RunConfig, source: str, predict: Callable[[], flo
 
 
 def print_runs(rows: Sequence[Row]) -> None:
-    """As text."""
+    """Print the comparison."""
     print(f"\n{'run':28}{'costs from':24}{'samples/s':>10}{'measured':>10}{'error':>8}")
     for row in rows:
         what = f"{row['run']} ({row['mode']}, {row['max_staleness']})"
@@ -127,12 +127,12 @@ class SpeedJob:
 
 
 SPEED_JOBS = (SpeedJob(512, "7b", 1, 512, 1000), SpeedJob(100_000, "32b", 8, 32_768, 10))
-"""The first has the batch and the split of the paper's largest 7B job; the second 200 times as many GPUs."""
+"""The first has the batch and the split of the paper's largest 7B job, the second about 200 times as many GPUs."""
 GROUP_SIZE = 16
 
 
 def speed(jobs: Sequence[SpeedJob] = SPEED_JOBS) -> list[Row]:
-    """Wall and processor time of simulating each; one process, one thread."""
+    """Measure wall and processor time of simulating each job in one process and one thread."""
     rows = []
     for job in jobs:
         trainer = job.gpus // 4

@@ -1,25 +1,25 @@
-"""Does the simulator predict? The paper's published runs, runs of one's own, and how long it takes.
+"""How good are the simulator's predictions? The paper's published runs, a user's own runs, and the simulator's time.
 
     python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; five minutes
-    python -m benchmarks.simulator --parts batching            of the paper, what micro-batches packed by tokens gain
+    python -m benchmarks.simulator --parts batching            the gain of micro-batches packed by tokens in the paper
     python -m benchmarks.simulator --parts paper,batching,speed        also 1,000 steps of 512 GPUs, and 100,000 GPUs
     python -m benchmarks.simulator --parts runs        jobs of this machine, started and predicted: twenty minutes
-    python -m benchmarks.simulator --runs RUN RUN ... --runs RUN RUN ...    runs of yours: costs of the first of each,
+    python -m benchmarks.simulator --runs RUN RUN ... --runs RUN RUN ...    your own runs: costs from the first of each,
                                                        the others predicted; writes nothing
     python -m benchmarks.simulator --quick             the shipped efficiencies, two counted steps a row; writes nothing
 
-Three numbers are fitted (least squares on the logarithm of the hours), on the four synchronous rows of Table 1 of arXiv
+Three numbers are fitted (least squares on the logarithm of the hours) to the four synchronous rows of Table 1 of arXiv
 2505.24298: the decode floor, the share of the memory bandwidth in decoding, and the time of a step that does not depend
-on the model. A fourth is solved from the first of these rows: the mean of the math answers. Four numbers for four rows
-can hide much; one assumption, pools of their own in synchronous runs, was also held against an asynchronous row
-(benchmarks/published.py, which has what was reported and every assumption with its source). A fitted number that lies
-on the edge of the box it was looked for in (fit_box.py) is named: it is the box's limit, not what the rows say.
+on the model. A fourth is solved from the first of these rows: the mean of the math answers. Four numbers can fit four
+rows without being right; one assumption, separate pools in synchronous runs, was also compared with an asynchronous row
+(benchmarks/published.py, which has the reported figures and every assumption with its source). A fitted number at a
+bound of its box (fit_box.py) is marked: it shows the bound and not a value determined by the rows.
 
 The asynchronous rows, Table 2 (throughput by staleness), Figure 4 (scaling, relative to the fewest GPUs) and Figure 6b
-(interruptible generation) are predicted, in jobs that go on a while after the last step that counts.
+(interruptible generation) are predicted, in jobs that continue for some steps after the last counted one.
 
-Figure 6a (dynamic batching) is predicted with the solved mean alone, from how even the packed micro-batches are
-(published_batching.py); the figure's TFLOP/s with dynamic batching are what the trainer is given above.
+Figure 6a (dynamic batching) is predicted with only the solved mean, from the evenness of the packed micro-batches
+(published_batching.py); the trainer's rate above is the figure's TFLOP/s with dynamic batching.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ from controller.config.loading import load_config
 RESULT = RESULTS / "simulator.json"
 FITTED = tuple(BOX)
 STARTS = np.log([[3e-3, 0.4, 30.0], [1.5e-2, 0.4, 30.0]])
-"""Below and above the floor that binds the smallest model: past it the other rows do not feel it."""
+"""Starting points below and above the floor that limits the smallest model: above it, the other rows do not depend on
+the floor."""
 LOW, HIGH = np.log(list(BOX.values())).T
 STEP = 0.05
-"""Of a logarithm, for differences in place of derivatives."""
+"""Step of a logarithm, for differences in place of derivatives."""
 SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 10, 40, 20
-"""The first fifth does not count. The fit sees the very steps that the table shows."""
+"""Numbers of steps, of which the first fifth is not counted. The fit uses the same steps as the table."""
 QUICK_STEPS = 3
 PARTS = ("paper", "batching", "runs", "speed")
 Row = dict[str, Any]
@@ -71,7 +72,7 @@ def row_hours(row: paper.Row, reached: Efficiencies, *, eta: int | None, steps: 
 
 
 def fit(steps: int, *, tell: Callable[[str], None]) -> Efficiencies:
-    """The efficiencies whose synchronous rows are nearest in ratio."""
+    """Fit the efficiencies to the synchronous rows, by the smallest errors of the ratios."""
 
     def errors(point: np.ndarray) -> np.ndarray:
         reached = _reached(point)
@@ -100,7 +101,7 @@ def _reached(point: np.ndarray) -> Efficiencies:
 def least_squares(
     errors: Callable[[np.ndarray], np.ndarray], start: np.ndarray, low: np.ndarray, high: np.ndarray, rounds: int = 6
 ) -> np.ndarray:
-    """A point with a small sum of squares inside the box (Levenberg and Marquardt, differences as derivatives)."""
+    """Minimize the sum of squares inside the box (Levenberg-Marquardt, with differences as derivatives)."""
     point, residuals, damping = start, errors(start), 1e-2
     for _ in range(rounds):
         moves = np.diag([STEP if place + STEP <= top else -STEP for place, top in zip(point, high, strict=True)])
@@ -126,7 +127,7 @@ def least_squares(
 
 
 def table_1(reached: Efficiencies, *, sync_steps: int, async_steps: int) -> list[Row]:
-    """Hours, and what asynchrony gains."""
+    """Predicted and reported hours, and the gain of asynchrony."""
     rows = []
     for row in paper.TABLE_1:
         sync = row_hours(row, reached, eta=0, steps=sync_steps)
@@ -173,7 +174,7 @@ def figure_4(reached: Efficiencies, *, steps: int) -> list[Row]:
 
 
 def figure_6b(reached: Efficiencies, *, steps: int) -> list[Row]:
-    """Generated tokens a second with answers interrupted by a new version, and with workers that drain first."""
+    """Generated tokens per second with answers interrupted by a new version, and with workers that drain first."""
     rows = []
     for model, (with_it, without) in paper.FIGURE_6B.items():
         lengths = paper.answers("math")
@@ -190,7 +191,7 @@ def figure_6b(reached: Efficiencies, *, steps: int) -> list[Row]:
 
 
 def predict_paper(tell: Callable[[str], None]) -> Row:
-    """Everything about the paper."""
+    """Fit and predict everything about the paper."""
     reached = fit(SYNC_STEPS, tell=tell)
     rows = table_1(reached, sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS)
     found: Row = {"fitted": FITTED, "efficiencies": asdict(reached), "at_bound": at_bound(asdict(reached)),
@@ -208,7 +209,7 @@ def predict_paper(tell: Callable[[str], None]) -> Row:
 
 
 def fit_line(found: Row) -> str:
-    """What was fitted; a number on the edge of the box says so."""
+    """The fitted numbers as text; those at a bound are marked."""
     descriptions = [
         f"{name} {found['efficiencies'][name]:g}"
         + (" (at a bound of the fit's box)" if name in found["at_bound"] else "")
@@ -218,7 +219,7 @@ def fit_line(found: Row) -> str:
 
 
 def print_table_1(rows: Sequence[Row]) -> None:
-    """As text."""
+    """Print Table 1."""
     print(f"{'Table 1':8}{'sync h':>9}{'reported':>9}{'error':>7}{'async h':>9}{'reported':>9}{'error':>7}{'ratio':>7}"
           f"{'reported':>9}{'error':>7}")  # fmt: skip
     for row in rows:
@@ -228,7 +229,7 @@ def print_table_1(rows: Sequence[Row]) -> None:
 
 
 def print_others(found: Mapping[str, Any]) -> None:
-    """As text."""
+    """Print Table 2, Figure 4 and Figure 6b."""
     for row in found["table_2"]:
         _print_gain(f"Table 2, eta {row['eta']}", row, row["predicted_to_sync"], row["reported_to_sync"])
     for row in found["figure_4"]:
@@ -239,7 +240,7 @@ def print_others(found: Mapping[str, Any]) -> None:
 
 
 def print_figure_6a(rows: Sequence[Row]) -> None:
-    """As text."""
+    """Print Figure 6a."""
     for row in rows:
         name = f"Figure 6a, {row['model']}"
         print(f"{name:36}gain {row['predicted_gain']:.2f}, reported "
@@ -252,14 +253,14 @@ def _print_gain(name: str, row: Row, gain: float, reported: float) -> None:
 
 
 def keep(name: str, part: Row, command: str, path: Path = RESULT) -> Path:
-    """Put a part into the result file, in place of an earlier one. command: what made it."""
+    """Write a part to the result file, replacing an earlier one. command: the command that made it."""
     parts = parts_with(path, name, command, part)
     made = "; ".join(parts[name]["command"] for name in PARTS if name in parts)
     return write("simulator", made, {"parts": parts}, path)
 
 
 def plot(source: Path, picture: Path) -> Path | None:
-    """Draw the part about the paper: predicted and reported, a panel a table. None where it is not there."""
+    """Draw the part about the paper: predicted and reported, one panel per table. None if it is missing."""
     found = json.loads(source.read_text())["parts"].get("paper")
     if found is None:
         return None
@@ -296,7 +297,8 @@ def _pair(
     panel: Any, index: int, name: str, xs: Sequence[Any], predicted: Sequence[float], reported: Sequence[float],
     *, line: str = "--",
 ) -> None:  # fmt: skip
-    """line: none where places have nothing between them; then what is predicted is hollow."""
+    """Draw predicted and reported values. line: line style; empty for separate places, whose predictions get hollow
+    markers."""
     colour, marker = pictures.SERIES[index], pictures.MARKERS[index]
     panel.plot(xs, reported, color=colour, marker=marker, markersize=5, linewidth=0, label=f"{name}, reported")
     panel.plot(xs, predicted, color=colour, linewidth=1.4, linestyle=line, marker="" if line else marker, markersize=8,
@@ -304,28 +306,28 @@ def _pair(
 
 
 def checked(parts: Sequence[str], runs: Sequence[Sequence[Path]]) -> Sequence[str]:
-    """The parts, if there are such and the runs are there. Raises SystemExit with what is wrong."""
+    """The parts. Raises SystemExit if a part is unknown or a run does not exist."""
     if unknown := [part for part in parts if part not in PARTS]:
         raise SystemExit(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}.")
     for folder in (folder for folders in runs for folder in folders):
         if not (folder / "config.yaml").is_file():
-            raise SystemExit(f"--runs: {folder} is no folder of a run (it has no config.yaml).")
+            raise SystemExit(f"--runs: {folder} is not the folder of a run (it has no config.yaml).")
     for folders in runs:
         if len(folders) == 1 and load_config(str(folders[0])).config.emulation is None:
-            raise SystemExit(f"--runs: {folders[0]} gives the costs, and no other run is named to predict with them.")
+            raise SystemExit(f"--runs: {folders[0]} gives the costs; name another run to predict with them.")
     return parts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="paper,batching", help="of paper, batching, runs, speed, with commas")
+    parser.add_argument("--parts", default="paper,batching", help="from paper, batching, runs, speed; comma-separated")
     parser.add_argument("--runs", nargs="+", action="append", default=[], type=Path, metavar="RUN")
     parser.add_argument("--quick", action="store_true")
     add_rows(parser)
     options = parser.parse_args()
     if options.quick:
         print_table_1(table_1(Efficiencies(), sync_steps=QUICK_STEPS, async_steps=QUICK_STEPS))
-        print("not fitted, and too short to mean anything: it ran")
+        print("the benchmark completed, but was not fitted and too short for meaningful figures")
         return
     chosen = checked(options.parts.split(","), options.runs)
     try:
@@ -338,7 +340,7 @@ def main() -> None:
 
 
 def make(chosen: Sequence[str], options: argparse.Namespace) -> None:
-    """The published parts. Raises UserError."""
+    """Measure and write the chosen published parts. Raises UserError."""
     command = "python -m benchmarks.simulator --parts"
     if "paper" in chosen:
         keep("paper", predict_paper(lambda text: print(text, flush=True)), f"{command} paper")

@@ -1,14 +1,14 @@
 """Does memory grow? A long quickstart, the resident memory of every process each second, the slope after minute three.
 
-    python -m benchmarks.soak                        8 minutes of training (warm start and stop come on top)
-    python -m benchmarks.soak --quick                four minutes: it runs and ends well; writes nothing
+    python -m benchmarks.soak                        8 minutes of training, plus warm start and stop
+    python -m benchmarks.soak --quick                four minutes: checks that it runs and ends; writes nothing
     python -m benchmarks.soak --minutes 30 rollout.num_workers=2
 
-Minute 0 is when rollout worker and trainer are both there. Slopes are least squares over everything after minute three,
-and not before a process is a minute old (scoring processes are replaced as they age; the row `all together` holds them
-to account); below 1 MB/min for every process is what is asked. Resident memory counts shared pages too (weights in
-shared memory), so a version that is never let go shows. The run is stopped as a user stops it, by one SIGINT, and must
-end well.
+Minute 0 is the time at which both rollout worker and trainer run. Slopes are least squares over all samples after
+minute three, without the first minute of a process (scoring processes are replaced as they age; the row `all together`
+includes them). The target is below 1 MB/min for every process. Resident memory includes shared pages (weights in shared
+memory), so a version that is never released is visible. The run is stopped by one SIGINT, as a user stops it, and must
+end successfully.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, write
 
 SETTLE_MIN, YOUNG_MIN = 3.0, 1.0
-"""Minutes of the run, and of a process that came later, before its slope begins: caches fill, modules are imported."""
+"""Minutes of the run, and of a later process, before its slope begins: caches fill and modules are imported."""
 LIMIT_MB_PER_MIN = 1.0
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 180.0
@@ -42,7 +42,7 @@ TOGETHER = "all together"
 MB = 1 << 20
 
 Samples = dict[str, list[tuple[float, float]]]
-"""Per process, named by what it runs: (minute, resident MB)."""
+"""(minute, resident MB) for each process, named by its program."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     if options.quick:
         options.minutes = SETTLE_MIN + 1
     if options.minutes < SETTLE_MIN + 1:
-        parser.error(f"the slope begins at minute {SETTLE_MIN:.0f}; take {SETTLE_MIN + 1:.0f} minutes at least")
+        parser.error(f"the slope begins at minute {SETTLE_MIN:.0f}; give at least {SETTLE_MIN + 1:.0f} minutes")
     overrides = [f"num_steps={MANY_STEPS}", "name=soak", *options.overrides, f"runs_dir={options.runs_dir}"]
     options.runs_dir.mkdir(parents=True, exist_ok=True)
     output = options.runs_dir / "soak.log"
@@ -67,7 +67,7 @@ def main() -> None:
     slopes = [row["slope_mb_per_min"] for row in rows if row["slope_mb_per_min"] is not None]
     is_good = max(slopes) < LIMIT_MB_PER_MIN
     if options.quick:
-        print("too short to mean anything: it ran")
+        print("the run completed, but was too short for meaningful figures")
         return
     result = {"minutes": options.minutes, "overrides": options.overrides, "is_below_limit": is_good, "processes": rows}
     path = write("soak", command_of("soak"), result, result_path("soak", options))
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def watch(command: list[str], output: Path, minutes: float) -> Samples:
-    """Run the command, sample its family for `minutes`, stop it. Raises SystemExit with its words when it fails."""
+    """Run the command, sample its processes for `minutes`, and stop it. Raises SystemExit with its output on error."""
     environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
     with output.open("wb") as log:
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ def watch(command: list[str], output: Path, minutes: float) -> Samples:
             time.sleep(1.0)
         process.send_signal(signal.SIGINT)
         if process.wait(STOP_DEADLINE_S) != 0:
-            raise SystemExit(f"the run did not end well:\n{output.read_text()[-4000:]}")
+            raise SystemExit(f"the run did not end successfully:\n{output.read_text()[-4000:]}")
         return samples
     finally:
         if process.poll() is None:
@@ -110,7 +110,7 @@ def watch(command: list[str], output: Path, minutes: float) -> Samples:
 
 
 class Family:
-    """The processes of a run by name: `controller`, `trainer`, `rollout-0`, `reward`, `reward/1` (its first child)."""
+    """The processes of a run by name, such as `controller`, `rollout-0`, `reward` and `reward/1` (its first child)."""
 
     def __init__(self, controller_pid: int) -> None:
         self._controller = psutil.Process(controller_pid)
@@ -123,7 +123,7 @@ class Family:
         return "trainer" in names and any(name.startswith("rollout") for name in names)
 
     def resident_mb(self) -> dict[str, float]:
-        """Of each process that lives now."""
+        """Resident MB of each running process."""
         found: dict[str, float] = {}
         try:
             family = [self._controller, *self._controller.children(recursive=True)]
@@ -141,7 +141,7 @@ class Family:
         name = self._names.get(process)
         if name is None:
             line = command_words(process)
-            if "--spec" in line:  # between fork and exec there is no such word: it is named the next time
+            if "--spec" in line:  # missing between fork and exec: it is named the next time
                 name = Path(line[line.index("--spec") + 1]).stem
             else:
                 parent = process.parent()
@@ -155,7 +155,7 @@ class Family:
 
 
 def judge(name: str, points: list[tuple[float, float]]) -> dict[str, Any]:
-    """Resident MB at minutes 1, 3 and the end, and the slope; None where the process was not there (long enough)."""
+    """Resident MB at minutes 1, 3 and the end, and the slope; None if the process did not exist (long enough)."""
     minutes, resident = np.array(points).T
     late = minutes >= max(SETTLE_MIN, minutes[0] + YOUNG_MIN if minutes[0] > YOUNG_MIN else 0.0)
     is_long = late.any() and minutes[-1] - minutes[late][0] >= YOUNG_MIN
@@ -175,7 +175,7 @@ def judge(name: str, points: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """The result, as text."""
+    """Print the result."""
     print(f"{'process':14}{'minute 1':>12}{'minute 3':>12}{'end':>12}{'peak':>12}{'slope MB/min':>16}")
     for row in rows:
         name, *numbers = ("-" if value is None else value for value in row.values())

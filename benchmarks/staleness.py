@@ -1,24 +1,24 @@
-"""What does staleness cost, what does it buy, and does the decoupled loss help? The quickstart at several bounds.
+"""What are cost and gain of staleness, and does the decoupled loss help? The quickstart at several bounds.
 
     python -m benchmarks.staleness                              7 bounds x 4 losses x 5 seeds: two hours
-    python -m benchmarks.staleness --losses decoupled,naive                           the half of it
+    python -m benchmarks.staleness --losses decoupled,naive                           half of it
     python -m benchmarks.staleness --quick                      2 bounds, 1 seed, 10 steps; writes nothing
     python -m benchmarks.staleness mine.yaml --bounds 0,4,unbounded --seeds 1,2,3 --tune 1e-6,2e-6
-                                                                your own job, decoupled and naive, tuned alike
+                                                                your own job, decoupled and naive, both tuned
     python -m benchmarks.staleness mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
                                                                 one key of your own config
 
-What is found about a job of your own (CONFIG or overrides), and by any --sweep, is written alongside its runs
-(--runs-dir), not over the published result. Without CONFIG: the quickstart with sums of at most six terms and half of
-its groups a step, 30 steps, so that a run takes half a minute; they are few for what is to be learnt, so that what
-staleness costs shows. Everything but the bound and the loss is the same, four mini-batches a step included (with one,
-a step has no trust region that the losses could differ in). `decoupled`: proximal log-probs recomputed, weights
-truncated at 5, the shipped default; `exact` and `mask` are its other weight modes. `naive`: ordinary PPO against the
-behaviour policy. Every loss has the same budget of tuning: it keeps the learning rate with the best accuracy at the
-last but one bound, on a seed that is not counted. Runs of a seed follow each other, bound by bound, the losses in
-turn, from the same warm start; at bound 0 they are the same up to rounding, so what differs there is noise. Bound 0 is
-synchronous here with one core per process; `mode: sync` would give all cores to whichever phase runs, see
-benchmarks/modes.py. Accuracy is greedy, on held-out prompts, of the last version.
+Results for your own job (CONFIG or overrides), and those of --sweep, are written next to its runs (--runs-dir), not
+over the published result. Without CONFIG: the quickstart with sums of at most six terms and half of its groups per
+step, and 30 steps, so that a run takes half a minute. These are few steps for the task, so that the cost of staleness
+is visible. Everything except the bound and the loss is the same, four mini-batches per step included (with one, a step
+has no trust region in which the losses could differ). `decoupled`: proximal log-probs recomputed, weights truncated at
+5, the shipped default; `exact` and `mask` are its other weight modes. `naive`: ordinary PPO against the behaviour
+policy. Every loss has the same tuning budget: the learning rate with the best accuracy at the last but one bound, on a
+seed that is not counted, is used. Runs of a seed follow each other, bound by bound, with the losses in turn, from the
+same warm start; at bound 0 the losses are equal up to rounding, so differences there are noise. Bound 0 is synchronous
+here with one core per process; `mode: sync` would give all cores to the running phase, see benchmarks/modes.py.
+Accuracy is greedy, on held-out prompts, of the last version.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ SMALL = (
     "data.train.options.max_terms=6", "data.eval.options.max_terms=6", "sampling.max_new_tokens=48",
     "groups_per_step=24", "num_steps=30", "trainer.optimizer.schedule=constant",
 )  # fmt: skip
-"""What the quickstart becomes here."""
+"""Overrides of the quickstart for this benchmark."""
 ALL_BOUNDS, RATES = "0,1,2,4,8,16,unbounded", "5e-5,1e-4,2e-4"
 OWN_LOSSES = ("decoupled", "naive")
 TUNING_SEED = 1000
 MINI_BATCHES = 4
 MONITORS = ("ess", "clip_fraction", "weight_truncated_share", "kl_behaviour_proximal", "kl_proximal_current",
             "entropy")  # fmt: skip
-"""Metrics of the steps whose mean is kept: what a user would watch."""
+"""Step metrics whose mean is stored: those that a user would watch."""
 Row = dict[str, Any]
 
 
@@ -73,14 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_job(parser)
     parser.add_argument(
-        "--bounds", type=BOUNDS, default=ALL_BOUNDS, help="values of staleness.max_staleness; `unbounded` is one"
+        "--bounds", type=BOUNDS, default=ALL_BOUNDS, help="values of staleness.max_staleness; may include `unbounded`"
     )
     parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
-    parser.add_argument("--losses", help=f"of {', '.join(LOSSES)}; all, or decoupled,naive with CONFIG")
+    parser.add_argument("--losses", help=f"from {', '.join(LOSSES)} (default: all, with CONFIG: decoupled,naive)")
     parser.add_argument(
-        "--tune", type=TEXTS, metavar="LR,LR", help=f"learning rates of every loss; {RATES}, or none with CONFIG"
+        "--tune", type=TEXTS, metavar="LR,LR", help=f"learning rates to try (default: {RATES}, with CONFIG: none)"
     )
-    parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
+    parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead, vary one key of your config")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parse_job(parser)
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def rates_of(options: argparse.Namespace) -> list[str]:
-    """Learning rates to tune over; none where the command gives one."""
+    """Learning rates to try; empty if the command gives one."""
     given = [word for word in options.overrides if word.startswith("trainer.optimizer.lr=")]
     if given and options.tune:
         raise SystemExit(f"--tune and {given[0]}: the learning rate is either tuned or given")
@@ -125,7 +125,7 @@ def rates_of(options: argparse.Namespace) -> list[str]:
 
 
 class Jobs:
-    """Runs of one config, one after the other."""
+    """Runs jobs of one config, one after another."""
 
     def __init__(self, config: str, overrides: Sequence[str], runs_dir: Path, measured: Measured) -> None:
         self._config, self._overrides, self._runs_dir, self._measured = config, overrides, runs_dir, measured
@@ -133,8 +133,8 @@ class Jobs:
         """Accuracy by loss and learning rate."""
 
     def tune(self, loss: str, rates: Sequence[str], bounds: Sequence[str]) -> list[str]:
-        """Overrides of the best learning rate for a loss (of equals the highest), none where nothing is tuned. One run
-        each, the same for all.
+        """Overrides of the best learning rate for a loss (of equal ones the highest); empty without tuning. One run per
+        learning rate, the same for all losses.
         """
         if not rates:
             return []
@@ -147,7 +147,7 @@ class Jobs:
         return [f"trainer.optimizer.lr={max(found, key=lambda rate: (found[rate], float(rate)))}"]
 
     def measure(self, bounds: Sequence[str], seeds: Sequence[int], tuned: Mapping[str, Sequence[str]]) -> list[Row]:
-        """Everything that is compared. tuned: by loss, what it runs with besides."""
+        """Run everything that is compared. tuned: additional overrides by loss."""
         rows: list[Row] = []
         shown = ("accuracy_after", "samples_per_s", "staleness_mean", "staleness_max", "ess", "audit")
         for seed in seeds:
@@ -177,20 +177,21 @@ def limit(bound: str) -> list[str]:
 
 
 def accuracy(summary: Row) -> float:
-    """Of the last version. Raises SystemExit where nothing was evaluated."""
+    """Accuracy of the last version. Raises SystemExit if nothing was evaluated."""
     if summary["accuracy_after"] is None:
-        raise SystemExit("this config evaluates nothing; give it data.eval")
+        raise SystemExit("this config has no evaluations; add data.eval")
     return float(summary["accuracy_after"])
 
 
 def monitors(data: RunData) -> dict[str, float | None]:
-    """Means over the steps of a run."""
+    """Means of the watched metrics over the steps of a run."""
     found = {name: [step[name] for step in data.steps if name in step] for name in MONITORS}
     return {name: statistics.fmean(values) if values else None for name, values in found.items()}
 
 
 def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
-    """Per loss and bound: mean, lowest and highest over seeds. Between losses, and against the first bound: by seed."""
+    """For each loss and bound: mean, lowest and highest over seeds. Losses, and bounds with the first one, are compared
+    by seed."""
     by_place = {(row["loss"], row["max_staleness"], row["seed"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
     losses = list(dict.fromkeys(row["loss"] for row in rows))
@@ -230,7 +231,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
 
 
 def _paired(values: Sequence[float]) -> dict[str, Any]:
-    """Mean with the half width of its 95 % interval; null where one pair gives none."""
+    """Mean with the half width of its 95 % interval; null with only one pair."""
     mean, half = mean_interval(values)
     return {"mean": mean, "half_width_95": half, "pairs": list(values)}
 
@@ -248,7 +249,7 @@ def _short(value: Any) -> str:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The comparison, as text: means over seeds, lowest and highest in brackets."""
+    """Print the comparison: means over seeds, with the lowest and the highest in brackets."""
     print(f"\n{'max_staleness':14}{'loss':12}{'accuracy':>24}{'samples/s':>26}{'staleness':>12}")
     for bound in result["bounds"]:
         for loss in result["points"]:
@@ -263,7 +264,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def plot(source: Path, picture: Path) -> Path:
-    """Draw a result file: accuracy and throughput against the bound; a dot per seed, a line through the means."""
+    """Draw a result file: accuracy and throughput over the bound, with a dot per seed and a line through the means."""
     result = json.loads(source.read_text())
     bounds = result["bounds"]
     made, (accuracy, speed) = pictures.figure(2)

@@ -1,12 +1,12 @@
-"""What a run did once it had settled: rates, idle shares, and for emulated devices lateness and the bound of its split.
+"""Figures of a run in its steady state: rates, idle shares, and for emulated devices lateness and the split's bound.
 
-Owns: which steps count, and these figures. Refuses: starting runs (runs.py), comparing them (one file per question).
+Also decides which steps are counted. Runs are started in runs.py and compared in the benchmarks.
 
-Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over what the pool with
-more work could do if it never waited: the trainer at the sum of its steps' own times, the rollout workers decoding full
-batches without a pause; on real devices both at the processor time they need where they take turns (`alone`).
-`late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice the mean lateness of an
-engine's wake-up a step (the last answer, and the next version), over the time of a step.
+Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over the rate of the
+pool with more work if it never waited: the trainer with the sum of its steps' own times, the rollout workers decoding
+full batches without a pause; on real devices both with the processor time that they need when they take turns
+(`alone`). `late_share` is the machine's distortion of an emulation: the trainer's lateness, and twice the mean lateness
+of an engine's wake-up per step (the last answer, and the next version), over the time of a step.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from trainer.data.dealing import GRADIENT_PASSES
 MAX_LATE_SHARE = 0.05
 """An emulated run distorted by more than this is not published."""
 FEWEST_STEPS = 3
-"""One to begin at, and two that are counted."""
+"""One step to begin at, and two that are counted."""
 FEWEST_PULSES = 3
-"""A share of time is measured between the first and the last; a run writes one a second."""
+"""Smallest number of pulses. Shares of time are measured from the first to the last; a run writes one per second."""
 Row = dict[str, Any]
 
 
 def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
-    """Of a finished run, between its start and its end. window: steps (first left out, last one counted) to take.
+    """Figures of a finished run without its start and its end. window: steps to use (left out at the start, last one
+    counted).
 
-    Else left out at the start: a fifth of the steps, at least one more than its bound lets run ahead (the first batches
-    take the answers that are ready, which are the shortest, and the one after them has what is left). At the end: as
-    many as the bound lets run ahead, for which nothing is left to generate.
+    Without a window, a fifth of the steps is left out at the start, but at least one more than the bound lets the run
+    be ahead (the first batches take the answers that are ready first, which are the shortest, and the next batch has
+    the remaining ones). At the end as many are left out as the bound lets it be ahead, since nothing is left to
+    generate.
     """
     data = _settled(folder)
     config = load_config(str(folder)).config
@@ -74,7 +76,7 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
 
 
 def pulses_of(pulses: Sequence[Row], begin_s: float, end_s: float) -> list[Row]:
-    """Those within a window, and one more on either side where they are too few to tell a share of time."""
+    """Pulses within a window, and one more on either side if they are too few for a share of time."""
     inside = [pulse for pulse in pulses if begin_s <= pulse["wall_s"] <= end_s]
     if len(inside) >= FEWEST_PULSES:
         return inside
@@ -84,22 +86,22 @@ def pulses_of(pulses: Sequence[Row], begin_s: float, end_s: float) -> list[Row]:
 
 
 def window_of(num_steps: int, ahead: int) -> tuple[int, int]:
-    """Steps to take of a run that has `ahead` more than num_steps: (left out at the start, last one counted)."""
+    """Counted steps of a run that has `ahead` more than num_steps: (left out at the start, last one counted)."""
     return max(1, num_steps // 5, ahead + 1), num_steps
 
 
 def alone(folder: Path) -> Row:
-    """Processor seconds a token of a trainer and of a rollout worker that took turns (`sync`).
+    """Processor seconds per token of a trainer and of a rollout worker that took turns (`sync`).
 
-    Out of heartbeats, which tell both numbers at one moment, from the first step's end on. The worker's contain the
-    thin end of every batch: give it batches of several times its slots. The trainer's are of a token with forward and
-    backward pass (`work`).
+    Computed from heartbeats, which report both numbers at the same time, from the end of the first step on. The
+    worker's figure includes the end of every batch, when few slots are busy: use batches of several times its slots.
+    The trainer's is for a token with forward and backward pass (`work`).
     """
     data = _settled(folder)
     pulses = [pulse for pulse in data.pulses if pulse["processes"] and pulse.get("version", 0) >= 1]
     trainer, rollout = growth(pulses, "trainer"), growth(pulses, "rollout")
     if not (trainer.get("tokens") and rollout.get("tokens")):
-        raise SystemExit(f"{folder}: too short to tell what its processes need: raise num_steps")
+        raise SystemExit(f"{folder}: too short to measure the costs of its processes: raise num_steps")
     worked = sum(map(work, data.steps)) / sum(step["tokens"] for step in data.steps)
     return {
         "trainer_token_s": trainer["cpu_s"] / trainer["tokens"] / worked,
@@ -108,29 +110,29 @@ def alone(folder: Path) -> Row:
 
 
 def work(step: Mapping[str, float]) -> float:
-    """Tokens of a step that a trainer with a backward pass for all would have spent as long on."""
+    """Number of tokens with forward and backward pass that would take as long as this step."""
     saved = 1 - 1 / GRADIENT_PASSES
     return step.get("tokens", 0.0) * (1 - saved * step.get("forward_only_share", 0.0))
 
 
 def _settled(folder: Path) -> RunData:
-    """The run's data. Raises SystemExit where it has too few steps for a rate."""
+    """The run's data. Raises SystemExit if it has too few steps for a rate."""
     data = RunData.load(RunFolder(folder), max_samples=1)
     if len(data.steps) < FEWEST_STEPS:
         raise SystemExit(
-            f"{folder}: a rate needs {FEWEST_STEPS} steps, and this run has {len(data.steps)}: name a longer one, or "
+            f"{folder}: a rate needs {FEWEST_STEPS} steps, but this run has {len(data.steps)}: use a longer one, or "
             "raise num_steps"
         )
     return data
 
 
 def refuse_distorted(row: Row, folder: Path) -> None:
-    """Raises SystemExit for an emulated run that the machine was too busy for."""
+    """Raise SystemExit for an emulated run for which the machine was too busy."""
     late = row.get("late_share")
     if late is not None and late > MAX_LATE_SHARE:
         raise SystemExit(
-            f"{folder}: the machine was too busy, its lateness distorts this emulation by {late:.1%}: end what else "
-            "runs, or give a smaller emulation.speedup"
+            f"{folder}: the machine was too busy, its lateness distorts this emulation by {late:.1%}: end other "
+            "processes, or give a smaller emulation.speedup"
         )
 
 
@@ -145,7 +147,7 @@ def _idle(pulses: Sequence[Row]) -> Row:
         "rollout_idle": idle / spent if spent else math.nan,
         "rollout_paused": paused / spent if spent else math.nan,
     }
-    if "emulated_prefill_s" in rollout:  # real engines do not tell it apart
+    if "emulated_prefill_s" in rollout:  # real engines do not report it separately
         found["rollout_prefill"] = rollout["emulated_prefill_s"] / spent if spent else math.nan
     return found
 
@@ -167,7 +169,7 @@ def _emulated(config: RunConfig, data: RunData, counted: Sequence[Row], wall_s: 
 
 
 def full_rate(config: RunConfig) -> float:
-    """Tokens on the wire a real second of all rollout workers with full batches that never wait."""
+    """Tokens on the wire per real second of all rollout workers with full batches and without waits."""
     emulation = config.emulation
     assert emulation is not None
     costs = roofline_of(emulation, slots=config.rollout.engine.num_slots)
@@ -175,7 +177,7 @@ def full_rate(config: RunConfig) -> float:
     mean, squares = moments(lengths)
     slots = slots_of(emulation, costs, lengths)
     context = emulation.prompt_tokens + squares / (2 * mean)
-    """Of a token being decoded, on average."""
+    """Mean context of a token that is being decoded."""
     per_sequence_s = costs.decode_s(slots, slots * context) + slots / mean * costs.prefill_s(emulation.prompt_tokens)
     rate = slots / per_sequence_s
     return rate * config.rollout.num_workers * emulation.speedup / emulation.token_scale
@@ -201,7 +203,7 @@ def last_counters(data: RunData) -> dict[str, Mapping[str, float]]:
 
 
 def late_share(counters: Mapping[str, Mapping[str, float]], num_steps: int, wall_s: float) -> float:
-    """How much the machine's lateness can have stretched a run of so many steps."""
+    """The share by which the machine's lateness may have extended a run of `num_steps` steps."""
     trainer_s = counters.get("trainer", {}).get("emulation_late_s", 0.0)
     engines = [found for name, found in counters.items() if name.startswith("rollout")]
     wakes = sum(found.get("emulation_wakes", 0.0) for found in engines)
@@ -218,9 +220,10 @@ def curve_of(folder: Path) -> list[tuple[int, float, float]]:
 
 
 def crossing(curve: Sequence[tuple[int, float, float]], accuracy: float) -> float | None:
-    """Seconds until a curve first reached this accuracy, on straight lines between evaluations; None: never.
+    """Seconds until a curve first reached this accuracy, interpolated linearly between evaluations; None: never.
 
-    A side that is looked at less often would otherwise pay for it. If the first evaluation is there, its time counts.
+    Without interpolation, a side with fewer evaluations would be at a disadvantage. If the first evaluation already
+    reaches it, the time of that evaluation is returned.
     """
     for place, (_, seconds, reached) in enumerate(curve):
         if reached >= accuracy:
@@ -237,7 +240,7 @@ def time_to(folder: Path, accuracy: float) -> float | None:
 
 
 def rate_until(folder: Path, reached_s: float | None) -> float:
-    """Samples a second from the start of the first step's generation until a time of training; None: until the end."""
+    """Samples per second from the start of the first generation until a time of training; None: until the end."""
     steps = _settled(folder).steps
     counted = [step for step in steps if reached_s is None or step["wall_s"] <= reached_s]
     return sum(step["num_samples"] for step in counted) / float(counted[-1]["wall_s"])

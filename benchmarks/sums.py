@@ -1,7 +1,4 @@
-"""Prompts of the quickstart's task as token ids, for benchmarks that drive an engine without a job around it.
-
-Owns: ids as the quickstart's tokenizer gives them. Refuses: answers, engines.
-"""
+"""Prompts of the quickstart's task as token ids of its tokenizer, for benchmarks that run an engine without a job."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ VOCABULARY = NUM_SPECIAL + len(CHARACTERS)
 
 
 def random_tokens(rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
-    """int32: ids of characters, none of the special ones."""
+    """Random ids of characters, without special ones; int32."""
     return rng.integers(NUM_SPECIAL, VOCABULARY, size).astype(np.int32)
 
 
@@ -26,5 +23,5 @@ def texts(num: int) -> list[str]:
 
 
 def encoded(text: str) -> np.ndarray:
-    """int32: the ids of a text's characters."""
+    """The ids of a text's characters; int32."""
     return np.array([NUM_SPECIAL + CHARACTERS.index(character) for character in text], np.int32)

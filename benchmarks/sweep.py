@@ -1,6 +1,6 @@
-"""A config of one's own at several values of one of its keys: `benchmarks.staleness CONFIG --sweep KEY=A,B`.
+"""Runs a user's config at several values of one of its keys: `benchmarks.staleness CONFIG --sweep KEY=A,B`.
 
-Owns: the runs and their table. Refuses: the command line (staleness.py).
+The command line is in staleness.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from benchmarks.tables.form import SHOWN, spread_cell
 
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
         "rollout_idle_share", "staleness_mean", "staleness_max", "steps", "groups_dropped", "audit")  # fmt: skip
-"""What is kept of a job's summary."""
+"""Entries of a job's summary that are stored."""
 Row = dict[str, Any]
 
 
 def sweep(
     config: str, text: str, seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path, measured: Measured
 ) -> list[Row]:
-    """A user's own config at several values of one key."""
+    """Run a user's config at several values of one key."""
     key, _, values = text.partition("=")
     if not key or not values:
         raise SystemExit(f"--sweep {text}: write KEY=A,B, such as staleness.max_staleness=0,2,8")
@@ -40,7 +40,7 @@ def sweep(
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """A line per value: mean, lowest and highest over the seeds; null where a run measured nothing."""
+    """One line per value: mean, lowest and highest over the seeds; null if a run measured nothing."""
     lines = []
     for value in dict.fromkeys(row["value"] for row in rows):
         own = [row for row in rows if row["value"] == value]
@@ -51,7 +51,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def print_sweep(lines: Sequence[Row]) -> None:
-    """As text: lowest and highest in brackets."""
+    """Print the lines, with the lowest and the highest in brackets."""
     print(f"\n{lines[0]['key']:28}" + "".join(f"{name:>28}" for name in SHOWN))
     for line in lines:
         print(f"{line['value']:28}" + "".join(f"{spread_cell(line, name):>28}" for name in SHOWN))

@@ -1,24 +1,23 @@
-"""What does watching a run cost? The same job bare and watched, side by side; then bare and with every sink.
+"""What does monitoring a run cost? The same job bare and monitored, side by side; then bare and with every sink.
 
     python -m benchmarks.telemetry                     8 rounds, some 25 minutes on two cores
     python -m benchmarks.telemetry --rounds 12 --steps 60
-    python -m benchmarks.telemetry mine.yaml key=value your own job; its result is written alongside its runs
-    (--runs-dir) python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
+    python -m benchmarks.telemetry mine.yaml key=value your own job; its result is written next to its runs (--runs-dir)
+    python -m benchmarks.telemetry --quick             one round of small jobs, to check that it runs
 
 bare       no trace, and the controller's rows, pulses and status.json are switched off in its process (there is no key
            for that: they are always written)
 watched    the default: trace of every process, metrics.jsonl with pulses, status.json
 sinks      the same with TensorBoard, W&B offline and a Prometheus endpoint that is scraped every five seconds
 
-The two jobs of a pair run at the same time, each pinned to half of the cores, so that whatever else the machine does
-meets both. The halves are not equally fast (by up to 3 % here), so they are swapped from round to round, and a round is
-judged together with the next: what the halves differ by cancels. Counted from step FIRST_STEP to the last, over all
-processes of a run and their children: processor seconds and wall seconds. The claim is on the share of throughput lost,
-1 - (bare's cost per sample / the other's): mean over such double rounds with its 95 % interval.
+The two jobs of a pair run at the same time, each pinned to half of the cores, so that other load of the machine affects
+both. The halves are not equally fast (by up to 3 % here), so they are swapped from round to round, and a round is
+evaluated together with the next one, which cancels the difference. Processor seconds and wall seconds are counted from
+step FIRST_STEP to the last, over all processes of a run and their children. The result is the share of throughput lost,
+1 - (bare's cost per sample / the other's): the mean over such double rounds with its 95 % interval.
 
-`mode: sync` with one thread each, so that all runs draw the same samples and differ in nothing but what is measured;
-what is written per sample and per second is the same in `async`, where all cores are full and processor time is
-throughput.
+`mode: sync` with one thread each, so that all runs draw the same samples and differ only in the monitoring. Per sample
+and per second, the same is written in `async`, where all cores are busy and processor time limits throughput.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, environment, half_words, mean_interval, write
 
 FIRST_STEP = 2
-"""Counting begins when this step is done: processes are up, the pipeline is full."""
+"""Counting begins after this step, when processes have started and the pipeline is full."""
 SCRAPE_S = 5.0
 LIMIT = 0.02
 DEADLINE_S = 1800.0
 FORK_SERVER = "forkserver"
-"""Not a family: the run's processes are its children."""
+"""Its children are counted separately: they are the run's processes."""
 WATCHED_ARMS = ("watched", "sinks")
 SETTINGS = {
     "bare": ["metrics.trace=false"],
@@ -61,7 +60,7 @@ JOB = [
     "mode=sync", "rollout.threads=1", "trainer.threads=1",
 ]  # fmt: skip
 Pair = dict[str, dict[str, float]]
-"""Costs per sample of two jobs that ran side by side, by arm."""
+"""Costs per sample by arm, of two jobs that ran at the same time."""
 QUICK = ["groups_per_step=12", "group_size=4", "warm_start=null"]
 
 
@@ -77,7 +76,7 @@ def main() -> None:
     add_replace(parser)
     options = parse_job(parser)
     if options.rounds % 2:
-        parser.error("--rounds: an even number: a round and its twin with the halves of the machine swapped")
+        parser.error("--rounds: give an even number: every round is repeated with the halves of the machine swapped")
     config = options.config or "configs/quickstart.yaml"
     overrides = [*JOB, *(QUICK if options.quick else []), *options.overrides]
     rounds, steps = (1, 4) if options.quick else (options.rounds, options.steps)
@@ -93,7 +92,7 @@ def main() -> None:
     result = {arm: judge(arm, found) for arm, found in pairs.items()}
     print_table(result)
     if options.quick:
-        print("too short to mean anything: it ran")
+        print("the run completed, but was too short for meaningful figures")
         return
     facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
     path = result_path("telemetry", options)
@@ -103,7 +102,7 @@ def main() -> None:
 
 
 def run_bare(arguments: list[str]) -> int:
-    """`areal-like` with the controller's own rows switched off."""
+    """Run `areal-like` with the controller's own rows switched off."""
     from controller.cli import main
     from controller.runtime import monitor
     from controller.telemetry.journal import Journal
@@ -117,7 +116,7 @@ def run_bare(arguments: list[str]) -> int:
 
 
 def side_by_side(arm: str, config: str, overrides: list[str], steps: int, *, is_swapped: bool) -> Pair:
-    """A bare and a watched job at the same time, each on its half of the cores."""
+    """Run a bare and a monitored job at the same time, each on its half of the cores."""
     cores = sorted(os.sched_getaffinity(0))
     halves = [cores[::2], cores[1::2] or cores]
     names = ("bare", arm)
@@ -130,7 +129,7 @@ def side_by_side(arm: str, config: str, overrides: list[str], steps: int, *, is_
 
 
 def run(arm: str, config: str, overrides: list[str], steps: int, cores: list[int]) -> dict[str, float]:
-    """Run one job; milliseconds per sample from step FIRST_STEP to the last. Raises SystemExit when it fails."""
+    """Run one job; milliseconds per sample from step FIRST_STEP to the last. Raises SystemExit if it fails."""
     module = ["benchmarks.telemetry", "--bare"] if arm == "bare" else ["controller"]
     process = subprocess.Popen(
         tied([sys.executable, "-P", "-m", *module, "train", config, *overrides, *SETTINGS[arm]]),
@@ -138,7 +137,7 @@ def run(arm: str, config: str, overrides: list[str], steps: int, cores: list[int
         env={**environment(), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
-    psutil.Process(process.pid).cpu_affinity(cores)  # what it starts inherits that
+    psutil.Process(process.pid).cpu_affinity(cores)  # inherited by its children
     begun: tuple[float, dict[str, float]] | None = None
     ended: tuple[float, dict[str, float]] | None = None
     lines: list[str] = []
@@ -169,19 +168,19 @@ def run(arm: str, config: str, overrides: list[str], steps: int, cores: list[int
 
 
 def samples_consumed(line: str) -> str:
-    """The number in the summary's line of that name, else nothing."""
+    """The number of consumed samples in a line of the summary; empty for another line."""
     key, _, value = line.partition(" ")
     return value.strip() if key == "samples_consumed" else ""
 
 
 def scrape(url: str) -> subprocess.Popen[bytes]:
-    """Another process that reads the endpoint as Prometheus does."""
+    """Start a process that reads the endpoint as Prometheus does."""
     code = f"from benchmarks.telemetry import keep_scraping; keep_scraping({url!r})"
     return subprocess.Popen(tied([sys.executable, "-c", code]), env=environment())
 
 
 def keep_scraping(url: str) -> None:
-    """Until the endpoint is gone."""
+    """Read the endpoint until it no longer exists."""
     parent = os.getppid()
     while os.getppid() == parent:
         try:
@@ -193,7 +192,8 @@ def keep_scraping(url: str) -> None:
 
 
 def cpu_s(pid: int) -> dict[str, float]:
-    """Processor seconds of a run by child of its controller, with all below it, ended ones included; and `all`."""
+    """Processor seconds of a run for each child of its controller with its descendants, ended ones included; and
+    `all`."""
     found: dict[str, float] = {}
     controller = psutil.Process(pid)
     families = [("controller", [controller])]
@@ -219,7 +219,7 @@ def cpu_s(pid: int) -> dict[str, float]:
 
 
 def name_of(process: psutil.Process) -> str:
-    """`trainer`, `rollout-0`, `reward`: the name of its spec; else the module it runs."""
+    """The name in the process's spec (`trainer`, `rollout-0`, `reward`), otherwise the module it runs."""
     line = command_words(process)
     if "--spec" in line:
         return Path(line[line.index("--spec") + 1]).stem
@@ -241,7 +241,7 @@ def judge(arm: str, pairs: list[Pair]) -> dict[str, Any]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The result, as text."""
+    """Print the result."""
     print(f"{'':10}{'by processor time':>26}{'by wall time':>26}")
     for arm, costs in result.items():
         cells = [f"{cost['mean']:+.2%} +- {half_words(cost['half_width_95'], '.2%')}" for cost in costs.values()]

@@ -1,6 +1,6 @@
-"""At which step of a run its report would first have warned of the policy, from the numbers of the steps alone.
+"""Finds the step of a run at which its report would first have warned about the policy, from step metrics alone.
 
-Owns: reading a run again as it stood after a step. Refuses: what a warning is (controller/report/learning.py).
+A run is read as it was after each step. Warnings are defined in controller/report/learning.py.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from controller.report.learning import find
 
 
 def warning_of(data: RunData) -> tuple[int | None, str]:
-    """The step, and what was said; None and nothing for a run of which nothing was said.
+    """The step and the warning; None and an empty text without a warning.
 
-    A reader who looks later may not see it any more: a sign that went is reported only if it lasted a fifth of the run.
+    A later report may no longer have it: a sign that has passed is reported only if it lasted a fifth of the run.
     """
     reports = ((step["step"], said(data, step["step"])) for step in data.steps)
     return next(((step, words) for step, words in reports if words), (None, ""))
 
 
 def said(data: RunData, step: int) -> str:
-    """What the report would have said of the policy after a step, without evaluations; empty if nothing."""
+    """The report's warning about the policy after a step, without evaluations; empty if there is none."""
     then = replace(data, steps=[row for row in data.steps if row["step"] <= step], evals=[])
     found = [rated.finding for rated in find(then) if rated.weight == Weight.POLICY]
     return f"{found[0].title}. {found[0].detail}" if found else ""

@@ -1,28 +1,28 @@
-"""How long does a new version take to reach an engine that generates, by each way, and what does generation feel of it?
+"""How long does a new version take to reach a generating engine by each way, and how does it affect generation?
 
     python -m benchmarks.weight_transfer                            every way at 50, 200 and 500 MB
     python -m benchmarks.weight_transfer --quick                    8 and 24 MB, one repeat
     python -m benchmarks.weight_transfer --device cuda --shape 4B   a real size on a GPU, bfloat16
 
-The trainer's half (copy, store, sender) runs in a process of its own, the receiver and the real embedded engine with
-all slots busy in this one, on one machine: a stream goes over loopback, encrypted; a process group goes over loopback,
-plain. Versions differ from each other in `--changed` of their items, by one step in the last place. Generation is timed
-in its own thread, by a stamp after each token step: what the measuring loop itself waits for is not counted. Columns,
-medians of the repeats:
+The trainer's side (copy, store, sender) runs in a separate process; the receiver and the real embedded engine with all
+slots busy run in this one, on one machine. A stream is sent over loopback, encrypted; a process group communicates over
+loopback, unencrypted. Versions differ from each other in `--changed` of their items, by one unit in the last place.
+Generation is timed in its own thread, by a timestamp after each token step, so that waits of the measuring loop are not
+counted. Columns, medians of the repeats:
 
-    copy_ms    the trainer stands still      write_ms   its background work until the announcement
-    stage_ms   from the announcement until the engine is ready to stand still; `distributed`: until the group has met
-    swap_ms    generation stands still, by the engine's own account (keep_kv: no cache is rebuilt); for `distributed`
-               the payload's travel and its checks are inside
-    seen_ms    the time without a step around the swap, less the usual step; allowed: 1.2 * swap_ms + 20
-    worst_ms   the longest time without a step otherwise, from the announcement on, less the usual step: nothing holds
-               generation up then, but four threads that are busy share this machine's cores
+    copy_ms    the trainer is blocked        write_ms   its background work until the announcement
+    stage_ms   from the announcement until the engine is ready to swap; `distributed`: until the group has met
+    swap_ms    generation is paused, as reported by the engine (keep_kv: no cache is rebuilt); for `distributed` it
+               includes the transfer and its checks
+    seen_ms    the time without a step around the swap, minus the usual step; allowed: 1.2 * swap_ms + 20
+    worst_ms   the longest other time without a step, from the announcement on, minus the usual step: nothing blocks
+               generation then, but four busy threads share this machine's cores
     slow       mean step while the version is staged, over the usual one, for the same reason
-    refill_ms  swap_ms with `recompute` less swap_ms: caches rebuilt
-    sent_mb    bytes that left the trainer (for shm and disk: bytes of the files it wrote)
+    refill_ms  swap_ms with `recompute` minus swap_ms: caches are rebuilt
+    sent_mb    bytes sent by the trainer (for shm and disk: bytes of the files it wrote)
 
-`over` stands behind a row whose seen_ms is more than allowed. In addition to the rows what the machine can do:
-copying memory, and plain TCP over loopback, for as many bytes.
+A row whose seen_ms is more than allowed is marked `over`. In addition, the machine's own limits are measured: copying
+memory, and plain TCP over loopback, for as many bytes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ WAYS: dict[str, dict[str, Any]] = {
 DEADLINE_S = 300.0
 REST_S = 0.5
 MIN_STEPS = 5
-"""Of undisturbed generation, before each version: what is usual."""
+"""Smallest number of undisturbed steps before each version, which give the usual step."""
 MAX_STAMPS = 1 << 20
 
 
@@ -93,17 +93,17 @@ class Case:
     changed: float
     repeats: int
     refills: int
-    """Repeats with `recompute`, which rebuilds every cache: seconds each for the largest."""
+    """Repeats with `recompute`, which rebuilds every cache; for the largest size each takes seconds."""
     slots: int
 
     @property
     def num_bytes(self) -> int:
-        """Parameters times bytes an item."""
+        """Parameters times bytes per item."""
         return self.shape.parameters * (4 if self.dtype == "float32" else 2)
 
 
 def shape_of(megabytes: float) -> Shape:
-    """The Qwen3 of eight layers that comes nearest to so many MB in float32."""
+    """The Qwen3 model of eight layers whose size is closest to `megabytes` in float32."""
     widths = range(64, 4096, 64)
     shapes = [Shape(f"{megabytes:g} MB", w, 8, w // 32, w // 64, 32, 3 * w, 2048) for w in widths]
     return min(shapes, key=lambda shape: abs(shape.parameters * 4 - megabytes * 1e6))
@@ -113,7 +113,7 @@ def shape_of(megabytes: float) -> Shape:
 
 
 def trainer(pipe: Connection, case: Case, folder: str) -> None:
-    """A process: makes versions on request, serves them if they are streamed, says what it did."""
+    """Process of the trainer's side: makes versions on request, serves them if they are streamed, reports its times."""
     die_with_starter(os.getppid())
     asyncio.run(_trainer(pipe, case, Path(folder)))
 
@@ -165,7 +165,7 @@ async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
 
 
 class Steps:
-    """When the engine's own thread finished each token step, and when it swapped."""
+    """Records when the engine's own thread finished each token step, and when it swapped."""
 
     def __init__(self, core: Any) -> None:
         self.stamps_s: deque[float] = deque(maxlen=MAX_STAMPS)
@@ -182,13 +182,13 @@ class Steps:
         self._swap(*given)
 
     def gaps_s(self, from_s: float, to_s: float) -> list[tuple[float, float, float]]:
-        """(length, begin, end) of the times between two steps that ended in a span of time."""
+        """(length, begin, end) of the intervals between steps that ended within a period."""
         stamps = list(self.stamps_s)
         return [(late - early, early, late) for early, late in itertools.pairwise(stamps) if from_s <= late <= to_s]
 
 
 class Generation:
-    """Keeps every slot busy until left."""
+    """Context manager that keeps every slot busy."""
 
     def __init__(self, engine: Any, case: Case) -> None:
         self._engine, self._case, self._tasks = engine, case, list[asyncio.Task[None]]()
@@ -226,7 +226,7 @@ class Bench:
         self._version = -1
 
     async def run(self) -> dict[str, Any]:
-        """The row of this case."""
+        """Measure the row of this case."""
         from rollout.engine.embedded import EmbeddedEngine
 
         case = self._case
@@ -237,7 +237,7 @@ class Bench:
         self._receiver = self._make_receiver()
         await self._engine.start()
         gc.collect()
-        gc.freeze()  # as every rollout worker does once it is up (areal_like.process.freeze_heap)
+        gc.freeze()  # as every rollout worker does after its start (areal_like.process.freeze_heap)
         serving = asyncio.create_task(self._receiver.run())
         try:
             await self._bring("keep_kv")
@@ -273,7 +273,7 @@ class Bench:
         )
 
     async def _bring(self, interruption: Interruption) -> dict[str, float]:
-        """The next version, from the trainer's tensors into the engine."""
+        """Transfer the next version from the trainer's tensors into the engine."""
         self._version += 1
         self._pipe.send(self._version)
         place, copy_s, write_s, written_bytes = await asyncio.to_thread(self._pipe.recv)
@@ -298,8 +298,8 @@ class Bench:
     async def _measure(self, steps: Steps, interruption: Interruption) -> dict[str, float]:
         rests_s = time.perf_counter()
         await asyncio.sleep(REST_S)
-        while len(rest := steps.gaps_s(rests_s, time.perf_counter())) < MIN_STEPS:  # caches are built first: seconds
-            assert time.perf_counter() - rests_s < DEADLINE_S, "generation stands still"
+        while len(rest := steps.gaps_s(rests_s, time.perf_counter())) < MIN_STEPS:  # first caches are built
+            assert time.perf_counter() - rests_s < DEADLINE_S, "generation makes no progress"
             await asyncio.sleep(0.1)
         usual_s = statistics.median(length for length, _, _ in rest)
         row = await self._bring(interruption)
@@ -317,7 +317,7 @@ class Bench:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One row."""
+    """Measure one row."""
     with tempfile.TemporaryDirectory(prefix="areal-like-transfer-") as folder:
         make_run_credentials(Path(folder) / "keys")
         context = multiprocessing.get_context("spawn")
@@ -337,7 +337,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def limits(num_bytes: int) -> dict[str, float]:
-    """Milliseconds to copy so many bytes in memory, and to send them over plain loopback TCP; best of three."""
+    """Milliseconds to copy this many bytes in memory, and to send them over plain loopback TCP; best of three."""
     source, target = np.ones(num_bytes, np.uint8), np.empty(num_bytes, np.uint8)
     copies, sends = [], []
     for _ in range(3):
@@ -380,7 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of the sizes: a Qwen3 by name, bfloat16")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of sizes: a Qwen3 model by name, bfloat16")
     parser.add_argument("--ways", default=",".join(WAYS).replace(", ", "+"), help="comma-separated; + before delta")
     parser.add_argument("--sizes", type=NUMBERS, help="MB, comma-separated")
     parser.add_argument("--changed", type=float, default=0.01, help="share of items that differ between versions")

@@ -1,6 +1,6 @@
 """Stop strings: text that ends an answer, wherever the borders of its tokens are (`sampling.stop`).
 
-Owns: finding the token that completes one. Refuses: ending the answer (the engines), tokenizers (it is lent `decode`).
+Finds the token that completes a stop string. The engines end the answer.
 
 Legend: R tokens of the answer.
 """

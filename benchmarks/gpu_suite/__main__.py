@@ -6,11 +6,12 @@
     python -m benchmarks.gpu_suite --device cpu --quick a self-check on tiny shapes, whose figures mean nothing
 
 Parts: environment, attention, engine, training, logprobs, swap, modes, quickstart (see their docstrings).
-Each runs in a process of its own with a deadline; one that fails, or lacks a package, leaves the others alone. Time a
-part does not use passes on to those after it. Needs torch 2.11, transformers 5.17 or newer and a few small packages.
+Each runs in a separate process with a deadline; a part that fails or lacks a package does not affect the others. Time
+that a part does not use is given to the next ones. Needs torch 2.11, transformers 5.17 or newer and a few small
+packages.
 
-Exit status: 1 when a part failed (not when one was skipped or cut), 2 where there is nothing to run on.
-benchmarks/results/gpu_suite.json is written when every part is done, on CUDA; --out FILE writes in any case.
+Exit status: 1 if a part failed (not if one was skipped or cut), 2 if there is no device to run on.
+benchmarks/results/gpu_suite.json is written if every part is done, on CUDA; --out FILE writes in any case.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from benchmarks.gpu_suite.tables import render
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 
-SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and none of its figures means anything"
+SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and its figures have no meaning"
 SELF_CHECK_PATIENCE = 4
-"""A CPU alongside other work gets this many times the budget: how long a self-check takes says nothing."""
+"""Factor on the budget for a CPU that may have other work: the duration of a self-check has no meaning."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen parts; the exit status."""
+    """Run the chosen parts and return the exit status."""
     options = _options(arguments)
     parts = options.parts
     obstacle = _obstacle(options.device)
@@ -65,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_all(parts: Sequence[Part], *, device: str, is_quick: bool) -> list[Outcome]:
-    """Every part in its own process, its tables as they come."""
+    """Run every part in its own process and print its tables as they arrive."""
     is_tiny = device == "cpu"
     patience = SELF_CHECK_PATIENCE if is_tiny else 1
     due_s = time.monotonic()
     outcomes = []
     shared = Path("/dev/shm")
     scratch = Path(tempfile.mkdtemp(prefix="areal_like-gpu_suite-"))
-    # A name the weight store's sweep knows: after a kill the next run removes it.
+    # The weight store's sweep knows this prefix: after a kill, the next run removes the folder.
     shared_memory = Path(tempfile.mkdtemp(prefix="areal_like-gpu_suite-", dir=shared if shared.is_dir() else scratch))
     try:
         for part in parts:
@@ -141,7 +142,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _obstacle(device: str) -> str:
-    """Why nothing can run here; empty when something can."""
+    """Why nothing can run here; empty if the suite can run."""
     missing = [name for name in ("torch", "transformers", "numpy") if find_spec(name) is None]
     if missing:
         return f"not installed: pip install {' '.join(missing)}"

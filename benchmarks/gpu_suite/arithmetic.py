@@ -1,10 +1,10 @@
-"""How many bytes and operations the work takes at least, and what share of the machine's limit that is.
+"""Formulas for the minimum number of bytes and operations of the work, and their share of the machine's limit.
 
-Owns: the formulas. Refuses: measuring, torch.
+Measures nothing and does not import torch.
 
 Operations are multiplications and additions, two per weight and token. Attention is counted as causal: each of L tokens
-meets half of the L, in two products (scores, and values) of D per head. A backward pass takes twice its forward pass.
-What an implementation does again (activations, logits of the chunked head) is not counted: the share is MFU, not HFU.
+attends to L / 2 tokens on average, in two products (scores, and values) of D per head. A backward pass takes twice its
+forward pass. Recomputation (activations, logits of the chunked head) is not counted: the share is MFU, not HFU.
 
 Legend: T tokens, L tokens of one sequence, H query heads, K key heads, D head size.
 """
@@ -22,18 +22,19 @@ def kv_bytes_per_token(shape: Shape, item_bytes: int) -> int:
 
 
 def weight_bytes_read(shape: Shape, item_bytes: int) -> int:
-    """Weights one decode step must read: all layers, the last norm and the head; of the embedding only a few rows."""
+    """Weights that one decode step must read: all layers, the last norm and the head, but only a few rows of the
+    embedding."""
     layers = shape.layers * (shape.layer_matrices + shape.layer_norms)
     return (layers + shape.hidden + shape.embedding) * item_bytes
 
 
 def decode_step_bytes(shape: Shape, contexts: Sequence[int], item_bytes: int) -> int:
-    """Bytes one decode step must read: the weights once, and the keys and values of each row's context."""
+    """Bytes that one decode step must read: the weights once, and the keys and values of each row's context."""
     return weight_bytes_read(shape, item_bytes) + sum(contexts) * kv_bytes_per_token(shape, item_bytes)
 
 
 def engine_memory_bytes(shape: Shape, num_slots: int, max_context: int, item_bytes: int) -> int:
-    """What the embedded engine allocates: two sets of weights and the cache of all slots."""
+    """Bytes that the embedded engine allocates: two sets of weights and the cache of all slots."""
     return 2 * shape.parameters * item_bytes + num_slots * max_context * kv_bytes_per_token(shape, item_bytes)
 
 
@@ -43,7 +44,8 @@ def attention_flops(heads: int, head_size: int, lengths: Sequence[int]) -> int:
 
 
 def prefill_flops(shape: Shape, lengths: Sequence[int]) -> int:
-    """Keys and values of prompts of these lengths: no logits, and of the last layer the two projections alone."""
+    """Operations for keys and values of prompts of these lengths: no logits, and only the two projections of the last
+    layer."""
     num_tokens = sum(lengths)
     last = 2 * shape.hidden * shape.key_heads * shape.head_size
     matrices = (shape.layers - 1) * shape.layer_matrices + last
@@ -54,7 +56,7 @@ def prefill_flops(shape: Shape, lengths: Sequence[int]) -> int:
 def training_flops(shape: Shape, lengths: Sequence[int], num_predictions: int) -> int:
     """Forward and backward: 6 * (layers * matrices * T + vocabulary * hidden * predictions) + 3 * attention.
 
-    The head counts for predicted positions only, since the trainer makes logits for no others.
+    The head counts only for predicted positions, since the trainer computes no other logits.
     """
     body = 6 * shape.layers * shape.layer_matrices * sum(lengths)
     head = 6 * shape.embedding * num_predictions
@@ -74,7 +76,7 @@ def whole_logits_bytes(num_predictions: int, vocabulary: int) -> int:
 
 
 def long_tail_lengths(num: int, longest: int, seed: int = 0) -> list[int]:
-    """Lengths as reinforcement learning sees them: log-normal (sigma 1), a few tens of times longer than the median.
+    """Lengths that are typical of reinforcement learning: log-normal (sigma 1), with a long tail.
 
     The longest is `longest`, the median about a tenth of it; none is shorter than 2.
     """

@@ -1,8 +1,8 @@
 """Part `attention`: the trainer's kernels (sdpa, varlen, flash_attn) against one plain call per sequence in float32.
 
 Tables. `attention_errors`: one layer on random numbers, and whole models; relative errors |ours - reference| /
-|reference| of outputs or logits, and of gradients. The yardstick is one SDPA call per sequence in bfloat16: what 16
-bits cost in computation. `attention_times`: one layer forward and backward over a packed micro-batch.
+|reference| of outputs or logits, and of gradients. The yardstick is one SDPA call per sequence in bfloat16, which shows
+the error of 16-bit computation. `attention_times`: one layer forward and backward over a packed micro-batch.
 
 Tolerances. float32: 1e-4. bfloat16: at most 1.5 times the yardstick's error plus 1e-3, and never above 0.1.
 """
@@ -38,7 +38,7 @@ Errors = dict[str, float]
 
 
 def run(context: Context) -> None:
-    """Errors of one layer, errors of a whole model, times."""
+    """Measure errors of one layer, errors of a complete model, and times."""
     device = torch.device(context.device)
     shape = SHAPES["tiny" if context.is_tiny else "0.6B"]
     context.section("attention_errors", "layer", lambda: _layer_errors(context, shape, device))
@@ -54,7 +54,7 @@ def tolerance(precision: str, yardstick: float) -> float:
 
 
 def judged(precision: str, errors: Errors, yardstick: Errors) -> Mapping[str, Any]:
-    """The row's values. Raises Beyond where an error is too large or not a number."""
+    """The row's values. Raises Beyond if an error is too large or not a number."""
     limits = {name: tolerance(precision, yardstick.get(name, 0.0)) for name in errors}
     row = {**errors, **{f"{name}_limit": limit for name, limit in limits.items()}}
     beyond = [name for name, error in errors.items() if not error <= limits[name]]
@@ -222,7 +222,7 @@ def _times(context: Context, shape: Shape, device: torch.device) -> None:
         heads = random_heads(shape, sum(lengths), device)
         for kernel, precision in KERNELS:
             if precision == "float32" and device.type == "cuda":
-                continue  # not what anyone trains with there
+                continue  # nobody trains with this combination
 
             def case(
                 kernel: Kernel = kernel, precision: str = precision, lengths: list[int] = lengths, heads: Any = heads

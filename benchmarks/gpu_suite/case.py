@@ -1,8 +1,8 @@
-"""What a part of the suite is given, and how its cases end: each is a row, whatever happens to it.
+"""The context of a part of the suite, and how its cases end: every case becomes a row, even if it fails.
 
-Owns: `Context` with its deadline, `Skip`, the fault boundary around a case. Refuses: what is measured, processes.
+Contains `Context` with its deadline, `Skip`, and the fault boundary around a case.
 
-A row is a flat mapping with `table` (which table it belongs to), `case` and `status`: `ok`, `failed` (an error, or a
+A row is a flat mapping with `table` (the table it belongs to), `case` and `status`: `ok`, `failed` (an error, or a
 value beyond its tolerance), `skipped` (with the reason) or `cut` (no time left).
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-"""Flat and made of what JSON knows."""
+"""Flat, with JSON types only."""
 
 
 class Skip(Exception):
@@ -38,25 +38,25 @@ class Beyond(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a part runs with. `device`: cpu or cuda:0. `is_tiny`: shapes of the self-check."""
+    """The context of a part. `device`: cpu or cuda:0. `is_tiny`: shapes of the self-check."""
 
     device: str
     is_quick: bool
     is_tiny: bool
     scratch: Path
     shared_memory: Path
-    """For weights in flight; removed afterwards, like `scratch`."""
+    """Folder for published weights; removed afterwards, like `scratch`."""
     deadline_s: float
     """On the monotonic clock."""
     write: Callable[[Row], None]
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline."""
         return self.deadline_s - time.monotonic()
 
     def run(self, table: str, case: str, needs_s: float, work: Callable[[], Mapping[str, Any]]) -> Row:
-        """Do one case, unless less than `needs_s` is left, and write its row. Never raises for what `work` does."""
+        """Run one case, unless less than `needs_s` is left, and write its row. Never raises an error of `work`."""
         row: Row = {"table": table, "case": case}
         if self.left_s < needs_s:
             row |= {"status": "cut", "reason": f"{max(self.left_s, 0):.0f} s left, about {needs_s:.0f} s needed"}
@@ -67,7 +67,7 @@ class Context:
         return row
 
     def section(self, table: str, case: str, work: Callable[[], None]) -> None:
-        """Do what prepares and runs several cases; only where the preparation does not end well is there a row."""
+        """Prepare and run several cases; a row is written only if the preparation fails."""
 
         def whole() -> Row:
             work()
@@ -89,13 +89,13 @@ class Context:
             return {"status": "failed", **beyond.values, "reason": str(beyond)}
         except Exception as error:  # the fault boundary of a case: its error is a row, the next case goes on
             words = " ".join(str(error).split())[:300]
-            if type(error).__name__ == "OutOfMemoryError":  # torch's; a smaller GPU is no fault of ours
+            if type(error).__name__ == "OutOfMemoryError":  # torch's; a small GPU is not a failure
                 return {"status": "skipped", "reason": f"out of memory ({words.partition('. ')[0]})"}
             traceback.print_exc()
             return {"status": "failed", "reason": f"{type(error).__name__}: {words}"}
 
     def _tidy(self) -> None:
-        """Give memory back between cases; what a broken device says to that is the next case's to meet."""
+        """Free memory between cases. An error of a broken device is only printed; the next case will fail."""
         gc.collect()
         if self.device.startswith("cuda"):
             import torch

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_suite.child REQUEST`: one part; started by isolation.py, not by hand."""
+"""`python -m benchmarks.gpu_suite.child REQUEST`: runs one part; started by isolation.py, not by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; one t
 
 
 def main() -> None:
-    """Run the part the request names; rows go to its file, everything else to standard output."""
+    """Run the part that the request names; rows are written to its file, everything else to standard output."""
     request = json.loads(sys.argv[1])
     start_s = time.monotonic()
     threading.Thread(target=_follow, args=(request["parent_pid"],), daemon=True).start()
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON knows it: six digits, and words for what is no number."""
+    """A JSON value: numbers with six digits, values that are not finite as text."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)
@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 def _follow(parent_pid: int) -> None:
-    """End with the process that started us, however that one ended."""
+    """End when the parent process ends, even if it was killed."""
     while os.getppid() == parent_pid:
         time.sleep(PARENT_POLL_S)
     os.killpg(os.getpgid(0), 9)

@@ -1,5 +1,5 @@
-"""Part `engine`: how fast the embedded engine decodes and prefills, alongside what the device's memory and matrices
-allow.
+"""Part `engine`: how fast the embedded engine decodes and prefills, compared with the limits of the device's memory and
+matrix units.
 
 The loop body of the engine (admission, forward pass, sampling, records on the host) runs here without its thread, so
 that single steps can be timed; random weights, no stop ids, so every answer has its full length.
@@ -32,7 +32,7 @@ WARM_STEPS = 8
 
 
 def run(context: Context) -> None:
-    """Each shape with several numbers of slots and lengths of context."""
+    """Measure each shape with several numbers of slots and lengths of context."""
     device = torch.device(context.device)
     dtype = torch.float32 if context.is_tiny else torch.bfloat16
     limits = {"bandwidth": measure.copy_bandwidth(device), "matmul": measure.matmul_peak(device)}
@@ -80,7 +80,7 @@ def _measure(
     )  # fmt: skip
     core.decoder.stage(random_tensors(config, device, dtype), 0)
     core.swap(0, "recompute")
-    _fill(core, shape, num_slots, prompt)  # once unmeasured: kernels load, the allocator takes its blocks
+    _fill(core, shape, num_slots, prompt)  # once without timing: kernels load, the allocator takes its blocks
     core.cancel_all()
     core.refill()
     prefill_s = _fill(core, shape, num_slots, prompt)
@@ -107,7 +107,7 @@ def _measure(
 
 
 def _fill(core: GenerationCore, shape: Shape, num_slots: int, prompt: int) -> float:
-    """Give every slot a prompt of its own; seconds of the prefill."""
+    """Give every slot a different prompt and return the seconds of the prefill."""
     rng = np.random.default_rng(prompt)
     for index in range(num_slots):
         request = GenerationRequest(

@@ -1,4 +1,4 @@
-"""Part `environment`: what machine and versions this is, and the limits that the other parts are held against."""
+"""Part `environment`: machine, versions, and the limits that the other parts are compared with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("transformers", "numpy", "safetensors", "msgspec", "pydantic", "pyzm
 
 
 def run(context: Context) -> None:
-    """One row per kind of fact."""
+    """Write one row per kind of fact."""
     device = torch.device(context.device)
     context.run("environment", "device", 0, lambda: _device(device))
     context.run("environment", "versions", 0, _versions)
@@ -34,7 +34,7 @@ def run(context: Context) -> None:
 
 def _device(device: torch.device) -> Mapping[str, Any]:
     if device.type != "cuda":
-        return {"value": "cpu, a self-check of the suite: none of its figures means anything"}
+        return {"value": "cpu, a self-check of the suite: its figures have no meaning"}
     facts = torch.cuda.get_device_properties(device)
     return {
         "value": facts.name,

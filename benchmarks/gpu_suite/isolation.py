@@ -1,9 +1,7 @@
-"""One part in a process of its own: started, watched, ended, its rows collected whatever became of it.
+"""Runs one part in a separate process with a deadline, and collects its rows, even if it fails.
 
-Owns: the process group, the deadline, how a part ended. Refuses: what a part does (child.py loads it), tables.
-
-The child writes each row to a file as soon as it has it, so that a part that is cut or dies keeps what it has measured.
-It stops by itself at its deadline where it can; GRACE_S later its whole process group is killed.
+child.py loads the part. The child writes each row to a file immediately, so that a part that is cut or dies keeps its
+measurements. It stops by itself at its deadline if it can; GRACE_S later its process group is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ TAIL_LINES = 25
 
 @dataclass
 class Outcome:
-    """How a part ended: `done`, `failed`, `skipped` or `cut`, with the reason where it is not `done`."""
+    """How a part ended: `done`, `failed`, `skipped` or `cut`, with the reason if it is not `done`."""
 
     part: str
     status: str
@@ -38,11 +36,11 @@ class Outcome:
     wall_s: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     output: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 def run_part(part: Part, options: dict[str, Any], budget_s: float, scratch: Path, shared_memory: Path) -> Outcome:
-    """Run it to its end or for `budget_s`. `options`: device, is_quick, is_tiny."""
+    """Run a part to its end or for `budget_s`. `options`: device, is_quick, is_tiny."""
     missing = part.missing()
     if missing:
         return Outcome(part.name, "skipped", f"not installed: pip install {' '.join(missing)}")
@@ -59,12 +57,12 @@ def command(part: Part, options: dict[str, Any], budget_s: float, scratch: Path,
 
 
 def rows_file(name: str, scratch: Path) -> Path:
-    """Where a part writes its rows."""
+    """The file to which a part writes its rows."""
     return scratch / f"{name}.rows.jsonl"
 
 
 def watch(name: str, arguments: list[str], budget_s: float, scratch: Path) -> Outcome:
-    """Start `arguments`, wait at most `budget_s` and the grace, read the rows."""
+    """Start `arguments`, wait at most `budget_s` and the grace period, and read the rows."""
     output = scratch / f"{name}.log"
     start_s = time.monotonic()
     with output.open("wb") as log:
@@ -86,14 +84,14 @@ def watch(name: str, arguments: list[str], budget_s: float, scratch: Path) -> Ou
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and everything in its group; nothing is left when this returns."""
+    """Kill the process and its group, and wait until they have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(KILL_WAIT_S)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The whole rows of a file; a half-written last line is left out."""
+    """The complete rows of a file; an incomplete last line is left out."""
     if not file.exists():
         return []
     rows = []
@@ -115,7 +113,7 @@ def judge(rows: list[dict[str, Any]], returncode: int, late_after_s: float | Non
         return "failed", f"its process ended with {how} after {len(rows)} cases"
     cut = sum(row["status"] == "cut" for row in rows)
     if cut:
-        return "cut", f"{cut} of {len(rows)} cases found no time left"
+        return "cut", f"no time was left for {cut} of {len(rows)} cases"
     skipped = [row for row in rows if row["status"] == "skipped"]
     if rows and len(skipped) == len(rows):
         return "skipped", skipped[0]["reason"]

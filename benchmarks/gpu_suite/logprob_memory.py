@@ -1,8 +1,8 @@
-"""Part `logprobs`: what chunking the vocabulary saves: most memory and time of log-probs with their backward pass.
+"""Part `logprobs`: peak memory and time of log-probs with their backward pass, with and without chunks of logits.
 
-One layer of the model and its whole head; the same predictions once in chunks, as the trainer does it, and once with
-all logits at once under torch's own autograd. Peaks are above the weights, gradients included. Values are compared
-too: at most 0.1 nat apart, since plain bfloat16 logits are rounded where ours are kept in float32.
+One layer of the model and its complete head; the same predictions once in chunks, as in the trainer, and once with all
+logits at once under torch's own autograd. Peaks are measured above the weights and include gradients. Values are also
+compared: they may differ by 0.1 nat, since plain bfloat16 logits are rounded while ours are kept in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERANCE_NATS = 0.1
 
 
 def run(context: Context) -> None:
-    """Each number of predictions, in chunks and whole."""
+    """Measure each number of predictions in chunks and at once."""
     context.section("logprobs", "model", lambda: _compare(context, torch.device(context.device)))
 
 

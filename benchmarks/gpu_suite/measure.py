@@ -1,7 +1,4 @@
-"""Times, peaks of memory and the machine's own limits, on a CPU or a CUDA device.
-
-Owns: waiting for the device, medians, peak allocation, measured bandwidth and matrix rate. Refuses: what is measured.
-"""
+"""Measures times, peak memory, and the machine's bandwidth and matrix rate, on a CPU or a CUDA device."""
 
 from __future__ import annotations
 
@@ -42,11 +39,11 @@ def median_s(work: Callable[[], Any], device: torch.device, *, repeats: int = 5,
 
 
 class Peak:
-    """Filled in when `peak_memory` ends."""
+    """Result of `peak_memory`, set when the block ends."""
 
     def __init__(self) -> None:
         self.num_bytes: int | None = None
-        """Most bytes allocated above what was there before; None on a CPU, where torch counts none."""
+        """Peak of the allocated bytes minus those allocated before; None on a CPU, for which torch has no count."""
 
 
 @contextlib.contextmanager
@@ -66,12 +63,12 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of the device that is free; None on a CPU."""
+    """Free memory of the device; None on a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def require_memory(need_bytes: int, device: torch.device) -> None:
-    """Raises Skip when `need_bytes` would not fit with a tenth to spare."""
+    """Raise Skip if `need_bytes` do not fit with a reserve of a tenth."""
     free = free_bytes(device)
     if free is not None and need_bytes > 0.9 * free:
         raise Skip(f"needs about {need_bytes / GIB:.1f} GiB of GPU memory, {free / GIB:.1f} GiB are free")
@@ -102,7 +99,7 @@ def matmul_peak(device: torch.device) -> float:
 
 
 def host_copy_bandwidths(device: torch.device) -> dict[str, float]:
-    """Bytes per second between host and device: pageable memory, as weights travel now, and pinned memory."""
+    """Bytes per second between host and device: pageable memory, which weight transfer uses now, and pinned memory."""
     num_bytes = 512 << 20
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     rates = {}

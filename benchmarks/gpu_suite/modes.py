@@ -1,8 +1,8 @@
 """Part `modes`: asynchronous against synchronous on one GPU that engine and trainer share, as two processes.
 
-The quickstart's model from random weights (its answers then have geometric lengths), nothing evaluated: what is
-compared is samples a second. `sync` lets one of the two work at a time, `one_step_off` and `async` both. Kernels of two
-processes take turns on one GPU, so what is gained is the time in which one of them would have left it idle.
+The quickstart's model with random weights (its answers then have geometric lengths), without evaluations: samples per
+second are compared. In `sync` one of the two works at a time, in `one_step_off` and `async` both. Kernels of two
+processes take turns on one GPU, so the gain is the time in which one process alone would leave it idle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TINY = ["num_steps=3", "groups_per_step=4", "group_size=2", "rollout.engine.num_
 
 
 def run(context: Context) -> None:
-    """Every mode once (quick), else three times in turn."""
+    """Run every mode once (quick) or three times in turn."""
     steps = 3 if context.is_tiny else 15 if context.is_quick else 40
     speeds: dict[int, float] = {}
     for turn in range(1 if context.is_quick else 3):

@@ -1,8 +1,7 @@
-"""The parts of the suite: what each is called, what it needs, how long it may take.
+"""The list of the suite's parts in their order, with the packages they need and their time budgets.
 
-Owns: the list, its order, packages and budgets. Refuses: running them (isolation.py). Imports nothing heavy.
-
-The quickstart comes last, because it can use whatever time the others left.
+isolation.py runs them. This module imports only the standard library. The quickstart comes last because it can use the
+time that the others leave.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 WHEELS = {"zmq": "pyzmq", "yaml": "pyyaml"}
-"""Where a package is called otherwise than the module it brings."""
+"""Package names that differ from the module's name."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One question. `module`: in benchmarks.gpu_suite, with a function `run(context)`. Budgets in seconds."""
+    """One part. `module`: in benchmarks.gpu_suite, with a function `run(context)`. Budgets are in seconds."""
 
     name: str
     module: str
@@ -25,10 +24,10 @@ class Part:
     quick_s: float
     full_s: float
     needs: tuple[str, ...] = ()
-    """Modules beyond torch, transformers and numpy that it imports."""
+    """Modules that it imports in addition to torch, transformers and numpy."""
 
     def missing(self) -> list[str]:
-        """Names to install, as pip knows them."""
+        """Missing packages, by their names for pip."""
         return [WHEELS.get(module, module) for module in self.needs if find_spec(module) is None]
 
 
@@ -50,7 +49,7 @@ FULL_TOTAL_S = sum(part.full_s for part in PARTS)
 
 
 def chosen(names: Sequence[str]) -> list[Part]:
-    """The parts of these names in the suite's order; all when there are none. Raises ValueError for an unknown one."""
+    """The parts with these names in the suite's order; all if no name is given. Raises ValueError: an unknown name."""
     unknown = sorted(set(names) - {part.name for part in PARTS})
     if unknown:
         raise ValueError(f"no part called {', '.join(unknown)}; there are {', '.join(part.name for part in PARTS)}")

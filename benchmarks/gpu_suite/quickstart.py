@@ -1,8 +1,8 @@
-"""Part `quickstart`: the project's main job with its real processes, engine and trainer both on the one GPU.
+"""Part `quickstart`: the project's main job with its real processes, engine and trainer on one GPU.
 
-Twice: all in float32, and all in bfloat16 (weights in flight, engine and trainer's arithmetic). A run fails here when
-its audit is not clean, when staleness exceeds its bound, or when it does not learn: accuracy on held-out prompts must
-rise by a tenth. The quick form trains for half the steps and evaluates on fewer prompts.
+Runs twice: in float32, and in bfloat16 (published weights, engine and trainer's arithmetic). A run fails if its audit
+is not clean, if staleness exceeds its bound, or if it does not learn: accuracy on held-out prompts must rise by 0.1.
+With --quick it trains for half the steps and evaluates on fewer prompts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIG = str(REPOSITORY / "configs" / "quickstart.yaml")
 MAX_STALENESS = 2
 MIN_GAIN = 0.1
 LEAVE_S = 3.0
-"""A job is given up this long before the part's end, so that its row is written."""
+"""Seconds before the part's end at which a job is stopped, so that its row can be written."""
 KEYS = (
     "accuracy_before", "accuracy_after", "eval_prompts", "steps", "samples_per_s", "tokens_per_s", "trainer_wait_share",
     "rollout_idle_share", "staleness_mean", "staleness_max", "audit", "prepare_s", "train_wall_s", "wall_s",
@@ -41,7 +41,7 @@ def on_device(context: Context) -> list[str]:
 
 
 def overrides(context: Context, precision: str) -> list[str]:
-    """What is changed in the quickstart's configuration."""
+    """Overrides of the quickstart's configuration."""
     (device,) = {key.rpartition("=")[2] for key in on_device(context)}
     form = TINY if context.is_tiny else QUICK if context.is_quick else []
     return [
@@ -51,7 +51,7 @@ def overrides(context: Context, precision: str) -> list[str]:
 
 
 def run(context: Context) -> None:
-    """Both precisions; the second only when there is time."""
+    """Run both precisions; the second only if time is left."""
     for precision in ("float32", "bfloat16"):
         needs_s = 25 if context.is_tiny else 60 if context.is_quick else 120
         context.run("quickstart", precision, needs_s, partial(_job, context, precision))
@@ -67,7 +67,8 @@ def _job(context: Context, precision: str) -> Mapping[str, Any]:
 
 
 def summary_of(context: Context, settings: Sequence[str]) -> Mapping[str, Any]:
-    """Of a job with these overrides. Raises Cut when time is over, RuntimeError with the job's last words."""
+    """Run a job with these overrides and return its summary. Raises Cut if time runs out, RuntimeError with the end of
+    the job's output."""
     runs_dir: Path = context.scratch / "runs"
     timeout_s = context.left_s - LEAVE_S
     try:
@@ -80,7 +81,7 @@ def summary_of(context: Context, settings: Sequence[str]) -> Mapping[str, Any]:
 
 
 def faults(row: Mapping[str, Any], *, must_learn: bool) -> list[str]:
-    """What is wrong with a finished run."""
+    """Faults of a finished run."""
     found = []
     if row["audit"] != "clean":
         found.append(f"the audit says {row['audit']}")

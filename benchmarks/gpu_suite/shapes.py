@@ -1,7 +1,6 @@
-"""Sizes of the models that are measured, and making them from a config with random weights: nothing is downloaded.
+"""Sizes of the measured models, and models with random weights made from a config: nothing is downloaded.
 
-Owns: `Shape` with its parameter counts, the shapes by name, configs, random tensors under Hugging Face names.
-Refuses: how many bytes or operations a pass takes (arithmetic.py). torch is imported inside functions.
+Bytes and operations of a pass are computed in arithmetic.py. torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Shape:
 
     @property
     def layer_norms(self) -> int:
-        """Parameters of one layer's norms: two of the hidden size, one each for the heads of queries and keys."""
+        """Parameters of one layer's norms: two of the hidden size, and one each for query and key heads."""
         return 2 * self.hidden + 2 * self.head_size
 
     @property
@@ -42,7 +41,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them; a tied head is the embedding."""
+        """Number of all parameters; a tied head is the embedding."""
         body = self.layers * (self.layer_matrices + self.layer_norms) + self.hidden
         return body + self.embedding * (1 if self.is_head_tied else 2)
 
@@ -56,11 +55,11 @@ SHAPES = {
         Shape("4B", 2560, 36, 32, 8, 128, 9728, 151_936),
     )
 }
-"""Qwen3's dense sizes by their names, and one for the self-check on a CPU."""
+"""Qwen3's dense models by name, and one shape for the self-check on a CPU."""
 
 
 def config_of(shape: Shape, *, num_layers: int | None = None, max_positions: int = 40_960) -> Any:
-    """The transformers config of `shape`; `num_layers` cuts it short."""
+    """The transformers config of `shape`. num_layers: reduces the number of layers."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(
@@ -81,7 +80,7 @@ def config_of(shape: Shape, *, num_layers: int | None = None, max_positions: int
 
 
 def random_model(config: Any, device: Any) -> Any:
-    """A float32 model with transformers' own initial weights, made on `device`, in evaluation mode."""
+    """A float32 model with transformers' initial weights on `device`, in evaluation mode."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -92,7 +91,7 @@ def random_model(config: Any, device: Any) -> Any:
 
 
 def random_tensors(config: Any, device: Any, dtype: Any) -> dict[str, Any]:
-    """Random tensors under the names a published version has; norms are 1, so that nothing overflows."""
+    """Random tensors under the names of a published version; norms are 1, so that nothing overflows."""
     import torch
     from transformers import AutoModelForCausalLM
 

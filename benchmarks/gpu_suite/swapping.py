@@ -1,14 +1,15 @@
-"""Part `swap`: a new version on its way from the trainer's parameters into a generating engine, by a file.
+"""Part `swap`: transfer of a new version from the trainer's parameters into a generating engine, by a file.
 
-The file is stored in shared memory (`shm`, under both interruptions) or, as safetensors, among temporary files (`disk`,
-under `recompute` alone: how caches are treated does not depend on where the file lay). Streams and process groups,
-whose trainer is a process of its own, are measured by `python -m benchmarks.weight_transfer --device cuda --shape 4B`.
+The file is stored in shared memory (`shm`, with both interruptions) or, as safetensors, in the temporary folder
+(`disk`, only with `recompute`: the treatment of caches does not depend on where the file was). Streams and process
+groups, whose trainer is a separate process, are measured by `python -m benchmarks.weight_transfer --device cuda --shape
+4B`.
 
-The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: parameters of the
-device to a verified-to-be file, cast to the published type; a file on disk is written as a run writes it, without
-waiting for what lies behind the page cache. `stage_s`: file to spare weights alongside generation, checksums included.
-`pause_ms`: what the engine says generation stood still for; `gap_ms`: the longest time without a new step, seen from
-outside, while the version was staged and swapped (polled every 2 ms).
+The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: from the parameters on
+the device to a file with checksums, cast to the published type; a file on disk is written as in a run, without waiting
+for the page cache to be flushed. `stage_s`: from the file to spare weights during generation, checksums included.
+`pause_ms`: duration of the pause of generation reported by the engine; `gap_ms`: the longest time without a new step,
+observed from outside while the version was staged and swapped (polled every 2 ms).
 `staging_share`: tokens per second while the version was staged, over those before.
 """
 
@@ -43,14 +44,14 @@ from trainer.weights.publish import publish_version
 POLL_S = 0.002
 KEEP = 2
 ROWS: tuple[tuple[StoreKind, Interruption], ...] = (("shm", "recompute"), ("shm", "keep_kv"), ("disk", "recompute"))
-"""What is measured of each model, in this order."""
+"""Measurements of each model, in this order."""
 DISK_TIMES = 2.0
-"""Time set aside for versions on disk, over what as many took through shared memory."""
+"""Time reserved for versions on disk, relative to the time of as many versions in shared memory."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the generation that goes on meanwhile."""
+    """Sizes of the concurrent generation."""
 
     num_slots: int
     prompt: int
@@ -60,7 +61,7 @@ class Sizes:
 
 
 def run(context: Context) -> None:
-    """Every model, each kind of file."""
+    """Measure every model with each kind of file."""
     names = ["tiny"] if context.is_tiny else ["0.6B"] if context.is_quick else ["0.6B", "1.7B", "4B"]
     sizes = Sizes(4, 8, 64, 1, 0.2) if context.is_tiny else Sizes(64, 256, 2048, 2 if context.is_quick else 3, 1.5)
     for name in names:
@@ -112,7 +113,7 @@ def _require_room(folder: Path, need_bytes: int, where: str) -> None:
 
 
 class Generation:
-    """Keeps every slot busy until left: whenever an answer ends, a new one begins."""
+    """Context manager that keeps every slot busy: whenever an answer ends, a new one begins."""
 
     def __init__(self, engine: EmbeddedEngine, shape: Shape, sizes: Sizes) -> None:
         self._engine, self._shape, self._sizes = engine, shape, sizes
@@ -143,7 +144,7 @@ class Generation:
 
 @dataclass
 class Trip:
-    """Versions of one model, one after another, from the parameters to the engine."""
+    """Transfers versions of one model, one after another, from the parameters to the engine."""
 
     context: Context
     shape: Shape
@@ -154,27 +155,27 @@ class Trip:
     dtype: Any
     version: int = -1
     _took_s: float = 0.0
-    """The last row's versions."""
+    """Seconds for the versions of the last row."""
 
     @property
     def num_bytes(self) -> int:
-        """Of one version."""
+        """Bytes of one version."""
         return self.shape.parameters * (4 if self.dtype == "float32" else 2)
 
     def publish(self, kind: StoreKind) -> tuple[Path, float]:
-        """The next version; its manifest and the seconds it took."""
+        """Publish the next version; returns its manifest and the seconds it took."""
         self.version += 1
         start_s = time.perf_counter()
         manifest = publish_version(self.stores[kind], self.model, self.version, "suite", dtype=self.dtype)
         return manifest, time.perf_counter() - start_s
 
     async def first(self) -> None:
-        """Version 0, so that there is something to generate with."""
+        """Load version 0, so that the engine can generate."""
         manifest, _ = await asyncio.to_thread(self.publish, "shm")
         await self.engine.load_version(manifest, "recompute")
 
     async def measure(self, kind: StoreKind, interruption: Interruption) -> None:
-        """Several versions by one kind of file, under one interruption: a row of medians."""
+        """Measure several versions with one kind of file and one interruption, and write a row of medians."""
         outcomes = []
         start_s = time.perf_counter()
         try:
@@ -183,14 +184,14 @@ class Trip:
             for _ in range(self.sizes.repeats):
                 outcomes.append(await self._once(kind, interruption))
                 await asyncio.sleep(self.sizes.settle_s / 2)
-        except Exception as error:  # a fault boundary, as of every case: the row below says it
+        except Exception as error:  # a fault boundary, as for every case: the row below has the error
             self._write(kind, interruption, error, outcomes)
         else:
             self._write(kind, interruption, None, outcomes)
         self._took_s = time.perf_counter() - start_s
 
     def _require_disk(self) -> None:
-        """Raises Skip without the room, and Cut without the time, for versions on disk."""
+        """Raise Skip if there is no space, and Cut if there is no time, for versions on disk."""
         _require_room(self.context.scratch, (KEEP + 1) * self.num_bytes, "disk")
         if self.context.left_s < (needs_s := DISK_TIMES * self._took_s):
             raise Cut(f"{max(self.context.left_s, 0):.0f} s left, about {needs_s:.0f} s needed")

@@ -1,7 +1,4 @@
-"""The suite's rows as tables for a terminal.
-
-Owns: columns, headings with units, how numbers are written. Refuses: judging them.
-"""
+"""Formats the suite's rows as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 from benchmarks.gpu_suite.case import Row
 
 COLUMNS: dict[str, dict[str, str]] = {
-    "environment": {},  # whatever a row holds, see `_facts`
+    "environment": {},  # all values of a row, see `_facts`
     "limits": {"case": "limit", "value": "measured"},
     "attention_errors": {
         "case": "error against float32", "of": "of", "output_error": "output", "output_error_limit": "limit",
@@ -43,7 +40,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     "modes": {
         "case": "two processes on one GPU", "samples_per_s": "samples/s", "over_sync": "over sync",
         "tokens_per_s": "tokens/s", "trainer_wait_share": "trainer waits", "rollout_idle_share": "rollout idle",
-        "staleness_max": "max staleness", "steps": "steps", "wall_s": "whole s",
+        "staleness_max": "max staleness", "steps": "steps", "wall_s": "total s",
     },
     "quickstart": {
         "case": "quickstart", "accuracy_before": "before", "accuracy_after": "after", "steps": "steps",
@@ -56,7 +53,7 @@ SHARES = ("bandwidth_share", "prefill_matmul_share", "mfu", "staging_share", "tr
 
 
 def render(rows: Sequence[Row]) -> str:
-    """All tables of one part, in the order their first rows came; cases that gave no figures are named below."""
+    """All tables of one part, in the order of their first rows; cases without figures are listed below."""
     blocks = []
     for table in dict.fromkeys(row["table"] for row in rows):
         members = [row for row in rows if row["table"] == table]
@@ -98,7 +95,7 @@ def _aligned(table: str, rows: Sequence[Row]) -> str:
 
 
 def cell(key: str, value: Any) -> str:
-    """A value as it is written in the column `key`."""
+    """Text of a value in the column `key`."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -113,7 +110,7 @@ def cell(key: str, value: Any) -> str:
 
 
 def scaled(value: float) -> str:
-    """Large numbers with a letter for the power of ten."""
+    """Text of a number, with a letter for the power of ten if it is large."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:,.2f} {letter}"

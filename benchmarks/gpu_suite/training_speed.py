@@ -1,9 +1,9 @@
-"""Part `training`: how much of the device's matrix rate the trainer uses, by length, packing and kernel.
+"""Part `training`: the share of the device's matrix rate that the trainer uses, by length, packing and kernel.
 
-The trainer's own step (packing, log-probs, loss, backward, AdamW) on random tokens with a config-made model, float32
-parameters and bfloat16 arithmetic. `mfu`: operations of forward and backward pass (6 per parameter and token, and
-attention; see arithmetic.py) over their time and the measured bfloat16 matrix rate. `update_ms`: clipping and AdamW.
-A micro-batch that does not fit the GPU is tried again at half its tokens.
+The trainer's own step (packing, log-probs, loss, backward, AdamW) on random tokens with a model made from a config,
+float32 parameters and bfloat16 arithmetic. `mfu`: operations of forward and backward pass (6 per parameter and token,
+and attention; see arithmetic.py) over their time and the measured bfloat16 matrix rate. `update_ms`: clipping and
+AdamW. A micro-batch that does not fit the GPU is tried again with half its tokens.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 
 PROMPT_TOKENS = 1 / 4
-"""Share of each sequence that is prompt: it is computed, but not predicted."""
+"""Share of prompt tokens in each sequence: they are computed, but not predicted."""
 MIN_BUDGET = 1024
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one step trains on. `budget`: tokens of a micro-batch; 1 means each sequence on its own."""
+    """The samples of one step. `budget`: tokens of a micro-batch; 1 means one micro-batch per sequence."""
 
     name: str
     lengths: list[int]
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass
 class Stopwatch:
-    """The trainer's spans, the device's work included; sums of seconds by name."""
+    """Sums the seconds of the trainer's spans by name, the device's work included."""
 
     device: torch.device
     sums_s: dict[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Stopwatch:
 
 
 def run(context: Context) -> None:
-    """Every load on each model."""
+    """Measure every load on each model."""
     device = torch.device(context.device)
     peak = measure.matmul_peak(device)
     names = ["tiny"] if context.is_tiny else ["0.6B"] if context.is_quick else ["0.6B", "1.7B"]
@@ -74,7 +74,7 @@ def run(context: Context) -> None:
 
 
 def loads(context: Context) -> list[Load]:
-    """Lengths and packings; the same number of tokens, nearly, in each."""
+    """Lengths and packings with nearly the same number of tokens each."""
     if context.is_tiny:
         tail = arithmetic.long_tail_lengths(6, 60)
         return [Load("equal 32", [32] * 4, 64), Load("long tail", tail, 64), Load("long tail, unpacked", tail, 1)]
@@ -157,7 +157,7 @@ def _attempt(
 
 
 def random_samples(shape: Shape, lengths: list[int]) -> list[BatchSample]:
-    """One sample per length: random tokens, and the log-prob a model that knows nothing gives each."""
+    """One sample per length: random tokens, with the log-prob of a uniform distribution for each."""
     rng = np.random.default_rng(0)
     samples = []
     for index, length in enumerate(lengths):

@@ -1,7 +1,7 @@
 """TRL's side of `benchmarks.peer_trl`: GRPOTrainer on a model folder, timed without its evaluations.
 
-Runs in TRL's own environment: imports nothing of this project. Reads one JSON object from the file named on the command
-line, writes one JSON line per evaluation, flushed.
+Runs in TRL's own environment and imports nothing of this project. Reads one JSON object from the file named on the
+command line; writes and flushes one JSON line per evaluation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def is_correct(answer: str, ids: list[int], text: str, eos: int) -> bool:
-    """As areal_like/tasks/running_sum.py judges: the text after the last `#`, and the model ended by itself."""
+    """As in areal_like/tasks/running_sum.py: the text after the last `#` is right, and the model ended the answer."""
     _, mark, found = text.rpartition("#")
     return eos in ids and bool(mark) and found == answer
 
 
 class Accuracy(TrainerCallback):
-    """Greedy accuracy every few steps; the clock stands still meanwhile."""
+    """Measures greedy accuracy every few steps; this time is not counted."""
 
     def __init__(self, job: dict[str, Any], tokenizer: Any) -> None:
         self.job, self.tokenizer = job, tokenizer
@@ -34,7 +34,7 @@ class Accuracy(TrainerCallback):
         self.reached = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After an update: nothing unless it was the last of its batch."""
+        """Evaluate after the last update of a batch, if one is due."""
         batch, rest = divmod(state.global_step, self.job["mini_batches"])
         if rest or (batch % self.job["eval_every"] and batch < self.job["num_batches"]):
             return
@@ -50,7 +50,7 @@ class Accuracy(TrainerCallback):
 
     @torch.no_grad()
     def measure(self, model: Any) -> float:
-        """Over the held-out rows, in batches of 64."""
+        """Greedy accuracy over the held-out rows, in batches of 64."""
         was_training = model.training
         model.eval()
         rows, right = self.job["eval_rows"], 0
@@ -74,8 +74,8 @@ def main() -> None:
     set_seed(job["seed"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     first = tokenizer(job["eval_rows"][0]["prompt"])["input_ids"]
-    if first.count(tokenizer.bos_token_id) != 1:  # as our engine gives a prompt to the model, and as TRL tokenizes one
-        raise SystemExit(f"a prompt is to begin with one <bos>, and becomes {first}")
+    if first.count(tokenizer.bos_token_id) != 1:  # our engine and TRL's tokenization both begin a prompt so
+        raise SystemExit(f"a prompt must begin with one <bos>, but becomes {first}")
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
 
     def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:

@@ -1,6 +1,6 @@
-"""Result files as Markdown tables, for the documentation and for a result's own page.
+"""Formats result files as Markdown tables, for the documentation and for a result's own page.
 
-Owns: the list of tables. Refuses: numbers of its own, plots (plots.py).
+Contains the list of tables; plots are in plots.py.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ TABLES: dict[str, Callable[[Result], str]] = {
 
 
 def markdown(name: str, result: Result) -> str:
-    """A result as Markdown: its table, and below it what made it."""
+    """A result as Markdown: its table, and below it the command and machine."""
     return "\n\n".join([*([TABLES[name](result)] if name in TABLES else []), stamp(result)])

@@ -1,7 +1,4 @@
-"""How a measured value is written in a table.
-
-Owns: Markdown tables, spreads, intervals, what made a result. Refuses: which values (jobs.py, parts.py).
-"""
+"""Formats measured values: Markdown tables, ranges, intervals, and the command and machine of a result."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def ranged(spread: Result, digits: int = 0, middle: str = "median") -> str:
 
 
 def interval(pair: Sequence[Any], digits: int, sign: str = "") -> str:
-    """A mean and the half width of its interval, which is null where it is of one value."""
+    """A mean and the half width of its interval, which is null for a single value."""
     half = "-" if pair[1] is None else f"{pair[1]:,.{digits}f}"
     return f"{pair[0]:{sign},.{digits}f} ± {half}"
 
@@ -36,13 +33,13 @@ def stamp(result: Result) -> str:
 
 
 def ratio_words(found: Result) -> str:
-    """A geometric mean with its 95 % interval, and over how many pairs."""
+    """A geometric mean with its 95 % interval and its number of pairs."""
     spread = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
     return f"{found['mean']:.2f}{spread}, {len(found['pairs'])} seeds"
 
 
 SHOWN = ("accuracy_after", "samples_per_s", "staleness_mean", "trainer_wait_share", "rollout_idle_share")
-"""Of a job at one value of a swept key."""
+"""Figures shown for a job at one value of a swept key."""
 
 
 def spread_cell(line: Result, name: str) -> str:

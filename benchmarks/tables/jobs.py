@@ -1,7 +1,4 @@
-"""Tables of benchmarks that run whole jobs, a function each.
-
-Owns: which figures of a result are shown. Refuses: numbers of its own.
-"""
+"""Tables of benchmarks that run complete jobs, one function for each benchmark."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def paired(result: Result) -> str:
 
 
 def async_vs_sync(result: Result) -> str:
-    """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
+    """One table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
     head = (
         "", "samples/s", "over sync", "at most", "over apart", "bound", "trainer waits", "rollout idle", "staleness",
         "cores", "s to accuracy", "machine",
@@ -88,7 +85,7 @@ def _bound(line: Result) -> str:
 
 
 def interruption(result: Result) -> str:
-    """A table per kind of device, a line per way."""
+    """One table per kind of device, one line per way."""
     head = ("", "samples/s", "over drain", "idle", "paused", "prefill", "staleness", "machine")
     parts = []
     for place, found in result["parts"].items():
@@ -107,13 +104,13 @@ def interruption(result: Result) -> str:
 
 
 def _warned(result: Result, bound: str, loss: str) -> int:
-    """Runs of which the report spoke."""
+    """Number of runs with a finding of the report."""
     found = [row for row in result["rows"] if (row["max_staleness"], row["loss"]) == (bound, loss)]
     return sum(row["warned"] is not None for row in found)
 
 
 def staleness(result: Result) -> str:
-    """One line per bound and loss; brackets hold the lowest and highest seed."""
+    """One line per bound and loss, with the lowest and highest seed in brackets."""
     rows = []
     is_watched = all("warned" in row for row in result["rows"])
     for bound in result["bounds"]:
@@ -149,7 +146,7 @@ def sweep(result: Result) -> str:
 
 
 def divergence(result: Result) -> str:
-    """One line per run: when the report first spoke, and when the accuracy had fallen."""
+    """One line per run: the steps of the report's first finding and of the fall in accuracy."""
     rows = [
         (f"{row['loss']}, seed {row['seed']}" + ("" if row["is_driven_too_hard"] else ", sound"),
          *("never" if row[key] is None else str(row[key]) for key in ("warned", "fell")),
@@ -178,7 +175,7 @@ def peer_trl(result: Result) -> str:
 
 
 def soak(result: Result) -> str:
-    """Resident memory per process that was there at minute three."""
+    """Resident memory of each process that existed at minute three."""
     rows = [
         (row["process"], *(f"{row[key]:,.1f}" for key in ("minute_3_mb", "end_mb", "peak_mb")),
          "-" if row["slope_mb_per_min"] is None else f"{row['slope_mb_per_min']:+.2f}")
@@ -189,7 +186,7 @@ def soak(result: Result) -> str:
 
 
 def telemetry(result: Result) -> str:
-    """Share of throughput lost against a bare run, by what watched it; negative where the bare run was slower."""
+    """Share of throughput lost against a bare run, by kind of monitoring; negative if the bare run was slower."""
     rows = [
         (f"`{arm}`", *(_share_lost(result[arm][key]) for key in ("cpu_lost", "wall_lost")))
         for arm in ("watched", "sinks")
@@ -204,10 +201,10 @@ def _share_lost(cost: Result) -> str:
 
 
 def checkpoint(result: Result) -> str:
-    """What one checkpoint at every step costs, and what the trainer does between steps."""
+    """Cost of one checkpoint at every step, and the trainer's activity between steps."""
     cost, idle = result["cost"], result["idle"]
     rows = [
-        ("training stands still (the copy)", f"{cost['stall_share']:.2%}"),
+        ("training is blocked (the copy)", f"{cost['stall_share']:.2%}"),
         ("a step takes longer, writing included", f"{cost['more_mean']:+.2%} ± {cost['more_95']:.2%}"),
         ("the same, median of the pairs", f"{cost['more_median']:+.2%}"),
         ("not computing between steps, all batches ready", f"{idle['idle_share']:.2%}"),

@@ -1,7 +1,4 @@
-"""Tables of benchmarks of single parts, from engines to GPUs: a function each.
-
-Owns: which figures of a result are shown. Refuses: numbers of its own.
-"""
+"""Tables of benchmarks of single parts, from engines to GPUs, one function for each benchmark."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def controller(result: Result) -> str:
 
 
 def simulator(result: Result) -> str:
-    """Predicted alongside reported: the paper's tables and figures, then one's own runs, then how long it takes."""
+    """Predicted and reported figures: the paper's tables and figures, a user's own runs, and the simulator's time."""
     parts, texts = result["parts"], []
     if "paper" in parts:
         texts += _simulated_paper(parts["paper"])
@@ -120,12 +117,12 @@ def _simulated_rows(found: Result) -> str:
     ]  # fmt: skip
     words = (
         f"Fitted: a decode step of at least {reached['decode_floor_s'] * 1e3:.1f} ms, "
-        f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
-        f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
+        f"{reached['bandwidth']:.0%} of the memory bandwidth, and a further {reached['step_overhead_s']:.0f} s per "
+        f"step; the four synchronous rows are reproduced within {found['fit_error']:.0%} (root mean square)."
     )
     for name in found["at_bound"]:
         low, high = BOX[name]
-        words += f" `{name}` lies at a bound of the box it was looked for in ({low:g} to {high:g}): no finding."
+        words += f" `{name}` is at a bound of its box ({low:g} to {high:g}), so it was not determined by the fit."
     head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
     return f"{words}\n\n{table(head, rows)}"
 
@@ -139,7 +136,7 @@ def _made(part: Result) -> str:
 
 
 def routing(result: Result) -> str:
-    """Emulated: one table for each kind of device. Real: two workers on the machine that is named."""
+    """Emulated: one table for each kind of device. Real: two workers on the named machine."""
     parts = []
     for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
         rows = [
@@ -165,7 +162,7 @@ def _times(spread: Sequence[float]) -> str:
 
 
 def weight_transfer(result: Result) -> str:
-    """Benchmark: weight_transfer, and the machine's own limits below it."""
+    """Times of every way and size, and below them the machine's own limits."""
     keys = (
         "copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "worst_ms", "allowed_ms", "slow", "refill_ms",
         "sent_mb",
@@ -180,7 +177,7 @@ def weight_transfer(result: Result) -> str:
 
 
 def delta(result: Result) -> str:
-    """Benchmark: delta."""
+    """Bytes of versions by dtype and learning rate."""
     head = [
         "published dtype", "learning rate", "whole version, bytes", "travels, median", "least", "most", "share, median",
         "share, mean",
@@ -225,7 +222,7 @@ def preference(result: Result) -> str:
 
 
 def prompt_sharing(result: Result) -> str:
-    """Caches rebuilt, a group's prompt computed for each answer and once."""
+    """Time to rebuild caches, with a group's prompt computed for each answer and once."""
     rows = [
         (f"{row['slots']} of {row['answer_mean']} tokens, groups of {row['group']}, {row['prompts']} prompts",
          f"{row['tokens_alone']:,}", f"{row['tokens_shared']:,}", ranged(row["alone_ms"], 1),
@@ -236,7 +233,7 @@ def prompt_sharing(result: Result) -> str:
 
 
 def sessions(result: Result) -> str:
-    """Episodes of several turns, with and without keys and values kept between turns."""
+    """Multi-turn episodes, with and without keys and values kept between turns."""
     rows = [
         (f"{row['task']}, {row['slots']} slots", f"{row['prefilled_without']:.2f}", f"{row['prefilled_kept']:.2f}",
          *(ranged(row[f"{name}_per_s"], 0) for name in ("without", "kept", "one_turn")), ranged(row["ratio"], 2))
@@ -247,7 +244,7 @@ def sessions(result: Result) -> str:
 
 
 def row_order(result: Result) -> str:
-    """Tokens decoded with one block of rows and with several."""
+    """Time per decoded token with one block of rows and with several."""
     rows = [
         (f"{row['slots']}", row["lengths"], f"{row['tokens']:,}", f"{row['moved_rows'] / row['steps']:.1f}",
          ranged(row["one_us"], 1), ranged(row["blocks_us"], 1), ranged(row["ratio"], 2))
@@ -258,7 +255,7 @@ def row_order(result: Result) -> str:
 
 
 def packing(result: Result) -> str:
-    """Packed against padded, the ways to fill micro-batches, and how even ranks are."""
+    """Packed against padded batches, the ways to fill micro-batches, and the differences between ranks."""
     rows: list[Sequence[str]] = [
         (row["set"], *(_ratio(row["padding"][form]["ratio"]) for form in ("padded", "sorted")),
          *(f"{row['forms'][form]['tokens_per_s']:,.0f}" for form in _PACKERS),
@@ -301,29 +298,29 @@ def memory(result: Result) -> str:
 
 
 def reward(result: Result) -> str:
-    """Verdicts per second, then what a sandboxed program costs."""
+    """Verdicts per second, then the time of a sandboxed program."""
     rows = [
         (name, ranged(entry), f"{entry['target']:.0f}" if "target" in entry else "", f"{entry['verdicts']:,}")
         for name, entry in result["throughput"].items()
     ]
-    head = (f"{result['workers']} scoring processes", "verdicts/s", "asked for", "verdicts")
+    head = (f"{result['workers']} scoring processes", "verdicts/s", "target", "verdicts")
     costs = [(name.replace("_", " "), ranged(entry, 1)) for name, entry in result["overhead_ms"].items()]
     return f"{table(head, rows)}\n\n{table(('one program on one core', 'ms'), costs)}"
 
 
 def reward_rates(result: Result) -> str:
-    """How many verdicts are what they must be, and which are not."""
+    """Number of verdicts that are as expected, and a list of the others."""
     measured = {name: entry for name, entry in result.items() if isinstance(entry, dict) and "as_they_must_be" in entry}
     rows = [
         (name, f"{entry['rows']:,}", f"{entry['as_they_must_be']:,}", f"{entry['as_they_must_be'] / entry['rows']:.2%}")
         for name, entry in measured.items()
     ]
     others = [f"- {name}: `{other}`" for name, entry in measured.items() for other in entry["others"]]
-    return "\n".join([table(("", "rows", "as they must be", "rate"), rows), "", *others])
+    return "\n".join([table(("", "rows", "as expected", "rate"), rows), "", *others])
 
 
 def reward_service(result: Result) -> str:
-    """One line for each kind of wild scorer: how long the pool was short of a process, what honest answers got."""
+    """One line for each kind of faulty scorer: time until the pool was complete, and the rate of normal verdicts."""
     rows = [
         (_WILD.get(do, do), f"{statistics.median(entry['recovery_s']):.2f} ({min(entry['recovery_s']):.2f} to "
          f"{max(entry['recovery_s']):.2f})",
@@ -337,7 +334,7 @@ def reward_service(result: Result) -> str:
 
 
 def environments(result: Result) -> str:
-    """One line for each phase: what was lost, and what a step took."""
+    """One line for each phase: lost episodes and the time of a step."""
     rows = [
         (phase, f"{found['kills']}", f"{found['failed']}", f"{found['lost']}", f"{found['steps_per_s']:,.0f}",
          f"{found['step_p50_s']:.3f}", f"{found['step_p99_s']:.2f}", f"{found['replayed']:,}")
@@ -349,7 +346,7 @@ def environments(result: Result) -> str:
 
 
 def killed_runs(result: Result) -> str:
-    """One line for each run: what was killed, and that nothing was lost, repeated or left."""
+    """One line for each run: the killed processes, and numbers of lost, repeated and remaining items."""
     rows = []
     for name in ("environments", "agents"):
         if (found := result.get(name)) is None:
@@ -366,8 +363,8 @@ def killed_runs(result: Result) -> str:
     )  # fmt: skip
     memory = result.get("program_memory")
     words = "" if memory is None else (
-        f"\n\nOne more program of an agent with OpenAI's SDK takes {memory['preloaded']:.0f} MB where its imports are "
-        f"preloaded, and {memory['started']:.0f} MB where not."
+        f"\n\nOne more agent program with OpenAI's SDK takes {memory['preloaded']:.0f} MB if its imports are "
+        f"preloaded, and {memory['started']:.0f} MB otherwise."
     )  # fmt: skip
     return f"{table(head, rows)}{words}"
 
@@ -383,7 +380,7 @@ def learning_curves(result: Result) -> str:
 
 
 def dashboard(result: Result) -> str:
-    """What viewers cost, and what the first page takes."""
+    """Costs of viewers and of the first page."""
     rows = [
         ("processor time of the server a minute, s", f"{result['cpu_s_per_minute']:.2f}"),
         ("the same as share of one core", f"{result['share_of_core']:.2%}"),
@@ -403,7 +400,7 @@ _WILD = {"hang": "hangs", "segfault": "segfaults", "leak": "takes all the memory
 
 
 def gpu_suite(result: Result) -> str:
-    """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
+    """One table per kind of case, with the suite's column names; skipped and failed cases have a reason."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
     parts = []
     for name in dict.fromkeys(row["table"] for row in rows):

@@ -1,7 +1,4 @@
-"""Tables of what was planted and what was found: the probe's faults, the diagnosis of runs.
-
-Owns: which figures of a result are shown. Refuses: numbers of its own.
-"""
+"""Tables of injected faults and findings: the probe's faults, the diagnosis of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from benchmarks.tables.form import Result, table
 
 
 def probe_faults(result: Result) -> str:
-    """One line for each set-up: what was planted and what was named."""
+    """One line for each set-up: the injected fault and the causes that were named."""
     rows = [
         (row["set_up"], f"`{row['planted']}`" if row["planted"] else "nothing",
          ", ".join(f"`{kind}`" for kind in row["named"]) or "nothing", f"{row['cpu_s']:.1f}")
@@ -20,7 +17,7 @@ def probe_faults(result: Result) -> str:
 
 
 def diagnosis(result: Result) -> str:
-    """Results by class of set-up, then one line for each: what was expected and what the first finding was."""
+    """Results by class of set-up, then one line for each set-up: the expected and the actual first finding."""
     kinds = ("right", "miss", "wrong cause", "false alarm")
     summed = [(name, *(str(count.get(kind, 0)) for kind in kinds)) for name, count in result["counts"].items()]
     rows = [

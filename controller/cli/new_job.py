@@ -1,6 +1,6 @@
-"""The files of a new job: a config from the nearest recipe, and a scorer with its test where the answers need one.
+"""The files of a new job: a config made from the closest recipe, and a scorer with its test if the answers need one.
 
-Owns: which recipe, what is changed in it, the texts. Refuses: questions (init.py), judging the result (validate).
+The questions are asked in init.py; `areal-like validate` checks the result.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from areal_like.errors import UserError
 ANSWER_KINDS: Mapping[str, str] = {
     "math": "a number or a formula, compared by value",
     "code": "a program, run against the tests of its row",
-    "text": "a short text, compared by a function that is written for you to change",
+    "text": "a short text, compared by a generated function that you can change",
 }
 HARDWARE: Mapping[str, str] = {
-    "cpu": "two cores, no GPU", "1gpu": "one GPU, engine and trainer in turns", "8gpu": "one node of 8 GPUs",
+    "cpu": "two cores, no GPU", "1gpu": "one GPU, shared by engine and trainer", "8gpu": "one node of 8 GPUs",
 }  # fmt: skip
 TRACKERS: Mapping[str, dict[str, Any]] = {
     "none": {}, "tensorboard": {"tensorboard": True}, "wandb": {"wandb": {}}, "prometheus": {"prometheus": {}},
 }  # fmt: skip
 TINY = "tiny"
-"""Answer to the question for a model: one drawn at random, to try data and reward on a CPU."""
+"""Answer to the question about the model: a small, randomly initialized one, to try data and reward on a CPU."""
 _CODE = {"kind": "code", "options": {"time_limit_s": 4, "total_limit_s": 8}}
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """Five answers. data: training rows, and after a comma held-out rows; model: hub name, folder, or `tiny`."""
+    """The target file and five answers. data: training rows, optionally a comma and held-out rows. model: hub name,
+    folder, or `tiny`."""
 
     target: Path
     data: str
@@ -42,16 +43,16 @@ class NewJob:
     tracker: str
 
     def files(self) -> dict[Path, str]:
-        """Text of each file. A scorer is written to the current folder, where the commands look for modules; the
-        paths in the config are relative to it as well.
+        """Text of each file. A scorer is written to the current folder, where the commands look for modules. Paths in
+        the config are also relative to that folder.
 
-        Raises UserError: answers that contradict each other, or a file's name that cannot be a run's.
+        Raises UserError: the answers contradict each other, or the name of the file cannot be the name of a run.
         """
-        from controller.run_folder.run_folder import NAME_REMEDY, is_run_name  # as find_config below
+        from controller.run_folder.run_folder import NAME_REMEDY, is_run_name  # see find_config below
 
         if not is_run_name(self.target.stem) or not str(self.target).isprintable():
             what = f"the run would be called {self.target.stem!r}, which cannot be the name of a folder"
-            raise UserError(what, where=repr(str(self.target)), remedy=f"name another file: {NAME_REMEDY}")
+            raise UserError(what, where=repr(str(self.target)), remedy=f"choose another file name: {NAME_REMEDY}")
         if self.model == TINY and self.hardware != "cpu":
             raise UserError("the tiny model is for a CPU", where="--model", remedy="--hardware cpu, or a real model")
         files = {self.target: self._config_text()}
@@ -63,7 +64,7 @@ class NewJob:
 
     @property
     def module(self) -> str:
-        """Name of the scorer's module: of the config's, what Python allows in it."""
+        """Name of the scorer's module: the config's name, with characters that Python does not allow replaced."""
         words = re.sub(r"[^0-9A-Za-z_]", "_", self.target.stem)
         if not words.strip("_") or words[0].isdigit():
             words = f"job_{words.strip('_')}".rstrip("_")
@@ -71,7 +72,7 @@ class NewJob:
 
     @property
     def notes(self) -> list[str]:
-        """What the user did not choose, in sentences."""
+        """Sentences about choices that the user did not make."""
         wanted = f"{self.target.stem}_reward"
         if self.answer != "text" or self.module == wanted:
             return []
@@ -79,7 +80,7 @@ class NewJob:
 
     @property
     def recipe(self) -> str:
-        """Name of the shipped config that it starts from."""
+        """Name of the shipped config that the new one is made from."""
         if self.hardware == "8gpu":
             return "code_8b_8gpu" if self.answer == "code" else "gsm8k_8b_8gpu"
         return {"cpu": "own_data", "1gpu": "gsm8k_1.7b_1gpu"}[self.hardware]
@@ -102,15 +103,14 @@ class NewJob:
         if metrics := TRACKERS[self.tracker]:
             config["metrics"] = metrics
         text = yaml.safe_dump(config, sort_keys=False, width=110)
-        place = f" Start them where {self.module}.py lies." if self.answer == "text" else ""
+        place = f" Start commands in the folder of {self.module}.py." if self.answer == "text" else ""
         return _HEADER.format(recipe=self.recipe, file=shlex.quote(str(self.target)), place=place) + text
 
     def _data(self) -> dict[str, Any]:
         places = [place.strip() for place in self.data.split(",")]
         if not all(places) or len(places) > 2:
-            raise UserError(
-                f"`{self.data}` is no data", where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl"
-            )
+            what = f"`{self.data}` is not one or two data files"
+            raise UserError(what, where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl")
         columns = {"columns": {"answer": None}} if self.answer == "code" else {}
         return {key: {"path": place, **columns} for key, place in zip(("train", "eval"), places, strict=False)}
 
@@ -128,8 +128,8 @@ _CPU_SIZES: dict[str, Any] = {
     "trainer": {"micro_batch_tokens": 2048, "optimizer": {"lr": 1.0e-6, "warmup_steps": 2}},
 }
 _HEADER = """\
-# Made by `areal-like init` from the recipe {recipe}. Rows: {{"prompt": ..., "answer": ...}} a line; other names of
-# columns go in data.train.columns. A starting point: sizes, learning rate and lengths are the recipe's.
+# Written by `areal-like init` from the recipe {recipe}. One row per line: {{"prompt": ..., "answer": ...}}; map other
+# column names in data.train.columns. Sizes, learning rate and lengths are the recipe's: adjust them to your task.
 #
 # Paths are relative to the folder in which a command is started.{place}
 #
@@ -138,11 +138,11 @@ _HEADER = """\
 #   areal-like train {file}
 """
 _SCORER = '''\
-"""The reward of {config}: change it to what your answers need."""
+"""The reward of {config}: change it to suit your answers."""
 
 
 def score(row, response, **info):
-    """1.0 where the response is the row's `answer`, whatever the case and the spaces around it, else 0.0."""
+    """1.0 if the response is the row's `answer`, ignoring case and surrounding whitespace; otherwise 0.0."""
     return float(response.strip().casefold() == str(row["answer"]).strip().casefold())
 '''
 _SCORER_TEST = """\

@@ -1,7 +1,7 @@
 """`areal-like score`: verdicts for a file of answers, without a run.
 
-Owns: the command's arguments as the scorer's options, the progress bar, the summary. Refuses: scoring and its files
-(services, through process_specs.py).
+Contains the scorer's options, the progress bar and the summary. The rows are scored, and the output is written, in the
+services package (controller/wiring/scoring.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from controller.wiring.process_specs import num_cores
 from controller.wiring.scoring import ScoreStatus, score_rows
 
 LINE_EVERY_S = 5.0
-"""Between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress if the output is not a terminal."""
 
 
 def score(arguments: argparse.Namespace) -> int:
@@ -55,12 +55,13 @@ def score(arguments: argparse.Namespace) -> int:
 
 
 def set_environment() -> None:
-    """For the scoring processes: a module of the current folder can be a scorer, and stands in for none of ours."""
+    """Set the environment of the scoring processes. A module of the current folder can be a scorer, but cannot shadow a
+    module of this program."""
     os.environ.update(child_environment(1, user_path=Path.cwd()), PYTHONSAFEPATH="1")
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` with YAML values. Raises UserError."""
+    """Parse `key=value` pairs with YAML values. Raises UserError."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
@@ -71,7 +72,7 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def summary(standing: ScoreStatus, target: Path) -> str:
-    """What came out, in a few lines."""
+    """The results in a few lines."""
     totals = standing.totals
     num_new = totals.num_rows - standing.num_before
     rate = f", {num_new / standing.wall_s:,.1f} rows/s" if standing.wall_s > 0 else ""
@@ -90,7 +91,7 @@ def summary(standing: ScoreStatus, target: Path) -> str:
 
 
 class ScoreProgress:
-    """A bar on a terminal, a line every few seconds anywhere else; on stderr."""
+    """Shows progress on stderr: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -114,7 +115,7 @@ class ScoreProgress:
             self._bar.stop()
 
     def show(self, standing: ScoreStatus) -> None:
-        """How far it is now; may be called at any rate."""
+        """Show the current progress; may be called at any rate."""
         num_done = standing.totals.num_rows
         num_new = num_done - standing.num_before
         rate = num_new / standing.wall_s if standing.wall_s > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Names of the numbers that an evaluation has, as they follow from the configuration.
+"""Names of the metrics of an evaluation, derived from the configuration.
 
-Owns: `metric_names`, `chosen_ks`. Refuses: computing them (telemetry/eval_results.py).
+They are computed in telemetry/eval_results.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ ACCURACY, PASS = "accuracy", "pass_at_"
 
 
 def chosen_ks(num_samples: int) -> tuple[int, ...]:
-    """k of pass@k: the powers of two up to the number of answers, and that number; none with one answer per row."""
+    """Values of k for pass@k: the powers of two up to the number of answers, and that number. Empty with one answer per
+    row."""
     if num_samples < 2:
         return ()
     return tuple(sorted({*(2**power for power in range(num_samples.bit_length())), num_samples}))
 
 
 def metric_names(config: RunConfig) -> tuple[str, ...]:
-    """Of the evaluations of this run."""
+    """Names of the metrics of this run's evaluations."""
     plain = (ACCURACY, *(f"{PASS}{k}" for k in chosen_ks(config.eval.num_samples)))
     sets = config.data.eval_sources
     return plain + tuple(f"{name}/{of}" for of in sets for name in plain) if len(sets) > 1 else plain

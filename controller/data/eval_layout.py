@@ -1,10 +1,8 @@
-"""Which answer of an evaluation is whose: several sets of rows, several answers per row.
+"""The numbering of an evaluation's answers over several sets of rows and several answers per row.
 
-Owns: `EvalLayout`, the numbering of answers. Refuses: rows (table.py), values (telemetry/eval_results.py).
-
-An evaluation is a list of answers by number, and a periodic one is the first of them: the periodic rows of every set
-come first, then what a final evaluation adds. The answers of one row follow each other. With one set and one answer per
-row, the number of an answer is that of its row.
+Answers are numbered from 0. The periodic rows of every set come first, then the rows that only a final evaluation has,
+so that a periodic evaluation is the first part of a final one. The answers of one row are consecutive. With one set and
+one answer per row, the number of an answer is the number of its row. Rows are stored in table.py.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import NamedTuple
 
 
 class EvalItem(NamedTuple):
-    """One answer of an evaluation. row: in its set; sample: of its row, from 0."""
+    """One answer of an evaluation. row: index in its set; sample: index among the answers of its row, from 0."""
 
     set_name: str
     row: int
@@ -22,7 +20,7 @@ class EvalItem(NamedTuple):
 
 
 class SetSize(NamedTuple):
-    """Rows of a set: all that there are, those of a final evaluation, and those of a periodic one, which are fewer."""
+    """Numbers of rows of a set: all rows, those of a final evaluation, and those of a periodic one."""
 
     num_rows: int
     num_final: int
@@ -39,7 +37,7 @@ class EvalLayout:
     """
 
     def __init__(self, sizes: Mapping[str, SetSize], *, num_samples: int = 1) -> None:
-        """sizes: by name of the set; a single set has the empty name."""
+        """sizes: sizes by name of the set; a single set has the empty name."""
         self.num_samples, self.names = num_samples, tuple(sizes)
         self._starts: dict[str, int] = {}
         start = 0
@@ -52,7 +50,7 @@ class EvalLayout:
 
     @property
     def num_final(self) -> int:
-        """Answers of a whole evaluation."""
+        """Number of answers of a final evaluation."""
         return len(self._rows) * self.num_samples
 
     def __getitem__(self, number: int) -> EvalItem:
@@ -60,11 +58,11 @@ class EvalLayout:
         return EvalItem(*self._rows[place], sample)
 
     def table_row(self, number: int) -> int:
-        """Row of the answer in the table that has all sets, one after the other."""
+        """Row of the answer in the table in which all sets are concatenated."""
         name, row, _ = self[number]
         return self._starts[name] + row
 
     @property
     def is_plain(self) -> bool:
-        """One set, one answer per row."""
+        """Whether there is one set with one answer per row."""
         return len(self.names) <= 1 and self.num_samples == 1

@@ -1,6 +1,6 @@
-"""RUN/notes.json: what people say of a run, and its tags.
+"""RUN/notes.json: the notes and tags of a run.
 
-Owns: that file. Refuses: the configuration, whose `notes` and `tags` it begins with.
+The file starts with `notes` and `tags` of the configuration, which later changes do not alter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from areal_like.plain_text import one_line
 
 NOTES_FILE = "notes.json"
 MAX_NOTES_CHARS, MAX_TAGS, MAX_TAG_CHARS = 10_000, 32, 64
-"""Of what is kept; a longer text is refused."""
+"""Limits of what is stored; longer notes are an error."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class RunNotes:
 
     @property
     def line(self) -> str:
-        """Both in one line."""
+        """Tags and notes in one line."""
         tags = " ".join(f"[{tag}]" for tag in self.tags)
         return one_line(" ".join(f"{tags} {self.notes}".split()))
 
 
 def read_notes(root: Path) -> RunNotes:
-    """What a run's folder says; nothing where there is no such file, or it is damaged."""
+    """Read the notes of a run; empty if the file is missing or damaged."""
     try:
         with (root / NOTES_FILE).open("rb") as file:
             found = json.loads(file.read(8 * MAX_NOTES_CHARS))
@@ -47,16 +47,16 @@ def read_notes(root: Path) -> RunNotes:
 
 
 def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
-    """Replace the file, whole or not at all. Raises UserError: too long, or the folder cannot be written."""
+    """Replace the file atomically. Raises UserError: too long, or the folder cannot be written."""
     made = RunNotes(notes, tuple(dict.fromkeys(tags)))
     path = root / NOTES_FILE
     if len(notes) > MAX_NOTES_CHARS:
         raise UserError(
-            f"the text has {len(notes):,} characters, at most {MAX_NOTES_CHARS:,} are kept", where=str(path)
+            f"the text has {len(notes):,} characters, at most {MAX_NOTES_CHARS:,} are stored", where=str(path)
         )
     wrong = [tag for tag in made.tags if not tag.strip() or len(tag) > MAX_TAG_CHARS]
     if wrong or len(made.tags) > MAX_TAGS:
-        what = f"`{wrong[0]}` is no tag" if wrong else f"{len(made.tags)} tags"
+        what = f"`{wrong[0]}` is not a valid tag" if wrong else f"{len(made.tags)} tags"
         remedy = f"at most {MAX_TAGS} tags of 1 to {MAX_TAG_CHARS} characters"
         raise UserError(what, where=str(path), remedy=remedy)
     fresh = path.with_suffix(".tmp")

@@ -1,6 +1,7 @@
-"""`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
+"""`areal-like export` and `areal-like import`: conversion between checkpoints and Hugging Face folders.
 
-Owns: which checkpoint is meant, words. Refuses: the files (the trainer package, through process_specs.py).
+This module finds the checkpoint and prints the result. The files are converted in the trainer package
+(controller/wiring/checkpoints.py).
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def export(
     repository: str | None = None,
     is_public: bool = False,
 ) -> int:
-    """Make a Hugging Face folder of a checkpoint, and send it to `repository` of the hub if that is given; the exit
+    """Write a checkpoint as a Hugging Face folder, upload it to `repository` of the hub if given, and return the exit
     status. Raises UserError, OperationError."""
     if repository is not None:
         check_repository(repository)
     elif is_public:
-        raise UserError("there is no repository", where="--public", remedy="--push-to-hub USER/NAME")
+        raise UserError("there is no repository", where="--public", remedy="add --push-to-hub USER/NAME")
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
@@ -55,7 +56,7 @@ def best_checkpoint(source: str) -> Path:
     run = find_run_to_read(source)
     found = sorted(path for path in run.best.glob("*") if is_checkpoint(path))
     if not found:
-        remedy = "trainer.checkpoint.best: {} keeps one from the start on"
+        remedy = "set trainer.checkpoint.best: {} before a run starts"
         raise UserError("this run has no best checkpoint", where=str(run.best), remedy=remedy)
     if (problem := checkpoint_problem(found[-1])) is not None:
         raise UserError(f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export another")
@@ -63,23 +64,24 @@ def best_checkpoint(source: str) -> Path:
 
 
 def import_model(source: str, out: str) -> int:
-    """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
+    """Make a checkpoint from a Hugging Face folder and return the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
         raise UserError("there is no such folder", where=source, remedy="name the folder of a model")
     if is_checkpoint(folder):
-        raise UserError("this is a checkpoint already", where=source, remedy="use it as it is, or export it")
+        raise UserError("this is already a checkpoint", where=source, remedy="use it as it is, or export it")
     num_tensors, dtype = import_folder(folder, target)
     print(f"{target}: {num_tensors} tensors, {dtype} in {source}")
     return 0
 
 
 def checkpoint_of(source: str, version: int | None) -> Path:
-    """The folder of a checkpoint, by its path or of a run: this version, or the newest whole one. Raises UserError."""
+    """The folder of a checkpoint. source: the folder itself, or a run; version: the one of a run; None: the newest
+    complete one. Raises UserError."""
     folder = Path(source).expanduser()
     if is_checkpoint(folder):
         if version is not None:
-            raise UserError("a checkpoint has one version", where="--version", remedy="leave it out, or name the run")
+            raise UserError("a checkpoint has one version", where="--version", remedy="omit it, or name the run")
         return folder.resolve()
     run = find_run_to_read(source)
     known = checkpoints_on_disk(run.root)
@@ -94,5 +96,5 @@ def checkpoint_of(source: str, version: int | None) -> Path:
     for _, path in reversed(known):
         if checkpoint_problem(path) is None:
             return path
-    remedy = "areal-like checkpoint makes one while it runs" if not known else "every one of them is damaged"
-    raise UserError("this run has no whole checkpoint", where=str(run.root), remedy=remedy)
+    remedy = "areal-like checkpoint makes one while it runs" if not known else "all of its checkpoints are damaged"
+    raise UserError("this run has no complete checkpoint", where=str(run.root), remedy=remedy)

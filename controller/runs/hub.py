@@ -1,6 +1,6 @@
-"""Sends an exported folder to the Hugging Face hub, when a user asks for it: the only place that does.
+"""Uploads an exported folder to the Hugging Face hub at the user's request. No other module uploads anything.
 
-Owns: the repository, what is refused before anything is exported. Refuses: tokens (the package finds the user's).
+The repository's name is checked before anything is exported. huggingface_hub finds the user's token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KEY = "--push-to-hub"
 
 
 def check_repository(repository: str) -> None:
-    """Raise UserError where this is no name of a repository, or the package is absent. Touches no network."""
+    """Raise UserError if this is not a valid repository name or the package is not installed. Uses no network."""
     try:
         from huggingface_hub.utils import HFValidationError, validate_repo_id
     except ImportError as error:
@@ -23,21 +23,22 @@ def check_repository(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UserError(f"`{repository}` is no repository", where=KEY, remedy="such as USER/NAME") from error
+        what = f"`{repository}` is not a valid repository name"
+        raise UserError(what, where=KEY, remedy="use USER/NAME") from error
 
 
 def push(folder: Path, repository: str, *, is_public: bool, message: str, api: Any = None) -> str:
-    """Upload the folder to a repository, which is made where it does not exist; its address.
+    """Upload the folder to a repository, which is created if it does not exist, and return its URL.
 
     Args:
-        folder: with config, weights and tokenizer.
-        repository: USER/NAME, or NAME of the user's own.
-        is_public: of a repository that is made; one that is there stays as it is.
-        message: of the commit.
+        folder: folder with config, weights and tokenizer.
+        repository: USER/NAME, or NAME for one in the user's own namespace.
+        is_public: whether a created repository is public; an existing one is not changed.
+        message: commit message.
         api: a huggingface_hub.HfApi; None: one with the user's token.
 
     Raises:
-        OperationError: the hub refuses, or cannot be reached.
+        OperationError: the hub rejects the upload, or cannot be reached.
     """
     if api is None:
         from huggingface_hub import HfApi
@@ -46,9 +47,9 @@ def push(folder: Path, repository: str, *, is_public: bool, message: str, api: A
     try:
         url = api.create_repo(repository, private=not is_public, exist_ok=True)
         api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
-    except Exception as error:  # somebody else's library: no token, no right, no network, no room
+    except Exception as error:  # a third-party library: no token, no permission, no network, no space
         why = f"{type(error).__name__}: {first_line(error)}"
-        words = f"{folder} is complete, and could not be sent to {repository} ({why})"
-        remedy = f"`hf auth login` gives a token, and `hf upload {repository} {folder}` sends it"
+        words = f"{folder} is complete, but could not be uploaded to {repository} ({why})"
+        remedy = f"`hf auth login` stores a token, and `hf upload {repository} {folder}` uploads it"
         raise OperationError(f"{words} -> {remedy}") from error
     return str(url)

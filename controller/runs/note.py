@@ -1,6 +1,6 @@
-"""`areal-like note`: notes and tags of a run, at any time.
+"""`areal-like note`: shows or changes the notes and tags of a run, at any time.
 
-Owns: which of the two change, what is printed. Refuses: the file (run_folder/run_notes.py).
+The file is read and written in run_folder/run_notes.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from controller.run_folder.run_notes import read_notes, write_notes
 
 
 def note(folder: RunFolder, text: str | None, *, tags: Sequence[str] | None) -> int:
-    """Replace what is given, keep the rest, print the result; the exit status. Raises UserError."""
+    """Replace what is given, keep the rest, print the result, and return the exit status. Raises UserError."""
     found = read_notes(folder.root)
     if text is not None or tags is not None:
         found = write_notes(

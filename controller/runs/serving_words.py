@@ -1,7 +1,4 @@
-"""How an exported folder is served by the usual programs, as commands.
-
-Owns: those commands. Refuses: starting any of them.
-"""
+"""Commands that serve an exported folder with SGLang, vLLM and llama.cpp. They are printed, never run."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 def serving_words(folder: Path) -> list[str]:
-    """A line for each program. Of an adapter they name its base model as well."""
+    """One line per program. For an adapter they also name its base model."""
     place, name = shlex.quote(str(folder)), shlex.quote(folder.name)
     gguf = shlex.quote(f"{folder.name}.gguf")
     base = _base_of(folder)
@@ -33,7 +30,7 @@ def serving_words(folder: Path) -> list[str]:
 
 
 def _base_of(folder: Path) -> str | None:
-    """The base model of an adapter; None for a whole model."""
+    """The base model of an adapter; None for a complete model."""
     try:
         found = json.loads((folder / ADAPTER_FILE).read_text()).get("base_model_name_or_path")
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""What follows from the evaluations of a run: its best checkpoint is kept, and it ends early.
+"""Keeps the best checkpoint of a run in RUN/best, and ends the run early, according to its evaluations.
 
-Owns: `EvaluationWatch`, the folder RUN/best. Refuses: evaluating (the coordinator), which checkpoints else stay (the
-trainer's retention), the rules themselves (telemetry/watched_metric.py).
+The rules are in telemetry/watched_metric.py. The coordinator evaluates, and the trainer's retention removes other
+checkpoints.
 
-The best checkpoint is kept by hard links to its files, which outlive the trainer's removal of the folder and take no
-room while that is there. An evaluation may end before the checkpoint of its version is written, or after: whichever
-comes last keeps it.
+The best checkpoint is kept by hard links to its files. They remain when the trainer removes its folder, and take no
+space as long as that folder exists. An evaluation may end before or after the checkpoint of its version is written;
+the later of the two events causes the checkpoint to be kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = "best.json"
 
 
 class EvaluationWatch:
-    """`evaluated` and `saved` take what happens, `take_stop` says when to end, `facts` go into the summary."""
+    """Receives events through `evaluated` and `saved`. `take_stop` says when to end; `facts` go into the summary."""
 
     def __init__(
         self,
@@ -39,19 +39,20 @@ class EvaluationWatch:
         early_stop: EarlyStopSettings | None = None,
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """root: folder of the run; None: nothing is watched."""
+        """root: folder of the run; None: no checkpoint is kept."""
         self._best, self._say = (best if root is not None else None), say
         self._folder = root / BEST_FOLDER if root is not None else Path(BEST_FOLDER)
         self._stop = EarlyStop(early_stop) if early_stop is not None else None
         self._reason = self._stop_reason = ""
         self._values: dict[int, float] = {}
-        """Of the metric of the best checkpoint, by version; only of versions that may still be kept."""
+        """Values of the best checkpoint's metric by version, for versions that may still be kept."""
         self._paths: dict[int, Path] = {}
-        """Checkpoints without an evaluation yet."""
+        """Checkpoints that have not been evaluated yet."""
         self._kept: dict[str, Any] = {}
 
     def restore(self, evaluations: Mapping[int, Mapping[str, float]]) -> None:
-        """What earlier sessions have left: numbers of the evaluations up to the version that the run continues from."""
+        """Restore the state of earlier sessions. evaluations: metrics by version, up to the version from which the run
+        continues."""
         for version in sorted(evaluations):
             if self._stop is not None:
                 self._stop.take(version, evaluations[version].get(self._stop.settings.metric))
@@ -61,11 +62,11 @@ class EvaluationWatch:
         if kept and kept["metric"] == self._best.metric and kept["version"] in evaluations:
             self._kept = kept
         elif kept:
-            log.info("the best checkpoint kept before is not of this history or metric: %s", kept)
+            log.info("the best checkpoint kept before has another history or metric and is removed: %s", kept)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation is complete."""
+        """Take the metrics of a complete evaluation."""
         if self._stop is not None and not self._stop_reason:
             self._reason = self._stop_reason = self._stop.take(version, metrics.get(self._stop.settings.metric))
         if self._best is not None and self._best.metric in metrics and version > 0:
@@ -73,23 +74,23 @@ class EvaluationWatch:
             self._consider(version)
 
     def saved(self, version: int, path: Path) -> None:
-        """A checkpoint is complete at `path`."""
+        """Take the path of a complete checkpoint."""
         if self._best is not None:
             self._paths[version] = path
             self._consider(version)
 
     def take_stop(self) -> str:
-        """Why the run should end now; said once."""
+        """Why the run should end now; empty if it should not. Returned once."""
         reason, self._reason = self._reason, ""
         return reason
 
     def facts(self) -> dict[str, Any]:
-        """For the summary: the best checkpoint, and why the run ended early."""
+        """Entries of the summary: the best checkpoint, and why the run ended early."""
         best = {"best": dict(self._kept)} if self._kept else {}
         return best | ({"early_stop": self._stop_reason} if self._stop_reason else {})
 
     def _consider(self, version: int) -> None:
-        """Keep the checkpoint of a version, where it is there, evaluated, and better than the one kept."""
+        """Keep the checkpoint of a version if it exists, is evaluated, and is better than the one kept."""
         if self._best is None or version not in self._values or version not in self._paths:
             return
         value, path = self._values.pop(version), self._paths.pop(version)
@@ -110,7 +111,7 @@ class EvaluationWatch:
 
 
 def keep_checkpoint(path: Path, target: Path, facts: Mapping[str, Any]) -> None:
-    """Link a checkpoint's files to `target`, and remove what was kept before. Raises OSError."""
+    """Link a checkpoint's files into `target`, and remove the checkpoint kept before. Raises OSError."""
     target.parent.mkdir(exist_ok=True)
     fresh = target.with_name(f".{target.name}.partial")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -118,7 +119,7 @@ def keep_checkpoint(path: Path, target: Path, facts: Mapping[str, Any]) -> None:
         shutil.copytree(path, fresh, copy_function=os.link)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise error if not isinstance(error, shutil.Error) else OSError("its files changed meanwhile") from error
+        raise error if not isinstance(error, shutil.Error) else OSError("its files changed in the meantime") from error
     shutil.rmtree(target, ignore_errors=True)
     fresh.replace(target)
     record = target.parent / f".{RECORD}.partial"
@@ -130,7 +131,7 @@ def keep_checkpoint(path: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_best(folder: Path) -> dict[str, Any]:
-    """What RUN/best says of its checkpoint; empty where there is none."""
+    """Read the record of the checkpoint in RUN/best; empty if there is none."""
     try:
         found = json.loads((folder / RECORD).read_text())
         is_there = isinstance(found["version"], int) and (folder / Path(found["path"]).name).is_dir()

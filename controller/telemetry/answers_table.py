@@ -1,6 +1,6 @@
-"""The answers of an evaluation's row as a table, for sinks that show tables.
+"""Converts the answers in an evaluation's row to a table, for sinks that show tables.
 
-Owns: its columns. Refuses: which answers there are (eval_answers.py).
+The answers are chosen in eval_answers.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ COLUMNS = ("version", "row", "prompt", "answer", "value")
 
 
 def answers_table(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """{name, version, time_s, columns, data}; None for a row without answers."""
+    """A table {name, version, time_s, columns, data}; None for a row without answers."""
     answers = record.get("answers") if record.get("kind") == "eval" else None
     if not answers:
         return None

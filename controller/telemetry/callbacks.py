@@ -1,11 +1,10 @@
-"""Callbacks of the user's: objects that see the rows of a run, and may add numbers.
+"""Callbacks of the user: objects that receive the rows of a run and may add numbers.
 
-Owns: making them, calling them, disabling one that fails or takes too long, the numbers that they return. Refuses:
-threads and queues (sinks.py: a callback is a sink there, so that a slow one delays nobody and its lost rows are
-counted).
+A callback that fails or takes too long is disabled. Threads and queues are in sinks.py: a callback is a sink there, so
+that a slow one delays nothing else and its lost rows are counted.
 
-Numbers that a callback returns go into a row of metrics.jsonl of their own, with the same step or version: the row that
-it saw is written already, and waits for nobody.
+Numbers that a callback returns go into a separate row of metrics.jsonl with the same step or version, because the row
+that it received has already been written.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from areal_like.import_path import import_factory
 
 KEY = "callbacks"
 METHODS = {"start": "on_start", "step": "on_step", "eval": "on_eval", "end": "on_end"}
-"""Method by kind of row; each is optional."""
+"""Methods by kind of row; each is optional."""
 ROWS: Mapping[str, tuple[str, str]] = {"step": ("callback_step", "step"), "eval": ("callback_eval", "version")}
-"""Kind of the row with a callback's numbers, and what places it, by the kind of row that it saw."""
+"""Kind of the row with a callback's numbers, and its axis, by the kind of the row that the callback received."""
 MAX_ROWS, MAX_NUMBERS = 1024, 256
-"""Rows that wait for the controller, and numbers of one call: the rest is dropped."""
+"""Largest number of rows that wait for the controller, and of numbers per call. The rest is dropped."""
 
 
 class Disabled(Exception):
-    """The callback is not called any more."""
+    """The callback is no longer called."""
 
 
 class CallbackSink:
@@ -48,14 +47,14 @@ class CallbackSink:
         self._reason = ""
 
     def refusal(self) -> str:
-        """Why it is not called any more; empty while it is. Looks at the time that the running call takes."""
+        """Why it is no longer called; empty while it is. Also checks the duration of a running call."""
         began_s = self._began_s
         if not self._reason and began_s is not None and self._clock() - began_s > self._timeout_s:
             self._reason = f"a call took more than {self._timeout_s:g} s (callback_timeout_s)"
         return self._reason
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Call the method for this row. Raises Disabled, once and for every row after it."""
+        """Call the method for this row. Raises Disabled if it fails, and for every row after that."""
         if reason := self.refusal():
             raise Disabled(reason)
         found = self._call(METHODS[record["kind"]], dict(record))
@@ -66,10 +65,10 @@ class CallbackSink:
             self._rows.append({"kind": kind, "time_s": record["time_s"], place: record[place], **numbers})
 
     def close(self) -> None:
-        """Nothing is open; the end is `end`."""
+        """Do nothing: no resource is open. `end` calls on_end."""
 
     def end(self, summary: Mapping[str, Any]) -> str:
-        """Call on_end, for the timeout at most; what went wrong, in a sentence, or nothing."""
+        """Call on_end and wait for at most the timeout. Returns what went wrong as a sentence, or an empty text."""
         if self.refusal() or self._began_s is not None:
             return ""
         problems: list[str] = []
@@ -88,7 +87,7 @@ class CallbackSink:
         return problems[0] if problems else ""
 
     def take_rows(self) -> list[dict[str, Any]]:
-        """Rows with its numbers since the last call."""
+        """Take the rows with the callback's numbers since the last call."""
         rows = []
         while self._rows:
             rows.append(self._rows.popleft())
@@ -127,14 +126,14 @@ class CallbackSink:
 
 
 def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSink]:
-    """Import and make the callbacks. Raises UserError."""
+    """Import and instantiate the callbacks. Raises UserError."""
     made = []
     for index, name in enumerate(names):
         where = f"{KEY}.{index}"
         factory = import_factory(name, where)
         try:
             target = factory()
-        except Exception as error:  # as above
+        except Exception as error:  # the user's own code, as above
             raise UserError(f"{name} cannot be made without arguments ({first_line(error)})", where=where) from error
         if not any(callable(getattr(target, method, None)) for method in METHODS.values()):
             raise UserError(f"{name} has none of {', '.join(METHODS.values())}", where=where, remedy="define one")

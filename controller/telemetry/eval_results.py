@@ -1,9 +1,9 @@
-"""What the values of an evaluation's answers say: mean accuracy and pass@k, over all and by set.
+"""Metrics of an evaluation's answers: mean accuracy and pass@k, over all sets and by set.
 
-Owns: the estimators and the names of these numbers. Refuses: running evaluations (the coordinator).
+With several sets, the overall metric is the mean over the sets, so that a large set does not outweigh a small one. The
+coordinator runs evaluations.
 
-With several sets a number of all is the mean of the sets' numbers, so that a large set does not outweigh a small one.
-Legend: n answers of a row with a score, c of them solved it.
+Legend: n answers of a row that have a score, c of them solve the row.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def metrics_of(
     values: Sequence[float | None], layout: EvalLayout | None = None, *, solved: float = 1.0
 ) -> dict[str, float]:
-    """Numbers of an evaluation by name: `accuracy`, with several answers per row `pass_at_K`, and with several sets the
-    same with `/SET` at the end. An answer without a score counts nowhere; a row with fewer than k scored answers is
-    left out of pass@k. Empty where no answer has a score.
+    """Metrics of an evaluation by name: `accuracy`, with several answers per row `pass_at_K`, and with several sets the
+    same names with the suffix `/SET`. An answer without a score is not counted; a row with fewer than k scored answers
+    is left out of pass@k. Empty if no answer has a score.
 
     Args:
-        values: by number of the answer; None: no score.
-        layout: whose answers they are; None: one set with one answer per row.
+        values: values by number of the answer; None: no score.
+        layout: set, row and sample of each answer; None: one set with one answer per row.
         solved: an answer of at least this value solves its row.
     """
     if layout is None or layout.is_plain:

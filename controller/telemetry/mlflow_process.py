@@ -1,8 +1,7 @@
-"""`python -m controller.telemetry.mlflow_process`: hands rows to MLflow, by its client alone.
+"""`python -m controller.telemetry.mlflow_process`: writes rows to one run of MLflow.
 
-Owns: the one run of MLflow, found again by a tag after a resume. Refuses: lines and answers (tracker_process.py).
-
-Written against the documented interface of MlflowClient (2.x and 3.x), and tested with a module that records calls.
+After a resume the MLflow run is found by a tag. Input and output are handled in tracker_process.py. Uses only the
+documented interface of MlflowClient (2.x and 3.x), and is tested with a module that records calls.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from controller.telemetry.tracker_process import flat, place_of, run_process
 
 RUN_TAG, NOTE_TAG = "areal_like.run_id", "mlflow.note.content"
 MAX_PARAMS, MAX_CHARS = 100, 500
-"""Of one request, and of one value: the limits of MLflow's servers."""
+"""Parameters per request, and characters per value: the limits of MLflow's servers."""
 
 
 class MlflowRun:
@@ -31,7 +30,7 @@ class MlflowRun:
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def table(self, table: Mapping[str, Any]) -> None:
-        """See Tracker. MLflow appends to a table that is there."""
+        """See Tracker. MLflow appends to an existing table."""
         columns = {name: [line[at] for line in table["data"]] for at, name in enumerate(table["columns"])}
         self._client.log_table(self._run_id, data=columns, artifact_file=f"{table['name']}.json")
 
@@ -41,7 +40,7 @@ class MlflowRun:
 
 
 def begin(start: dict[str, Any]) -> MlflowRun:
-    """The run of MLflow."""
+    """Find the run of MLflow, or create it."""
     import mlflow
     from mlflow.entities import Metric, Param
 

@@ -1,10 +1,7 @@
-"""TensorBoard event files, written with tensorboard's own records and protocol buffers; needs neither TensorFlow nor
-torch.
+"""Writes TensorBoard event files with tensorboard's own records and protocol buffers, without TensorFlow or torch.
 
-Owns: the file and its format. Refuses: waiting and counting (sinks.py), names of curves (scalars.py).
-
-Each session of a run makes a file of its own in the run's folder; TensorBoard shows them as one run. Every row is
-flushed, so that a reader, and a crash, find what was measured.
+Each session of a run writes a separate file in the run's folder; TensorBoard shows them as one run. Every row is
+flushed, so that readers see it at once and a crash loses nothing. Queues are in sinks.py, curve names in scalars.py.
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ STRING = 7
 
 
 class TensorboardSink:
-    """Writes <folder>/events.out.tfevents.*; pulses are drawn over whole seconds since the first lease."""
+    """Writes <folder>/events.out.tfevents.*; rows of kind `pulse` are drawn over seconds since the first lease."""
 
     name = "tensorboard"
     kinds = frozenset(AXES)
 
     def __init__(self, folder: Path, *, remedy: str) -> None:
-        """Raises UserError: the package is not there, or the folder cannot be written."""
+        """Raises UserError: the package is not installed, or the folder cannot be written."""
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
@@ -49,7 +46,7 @@ class TensorboardSink:
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One row as one event. Raises OSError."""
+        """Write one row as one event. Raises OSError."""
         if (table := answers_table(record)) is not None:
             self._put_table(table)
         found = scalars(record)
@@ -63,7 +60,7 @@ class TensorboardSink:
         self._records.close()
 
     def _put_table(self, table: Mapping[str, Any]) -> None:
-        """As text, for TensorBoard's text plugin, which draws Markdown."""
+        """Write a table as text for TensorBoard's text plugin, which renders Markdown."""
         value = self._summary.Value(tag=f"{table['name']}/text_summary")
         value.metadata.plugin_data.plugin_name = "text"
         value.tensor.dtype = STRING

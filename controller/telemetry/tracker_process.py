@@ -1,10 +1,8 @@
-"""Hands rows from the standard input to an experiment tracker: what the modules `*_process` run.
+"""Passes rows from the standard input to an experiment tracker: the loop of the modules `*_process`.
 
-Owns: lines in and answers out, leaving in time. Refuses: the packages (the modules), names of curves (scalars.py),
-restarting itself.
-
-In: one JSON object a line, first {"start": {...}}, then {"row": {...}} or {"table": {...}}. Out: {"done": n} for the
-n-th line, or {"error": "..."}. Ends when its input does; never later than FINISH_S after that.
+Input: one JSON object per line, first {"start": {...}}, then {"row": {...}} or {"table": {...}}. Output: {"done": n}
+for the n-th line, or {"error": "..."}. The process ends when its input does, at most FINISH_S later. The modules import
+the trackers' packages; tracker_sink.py starts the process.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ class Tracker(Protocol):
     """One run of a tracker."""
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Numbers, among them one of `step`, `version` and `wall_s`, and `_timestamp`, the wall clock."""
+        """Log numbers, which include one of `step`, `version` and `wall_s`, and `_timestamp`, the wall-clock time."""
         ...
 
     def table(self, table: Mapping[str, Any]) -> None:
-        """See answers_table.py."""
+        """Log a table (see answers_table.py)."""
         ...
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """End the run: nothing follows."""
         ...
 
 
@@ -60,9 +58,9 @@ def serve(
                 run.table(message["table"])
             elif run is not None:
                 run.log(message["row"])
-        except Exception as error:  # somebody else's library; the sink counts the row as lost
+        except Exception as error:  # a third-party library; the sink counts the row as lost
             answer: dict[str, Any] = {"error": f"{type(error).__name__}: {first_line(error)}"}
-            is_over = run is None  # it never began
+            is_over = run is None  # the run could not be started
         else:
             answer, is_over = {"done": number}, False
         answers.write(json.dumps(answer) + "\n")
@@ -75,7 +73,7 @@ def serve(
 
 
 def place_of(row: Mapping[str, Any]) -> int:
-    """The whole number that places a row: its step, version or second."""
+    """The position of a row on its axis as an integer: its step, version or second."""
     return int(next(row[axis] for axis in ("step", "version", "wall_s") if axis in row))
 
 

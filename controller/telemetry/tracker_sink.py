@@ -1,11 +1,10 @@
-"""Experiment trackers (Weights & Biases, MLflow, Trackio), each in a process of its own, spoken to over a pipe.
+"""Experiment trackers (Weights & Biases, MLflow, Trackio), each in a separate process connected by a pipe.
 
-Owns: that process, one row and its acknowledgement at a time. Refuses: the packages themselves (*_process.py), waiting
-beyond ANSWER_S.
+A sink sends one row and waits for its acknowledgement, for at most ANSWER_S. The packages are imported in *_process.py.
 
-Why a process: such packages start threads and services, and wait for uploads when the interpreter exits. A process that
-hangs is killed, and the run's controller never imports one. It ends by itself when the pipe closes, also when the
-controller was killed.
+Why a process: these packages start threads and services, and wait for uploads when the interpreter exits. A process
+that hangs is killed, and the run's controller imports none of them. The process ends when the pipe closes, also if the
+controller is killed.
 """
 
 from __future__ import annotations
@@ -35,22 +34,23 @@ from controller.telemetry.sink_kinds import is_installed
 from controller.telemetry.sinks import absent
 
 ANSWER_S = 60.0
-"""For one row, and for starting: a service comes up, or a server is asked."""
+"""Timeout of one row, and of the start, in which a service is started or a server is contacted."""
 FINISH_S = 60.0
 
 
 class TrackerSink:
-    """Rows go to `python -m MODULE` as JSON lines; each is answered by its number. Subclasses name the package."""
+    """Sends rows to `python -m MODULE` as JSON lines, each of which is acknowledged by its number. Subclasses name the
+    package."""
 
     name: str
-    """Of the sink, and of the package."""
+    """Name of the sink and of the package."""
     module: str
-    """Run as a process; it calls tracker_process.serve."""
+    """Module that is run as a process; it calls tracker_process.serve."""
     environment: Mapping[str, str] = MappingProxyType({})
     kinds = frozenset(AXES)
 
     def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
-        """`start`: what the module's `begin` takes. Raises UserError where the package is not there."""
+        """`start`: argument of the module's `begin`. Raises UserError if the package is not installed."""
         if not is_installed(self.name):
             raise absent(self.name, remedy)
         self._start, self._log_path = dict(start), log_path
@@ -59,7 +59,7 @@ class TrackerSink:
         self._answers = b""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Send one row and wait for its number. Raises OperationError."""
+        """Send one row and wait for its acknowledgement. Raises OperationError."""
         found = scalars(record)
         if found is None:
             return
@@ -71,7 +71,7 @@ class TrackerSink:
             self._send({"table": table})
 
     def close(self) -> None:
-        """Let it finish, which may mean uploading; past FINISH_S it is killed."""
+        """Let the process finish, which may include uploads; kill it after FINISH_S."""
         process = self._process
         if process is None:
             return
@@ -81,7 +81,7 @@ class TrackerSink:
         try:
             process.wait(FINISH_S)
         finally:
-            end_guarded(process)  # with the service that wandb starts in a session of its own
+            end_guarded(process)  # and the service that wandb starts in its own session
 
     # ------------------------------------------------------------ inside
 
@@ -106,7 +106,7 @@ class TrackerSink:
         except OSError as error:
             raise OperationError(self._why_gone()) from error
         deadline_s = time.monotonic() + ANSWER_S
-        while (answer := self._answer(deadline_s)).get("done") != self._num_sent:  # an older one came too late
+        while (answer := self._answer(deadline_s)).get("done") != self._num_sent:  # a late answer to an earlier row
             if error_text := answer.get("error"):
                 raise OperationError(str(error_text))
 
@@ -116,7 +116,7 @@ class TrackerSink:
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._answers:
             if not select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise OperationError(f"{self.name} gave no answer for {ANSWER_S:g} s")
+                raise OperationError(f"{self.name} did not answer for {ANSWER_S:g} s")
             chunk = os.read(pipe, 65536)
             if not chunk:
                 raise OperationError(self._why_gone())
@@ -128,7 +128,7 @@ class TrackerSink:
 
     def _why_gone(self) -> str:
         tail = tail_of(self._log_path)
-        return f"its process ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no word'}"
+        return f"its process ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no output'}"
 
 
 class WandbSink(TrackerSink):

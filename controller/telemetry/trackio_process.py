@@ -1,8 +1,7 @@
-"""`python -m controller.telemetry.trackio_process`: hands rows to Trackio.
+"""`python -m controller.telemetry.trackio_process`: writes rows to one run of Trackio.
 
-Owns: the one run of Trackio. Refuses: lines and answers (tracker_process.py).
-
-Written against Trackio's documented interface, and tested with a module that records calls.
+Input and output are handled in tracker_process.py. Uses only Trackio's documented interface, and is tested with a
+module that records calls.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ class TrackioRun:
         self._package = package
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """See Tracker. Trackio has one axis; the row's own are among the numbers."""
+        """See Tracker. Trackio has one axis; the row's own axis is logged as a number."""
         numbers = {name: value for name, value in row.items() if name != "_timestamp"}
         self._package.log(numbers, step=place_of(row))
 
     def table(self, table: Mapping[str, Any]) -> None:
         """See Tracker."""
-        import pandas  # which Trackio needs
+        import pandas  # a dependency of Trackio
 
         frame = pandas.DataFrame(table["data"], columns=table["columns"])
         self._package.log({table["name"]: self._package.Table(dataframe=frame)}, step=table["version"])
@@ -38,8 +37,8 @@ class TrackioRun:
 
 
 def begin(start: dict[str, Any]) -> TrackioRun:
-    """The run of Trackio."""
-    os.environ.setdefault("TRACKIO_DIR", start["dir"])  # read when it is imported
+    """Start the run of Trackio, or continue it."""
+    os.environ.setdefault("TRACKIO_DIR", start["dir"])  # Trackio reads it when it is imported
     import trackio
 
     space = {"space_id": start["space"]} if start["space"] else {}

@@ -1,6 +1,6 @@
-"""`python -m controller.telemetry.wandb_process`: hands rows to Weights & Biases.
+"""`python -m controller.telemetry.wandb_process`: writes rows to one run of Weights & Biases, and sets the axes.
 
-Owns: the one wandb run, axes of its curves. Refuses: lines and answers (tracker_process.py).
+Input and output are handled in tracker_process.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WandbRun:
 
 
 def begin(start: dict[str, Any]) -> WandbRun:
-    """The wandb run."""
+    """Start the wandb run, or continue it."""
     import wandb
 
     settings = wandb.Settings(console="off", disable_git=True, save_code=False, silent=True)

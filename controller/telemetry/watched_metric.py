@@ -1,6 +1,6 @@
-"""A metric of the evaluations over a run: its best value, and when it has stopped getting better.
+"""Early stopping: the best value of an evaluation metric in a run, and when it has stopped improving.
 
-Owns: `is_better`, `EarlyStop`. Refuses: checkpoints, ending runs (runtime/evaluation_watch.py).
+Checkpoints are kept and runs are ended in runtime/evaluation_watch.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from areal_like.metric_settings import Direction
 from controller.config.early_stop_settings import EarlyStopSettings
 
 EARLY_STOP = "early stop"
-"""Begins the reason of a run's end."""
+"""Start of the reason for a run's end."""
 
 
 def is_better(value: float, than: float, mode: Direction, by: float = 0.0) -> bool:
@@ -22,7 +22,7 @@ def is_better(value: float, than: float, mode: Direction, by: float = 0.0) -> bo
 @dataclass
 class EarlyStop:
     """Counts evaluations without a better value. Values must come in order of versions; an evaluation without the
-    metric counts nowhere."""
+    metric is not counted."""
 
     settings: EarlyStopSettings
     best: float | None = None
@@ -32,7 +32,7 @@ class EarlyStop:
     """Evaluations since the best one."""
 
     def take(self, version: int, value: float | None) -> str:
-        """One evaluation; why the run should end, in a sentence, or nothing."""
+        """Take one evaluation. Returns why the run should end as a sentence, or an empty text."""
         rule = self.settings
         if value is None or version <= self.newest_version:  # a resumed run evaluates some versions again
             return ""

@@ -1,7 +1,4 @@
-"""Build hook: the list of decisions on its index page, made from the files that are there.
-
-Owns: the replacement of `<!-- decisions -->`. Refuses: judging them.
-"""
+"""Build hook: replaces `<!-- decisions -->` by the list of the decision files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Build hook: `llms.txt`, an index of the site for language models (https://llmstxt.org), made from the navigation.
 
-Owns: the file in the built site. Refuses: the pages' text; a line is a page's title and the first sentence of its text.
+Each line has a page's title and the first sentence of its text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _found: list[str] = []
 
 
 def on_nav(nav: Any, *, config: Any, files: Any, **_: Any) -> Any:
-    """Take the pages in order, while the navigation is there."""
+    """Record the pages in the order of the navigation."""
     _found[:] = [f"# {config.site_name}", "", f"> {config.site_description}"]
     for item in nav.items:
         if item.is_section:
@@ -40,7 +40,7 @@ def _lines(items: Any) -> Iterator[str]:
 
 
 def first_sentence(markdown: str) -> str:
-    """Of the first paragraph that is plain text; empty where there is none."""
+    """First sentence of the first paragraph of plain text; empty if there is none."""
     text = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     for paragraph in re.split(r"\n\s*\n", text):
         if paragraph[:1].isalnum() or paragraph[:1] in "`*[":

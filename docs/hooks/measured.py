@@ -1,7 +1,6 @@
-"""Build hook: `<!-- measured: NAME -->` becomes the table of benchmarks/results/NAME.json, with command and machine.
+"""Build hook: replaces `<!-- measured: NAME -->` by the table of benchmarks/results/NAME.json, command and machine.
 
-Owns: places in pages. Refuses: tables (benchmarks/tables), numbers of its own: without a result file the page says so,
-and how to make one.
+Without a result file the page says so and how to make one. The tables are made in benchmarks/tables.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # mkdocs runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # mkdocs may be started in any folder
 
 from benchmarks.tables import markdown as as_markdown
 
@@ -20,7 +19,7 @@ _PLACE = re.compile(r"^<!-- measured: (?P<name>\w+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Fill in every place of a page."""
+    """Replace every placeholder of a page."""
     root = Path(config.docs_dir).parent
 
     def filled(match: re.Match[str]) -> str:
@@ -34,8 +33,8 @@ def section(root: Path, name: str, *, to_root: str = "") -> str:
     source = root / "benchmarks" / "results" / f"{name}.json"
     if not source.is_file():
         return (
-            f'!!! note "Not measured yet"\n    `benchmarks/results/{name}.json` is not there. '
-            f"`python -m benchmarks.{name}` makes it; this page shows it from then on."
+            f'!!! note "Not measured yet"\n    `benchmarks/results/{name}.json` does not exist. '
+            f"`python -m benchmarks.{name}` writes it; this page then shows it."
         )
     result = json.loads(source.read_text())
     picture = root / "docs" / "pictures" / f"{name}.svg"

@@ -1,7 +1,7 @@
-"""Build hook: a picture `![...](pictures/NAME.svg)` becomes the SVG itself, so that it follows the theme's colours.
+"""Build hook: replaces a picture `![...](pictures/NAME.svg)` by the SVG itself, so that it follows the theme's colours.
 
-Owns: the replacement, and the refusal of a plot that was drawn from another result file than the one there is.
-Refuses: drawing. In the Markdown it stays an ordinary image, which other viewers show.
+Warns of a plot that was drawn from another result file than the current one. In the Markdown it remains an ordinary
+image, which other viewers show.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK = re.compile(r'data-made-from="(?P<file>\S+) (?P<digest>[0-9a-f]+)"')
 
 
 def on_page_content(content: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Put every local SVG into the page. A picture that is missing is mkdocs' own complaint."""
+    """Insert every local SVG into the page. mkdocs itself warns of a missing picture."""
     pictures = Path(config.docs_dir) / "pictures"
     results = Path(config.docs_dir).parent / "benchmarks" / "results"
 

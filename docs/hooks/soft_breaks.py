@@ -1,6 +1,6 @@
-"""Build hook: long names in tables may break after a dot or an underscore, so that narrow tables stay legible.
+"""Build hook: lets long names in tables break after a dot or an underscore, so that narrow tables stay legible.
 
-Owns: `<wbr>` in code of table cells. Refuses: running text (a name goes on the next line whole), blocks of code.
+Inserts `<wbr>` into the code of table cells, not into other text or blocks of code.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 _CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 LONG = 20
-"""Characters; shorter names stay whole."""
+"""Characters; shorter names are not broken."""
 _CODE = re.compile(r"<code>([^<]*)</code>")
 _SEAM = re.compile(r"(?<=\w)([._/=:])(?=\w)")
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Every table of a page."""
+    """Change every table of a page."""
     return _CELL.sub(lambda cell: _CODE.sub(_softened, cell[0]), content)
 
 

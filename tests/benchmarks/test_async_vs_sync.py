@@ -120,7 +120,7 @@ def test_what_trainer_and_engine_need_alone_is_reported_in_processor_time_by_tok
     found = steady.alone(tmp_path)
     assert found == pytest.approx({"trainer_token_s": 0.02 / (2 / 3), "rollout_token_s": 0.02})
     data.pulses = pulses[:2]
-    with pytest.raises(SystemExit, match="too short to tell"):
+    with pytest.raises(SystemExit, match="too short to measure"):
         steady.alone(tmp_path)
 
 

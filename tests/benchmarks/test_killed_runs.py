@@ -155,4 +155,4 @@ def test_only_a_finished_run_with_a_clean_audit_has_a_curve(tmp_path: Path) -> N
 def test_the_table_of_killed_runs_names_what_was_killed() -> None:
     text = TABLES["killed_runs"]({"environments": GOOD, "program_memory": {"preloaded": 18.1, "started": 50.1}})
     assert "| environments | 2,000 | 1 controller | 9 | 7 | 0 | 2 | 56 | 0 | 0 | 0 |" in text
-    assert "18 MB where its imports are preloaded, and 50 MB where not" in text
+    assert "18 MB if its imports are preloaded, and 50 MB otherwise" in text

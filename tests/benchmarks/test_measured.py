@@ -48,7 +48,7 @@ def test_without_going_on_all_is_measured_reopened_and_what_is_left_out_is_said(
     machine = Machine()
     Measured(tmp_path / "rows").row([1], machine.measure)
     reopened = Measured(tmp_path / "rows")
-    assert "1 rows of an interrupted call are there; --go-on takes them" in capsys.readouterr().out
+    assert "1 rows of an interrupted call exist; --go-on uses them" in capsys.readouterr().out
     assert reopened.row([1], machine.measure)["speed"] == 2.0
     again = Measured(tmp_path / "rows", is_going_on=True)
     assert again.row([1], machine.measure)["speed"] == 2.0, "the newest"

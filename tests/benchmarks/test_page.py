@@ -59,7 +59,7 @@ def test_a_result_is_kept_where_nothing_can_draw(tmp_path: Path, monkeypatch: py
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["page", str(tmp_path / "none.json")])
-    with pytest.raises(SystemExit, match=r"none.json is not there; a benchmark writes it: python -m benchmarks"):
+    with pytest.raises(SystemExit, match=r"none.json does not exist; a benchmark writes it: python -m benchmarks"):
         page.main()
 
 

@@ -93,7 +93,7 @@ def test_parts_are_kept_together(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--parts", "paper,rnus"], "'rnus' is none of paper, batching, runs, speed"),
-        (["--runs", "no-such-run", "b"], "no-such-run is no folder of a run"),
+        (["--runs", "no-such-run", "b"], "no-such-run is not the folder of a run"),
     ],
 )
 def test_mistakes_are_reported_in_a_sentence_before_anything_runs(
@@ -107,7 +107,7 @@ def test_mistakes_are_reported_in_a_sentence_before_anything_runs(
 
 def test_costs_of_a_single_run_predict_nothing_and_leave_what_was_published(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
-    with pytest.raises(SystemExit, match="no other run is named"):
+    with pytest.raises(SystemExit, match="name another run to predict"):
         simulator.checked(["runs"], [[tmp_path]])
 
 
@@ -117,7 +117,7 @@ def test_runs_that_measured_nothing_are_reported_in_a_sentence(
 ) -> None:
     (tmp_path / "config.yaml").write_text(Path(f"configs/{config}.yaml").read_text())
     monkeypatch.setattr("sys.argv", ["simulator", "--runs", str(tmp_path), str(tmp_path)])
-    with pytest.raises(SystemExit, match="a rate needs 3 steps, and this run has 0"):
+    with pytest.raises(SystemExit, match="a rate needs 3 steps, but this run has 0"):
         simulator.main()
 
 
@@ -194,12 +194,12 @@ def test_a_fit_on_the_edge_says_so_in_the_result_and_on_the_terminal(
 
 def test_the_table_says_which_fitted_numbers_are_the_boxes_limits() -> None:
     paper_part = {**result(), "at_bound": ["step_overhead_s"]}
-    words = "`step_overhead_s` lies at a bound of the box it was looked for in (1 to 300)"
+    words = "`step_overhead_s` is at a bound of its box (1 to 300)"
     assert words in TABLES["simulator"]({"parts": {"paper": paper_part}})
     published = json.loads(RESULTS.joinpath("simulator.json").read_text())
-    count = TABLES["simulator"](published).count("lies at a bound")
+    count = TABLES["simulator"](published).count("is at a bound")
     assert count == len(at_bound(published["parts"]["paper"]["efficiencies"]))
-    assert "lies at a bound" not in TABLES["simulator"]({"parts": {"paper": {**paper_part, "at_bound": []}}})
+    assert "is at a bound" not in TABLES["simulator"]({"parts": {"paper": {**paper_part, "at_bound": []}}})
 
 
 def run_row(name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Which settings of the rows cannot work, or would do nothing. Pure, as run.py is.
+"""Cross-checks of the data settings: those that cannot work, and those that would have no effect.
 
-Owns: those cross-checks. Refuses: reading rows (controller/data).
+They read only the configuration; rows are read in controller/data.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunCon
 
 
 def data_problems(config: RunConfig) -> Iterator[Problem]:
-    """Sources that name none, and settings of theirs that have no effect or exclude each other."""
+    """Problems of the data sources: no source given, and settings that have no effect or exclude each other."""
     sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     for name, source in config.data.eval_sources.items():
         sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
-            what = "is no name of a set, which becomes part of names of metrics"
-            yield Problem((f"data.eval_sets.{name}",), what, "up to 40 letters, digits, _, . and -")
+            what = "is not a valid name of a set, which becomes part of metric names"
+            yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
         yield Problem(("data.eval_sets", "data.eval"), "exclude each other", "keep one of them")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
-        what = "several answers of a greedy policy are the same"
+        what = "the answers of a greedy policy to one prompt are identical"
         yield Problem(("eval.num_samples", "eval.temperature"), what, "eval.temperature above 0, such as 1.0")
     if config.warm_start is not None:
         sources.append(("warm_start.data", config.warm_start.data))
@@ -39,19 +39,19 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
-            "counts passes over one set, and several are mixed: the one with the largest ratio would end the run",
-            "data.epochs: null, and num_steps as many as are wanted",
+            "counts passes over a single set, but several are mixed: the one with the largest ratio would end the run",
+            "data.epochs: null, and set the length of the run by num_steps",
         )
     if config.eval.every_steps and not config.data.eval_sources:
         yield Problem(
             ("eval.every_steps", "data.eval"),
-            f"asks for an evaluation every {config.eval.every_steps} steps, and there is no data.eval",
-            "give data.eval, or eval.every_steps: 0",
+            f"asks for an evaluation every {config.eval.every_steps} steps, but data.eval is not set",
+            "set data.eval, or eval.every_steps: 0",
         )
     if config.data.curriculum is not None and config.data.epochs == 1:
         yield Problem(
             ("data.curriculum", "data.epochs"),
-            "chooses by what a row gave before, and with one epoch no row comes back",
+            "chooses rows by their earlier rewards, but with one epoch no row is used again",
             "data.epochs of 2 or more, or data.curriculum: null",
         )
 
@@ -100,24 +100,24 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
         yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
     if source.template is not None and (fault := templates.fault_of(source.template)):
-        yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
+        yield Problem((f"{path}.template",), fault, "write names of columns in {{ }}")
 
 
 def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]:
-    """What a source says of the chat template, and nothing would follow."""
+    """Settings of a source for the chat template that would have no effect."""
     keys = [key for key in ("system_prompt", "chat_template_kwargs") if getattr(source, key)]
     template, workflow = config.rollout.prompt_template, config.rollout.workflow
     for key in keys:
         name = f"{path}.{key}"
         if template is not None:
-            what = "needs the chat template, which rollout.prompt_template replaces"
+            what = "requires the chat template, which rollout.prompt_template replaces"
             yield Problem((name, "rollout.prompt_template"), what, "rollout.prompt_template: null")
         if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
-            what = f"needs a chat template, and {config.model.tokenizer} has none"
+            what = f"requires a chat template, but {config.model.tokenizer} has none"
             yield Problem((name, "model.tokenizer"), what, "remove it, or choose another tokenizer")
         if key == "system_prompt" and workflow in ("agent", "verifiers") and path != "warm_start.data":
             what = f"has no effect with rollout.workflow: {workflow}, whose programs write the messages"
             yield Problem((name, "rollout.workflow"), what, "remove it")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
-        what = "is an argument that this program gives the chat template itself"
+        what = "is an argument of the chat template that this program sets itself"
         yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove it")

@@ -1,6 +1,6 @@
-"""Which settings that follow from evaluations cannot work. Pure, as run.py is.
+"""Cross-checks of the settings that depend on evaluations: the best checkpoint and the early stop.
 
-Owns: those cross-checks. Refuses: the metrics' values (telemetry/eval_results.py).
+They read only the configuration; metrics are computed in telemetry/eval_results.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from controller.config.run_config import RunConfig
 
 
 def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
-    """A best checkpoint or an early stop without the evaluations, checkpoints or metric that it needs."""
+    """Problems of a best checkpoint or an early stop without the evaluations, checkpoints or metric that it needs."""
     checkpoint = config.trainer.checkpoint
     for key, rule in (("trainer.checkpoint.best", checkpoint.best), ("early_stop", config.early_stop)):
         if rule is None:
             continue
         if not config.data.eval_sources or not config.eval.every_steps:
-            what = "follows from evaluations while the run trains, and there are none"
-            yield Problem((key, "eval.every_steps"), what, "data.eval, and eval.every_steps above 0")
+            what = "depends on evaluations during training, but there are none"
+            yield Problem((key, "eval.every_steps"), what, "set data.eval, and eval.every_steps above 0")
             continue
         names = metric_names(config)
         if rule.metric not in names:
@@ -29,6 +29,6 @@ def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     if checkpoint.best is not None and checkpoint.every_s is None:
         every = checkpoint.every_steps
         if not every or config.eval.every_steps % every:
-            what = "needs a checkpoint of each evaluated version"
+            what = "requires a checkpoint of each evaluated version"
             remedy = "trainer.checkpoint.every_steps that divides eval.every_steps"
             yield Problem(("trainer.checkpoint.best", "trainer.checkpoint.every_steps"), what, remedy)

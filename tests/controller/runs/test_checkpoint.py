@@ -171,13 +171,13 @@ def test_export_of_the_best_takes_the_one_that_is_kept_for_it(tmp_path, capsys):
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
-    with pytest.raises(UserError, match="this run has no whole checkpoint -> areal-like checkpoint makes one"):
+    with pytest.raises(UserError, match="this run has no complete checkpoint -> areal-like checkpoint makes one"):
         export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None, lora=None)
 
 
 def test_import_refuses_what_is_a_checkpoint_or_nothing(tmp_path, capsys):
     one = made(tmp_path, 2)
-    with pytest.raises(UserError, match="this is a checkpoint already"):
+    with pytest.raises(UserError, match="this is already a checkpoint"):
         import_model(str(one), str(tmp_path / "a"))
     with pytest.raises(UserError, match="there is no such folder"):
         import_model(str(tmp_path / "nowhere"), str(tmp_path / "a"))

@@ -50,7 +50,7 @@ def test_the_repository_is_made_private_unless_asked_and_gets_the_folder(is_publ
 
 def test_a_refusal_of_the_hub_is_one_sentence_that_keeps_the_folder(tmp_path: Path) -> None:
     with pytest.raises(
-        OperationError, match=r"is complete, and could not be sent to a/b \(OSError: 401\).*hf auth login"
+        OperationError, match=r"is complete, but could not be uploaded to a/b \(OSError: 401\).*hf auth login"
     ):
         push(tmp_path, "a/b", is_public=False, message="", api=Api(OSError("401\nmore")))
 
@@ -58,7 +58,7 @@ def test_a_refusal_of_the_hub_is_one_sentence_that_keeps_the_folder(tmp_path: Pa
 def test_what_is_no_repository_is_refused_before_anything_is_exported() -> None:
     check_repository("user/model")
     for wrong in ("a/b/c", "..", "x y"):
-        with pytest.raises(UserError, match="is no repository"):
+        with pytest.raises(UserError, match="is not a valid repository name"):
             check_repository(wrong)
 
 

@@ -34,7 +34,7 @@ def test_what_is_given_is_replaced_and_the_rest_stays(tmp_path: Path, capsys: py
 def test_a_text_that_is_too_long_is_refused_and_a_damaged_file_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="10,001 characters"):
         write_notes(tmp_path, "x" * (MAX_NOTES_CHARS + 1), ())
-    with pytest.raises(UserError, match="` ` is no tag"):
+    with pytest.raises(UserError, match="` ` is not a valid tag"):
         write_notes(tmp_path, "", (" ",))
     with pytest.raises(UserError, match="33 tags"):
         write_notes(tmp_path, "", [str(one) for one in range(33)])

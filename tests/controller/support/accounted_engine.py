@@ -1,6 +1,6 @@
 """An engine whose loads and releases end when the schedule says so, and which accounts for the shared device's memory.
 
-Owns: the event loop of all loaders. Refuses: which load or release ends when (linked_cluster.py).
+Also contains the event loop of all loaders. linked_cluster.py chooses which load or release ends when.
 """
 
 from __future__ import annotations

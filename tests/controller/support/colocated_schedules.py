@@ -1,10 +1,10 @@
 """Random schedules of colocated runs: links in both directions, deaths of trainer and workers, resumes that replay.
 
-Owns: which faults a schedule has, and the command for a large number of them:
+Contains the faults of a schedule, and a command that runs a large number of schedules:
 
     PYTHONPATH=. python tests/controller/support/colocated_schedules.py [NUMBER] [FIRST_SEED] [KIND]
 
-It prints the seed and the complaint of every schedule that fails;
+It prints the seed and the error of every schedule that fails;
 `tests/controller/coordinator/test_colocated_schedules.py` runs a few hundred of them.
 """
 

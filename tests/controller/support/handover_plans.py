@@ -1,7 +1,7 @@
-"""Plans that lead a random schedule into the dangerous windows of a handover, and leave everything else to chance.
+"""Plans that cause faults at the critical moments of a handover, in schedules that are random otherwise.
 
-Owns: `PLANS`. A plan is a generator: it is resumed after each action of the schedule, waits for its moment, and does
-one thing there. Refuses: everything in between (colocated_schedules.py), and checks (linked_cluster.py).
+A plan is a generator: it is resumed after each action of the schedule, waits for its moment, and does one thing then.
+The other actions are in colocated_schedules.py, the checks in linked_cluster.py.
 """
 
 from __future__ import annotations

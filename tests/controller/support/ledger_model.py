@@ -1,7 +1,7 @@
-"""An in-memory ledger for the coordinator's tests: the same effects, tokens stand as the list of their versions.
+"""An in-memory ledger for the coordinator's tests: the same effects, with tokens represented by their versions.
 
-Owns: what `controller.ledger.ledger.Ledger` would remember, and the recount of invariants that needs no history of
-events. Refuses: trusting the coordinator: every record is checked against what was recorded before.
+Stores what `controller.ledger.ledger.Ledger` would store, and checks the invariants that need no history of events.
+Every record of the coordinator is checked against the earlier ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The virtual cluster with links in both directions, and each worker's real `VersionLoader`, for shared devices.
 
-Owns: delays and losses of what the controller sends, accounting of the shared device's memory. Refuses: choosing the
-schedule (colocated_schedules.py). Every link delivers in order; how long a message travels is the schedule's choice.
+Simulates delays and losses of the controller's messages, and accounts for the shared device's memory. Every link
+delivers in order; the schedule (colocated_schedules.py) chooses how long a message takes.
 
 The trainer counts as holding the device from the arrival of a batch until it has published its version, because a batch
 that has arrived may be started at any time; an engine from the start of a load until a release has ended.

@@ -1,6 +1,6 @@
-"""Random schedules for the virtual cluster: which actions there are, how often faults come, small random settings.
+"""Random schedules for the virtual cluster: the actions, the frequency of faults, and small random settings.
 
-Owns: `run_schedule(seed)`. Refuses: checking (virtual_cluster.py and ledger_model.py do).
+The checks are in virtual_cluster.py and ledger_model.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random schedules in which weight versions get late, fail, are damaged or lost on their way to workers.
+"""Random schedules in which weight versions are delayed, fail, are damaged or lost on their way to workers.
 
-Owns: `VersionCluster`, which checks after every event what must hold of each worker's version, and the schedule.
-Refuses: the transition table (controller/coordinator/worker_version.py), the checks of a run (virtual_cluster.py).
+`VersionCluster` checks the invariants of each worker's version after every event. The transition table is in
+controller/coordinator/worker_version.py, the checks of a run are in virtual_cluster.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A whole run under a virtual clock: simulated workers, trainer, network and crashes around the real coordinator.
+"""A complete run under a virtual clock: simulated workers, trainer, network and crashes around the real coordinator.
 
-Owns: the actions that a schedule is made of, faults included, and the checks after every event.
-Refuses: choosing the schedule (schedules.py or hypothesis does). Tokens are represented by their versions.
+Contains the actions of a schedule, faults included, and the checks after every event. schedules.py or hypothesis
+chooses the schedule. Tokens are represented by their versions.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def found(config: RunConfig) -> list[str]:
         ({"data__train": {"generator": "tool_sum", "system_prompt": "x"}}, "data.train.system_prompt.*has none"),
         (
             {"data__train": {"generator": "tool_sum", "chat_template_kwargs": {"tools": 1}}},
-            "chat_template_kwargs.tools.*gives the chat template itself",
+            "chat_template_kwargs.tools.*argument of the chat template that this program sets itself",
         ),
         (
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__prompt_template": "{prompt}"},
@@ -36,17 +36,17 @@ def found(config: RunConfig) -> list[str]:
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
             "system_prompt.*whose programs write the messages",
         ),
-        ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is no name of a set"),
-        ({"early_stop": {}}, "early_stop: follows from evaluations"),
+        ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
+        ({"early_stop": {}}, "early_stop: depends on evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
             "early_stop.metric: no evaluation has `acuracy`.*accuracy",
         ),
         (
             {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
-            "checkpoint.best: needs a checkpoint of each evaluated version",
+            "checkpoint.best: requires a checkpoint of each evaluated version",
         ),
-        ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy are the same"),
+        ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*exclude each other"),
         ({"sampling__stop": ["x"], "rollout__workflow": "tools"}, "sampling.stop.*ends where the model ends it"),
         ({"sampling__stop": ["x"], "sampling__forced_lengths": "5"}, "sampling.stop.*forced lengths"),
@@ -83,6 +83,6 @@ def test_keys_of_a_set_are_checked_as_those_of_a_source() -> None:
     ):
         load_config("quickstart", sets)
     config = load_config("quickstart", ["data.eval_sets={a: {generator: running_sum}}", "data.eval=null"]).config
-    assert config.eval.every_steps == 20, "sets are evaluated although there is no data.eval"
+    assert config.eval.every_steps == 20, "sets are evaluated although data.eval is not set"
     config = load_config("quickstart", ["data.eval=null"]).config
     assert config.eval.every_steps == 0
