@@ -30,16 +30,20 @@ from trainer.objectives.registry import advantage_faults, loss_faults
 
 def check_objective(name: str, section: dict[str, Any]) -> None:
     """Check a loss or advantages with their section. Raises UserError for the first error."""
-    kind, has_critic, has_versions = (section.pop(key, False) for key in ("of", "has_critic", "has_versions"))
+    kind, has_critic = section.pop("of"), section.pop("has_critic", False)
     if kind == "advantage":
         check_advantage(AdvantageSettings.model_validate(section), has_critic=has_critic)
     else:
-        check_loss(LossSettings.model_validate(section), has_critic=has_critic, has_versions=has_versions)
+        facts = {key: section.pop(key, False) for key in ("has_versions", "is_for_any_policy")}
+        check_loss(LossSettings.model_validate(section), has_critic=has_critic, **facts)
 
 
-def check_loss(settings: LossSettings, *, has_critic: bool = False, has_versions: bool = False) -> None:
+def check_loss(
+    settings: LossSettings, *, has_critic: bool = False, has_versions: bool = False, is_for_any_policy: bool = False
+) -> None:
     """Import a loss, check its options and combinations, and call it if torch is installed. Raises UserError."""
-    _raise_first(loss_faults(settings, imports_own=True, has_critic=has_critic, has_versions=has_versions))
+    facts = {"has_critic": has_critic, "has_versions": has_versions, "is_for_any_policy": is_for_any_policy}
+    _raise_first(loss_faults(settings, imports_own=True, **facts))
     if find_spec("torch") is not None:
         from trainer.objectives.trial import try_loss  # takes seconds, and the controller may have no torch
 
@@ -61,7 +65,7 @@ def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) ->
                 is_cut_Q=np.array([False, True, False, False]),
             )
             targets_of(samples, settings)
-        if own.needs_weights:
+        if own.needs_starts:
             log_weights_B, square_norms_B = np.array([0.1, -0.2, 0.0, 0.3]), np.array([1.0, 2.0, 0.5, 1.0])
             samples = replace(samples, log_weights_B=log_weights_B, square_norms_B=square_norms_B)
         advantages_of(samples, settings)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -32,7 +33,7 @@ class SharedDevices:
     def __init__(
         self,
         policy: Backend,
-        reference: PreTrainedModel | None,
+        fixed: Sequence[PreTrainedModel],
         device: torch.device,
         *,
         is_shared: bool,
@@ -40,9 +41,9 @@ class SharedDevices:
         ranks: Ranks | None = None,
         tracer: Spans | None = None,
     ) -> None:
-        """`device`: this rank's. `reference`: a second model that is moved with the policy; `critic` as well. `ranks`:
-        None for one rank."""
-        self._policy, self._reference, self._device = policy, reference, device
+        """`device`: this rank's. `fixed`: models that are not trained and are moved with the policy; `critic` as well.
+        `ranks`: None for one rank."""
+        self._policy, self._fixed, self._device = policy, fixed, device
         self._critic = critic
         self._is_shared, self._ranks, self._tracer = is_shared, ranks, tracer
 
@@ -68,8 +69,8 @@ class SharedDevices:
             num_bytes = self._policy.move(device)
             if self._critic is not None:
                 num_bytes += self._critic.move(device)
-            if self._reference is not None:
-                self._reference.to(device)  # type: ignore[arg-type]
+            for model in self._fixed:
+                model.to(device)  # type: ignore[arg-type]
         if num_bytes:
             log.info("moved %d bytes to %s", num_bytes, device)
 

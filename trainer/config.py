@@ -160,6 +160,13 @@ class AdapterSettings(Settings):
         return self.alpha / self.rank
 
 
+class TeacherSettings(Settings):
+    """A model whose log-probs the policy is trained towards; it is never changed."""
+
+    path: str = Field(min_length=1)
+    """Its Hugging Face folder. It must have the policy's tokenizer."""
+
+
 class LoraSettings(AdapterSettings):
     """The policy is an adapter on the starting model, which does not change and is also the reference model."""
 
@@ -382,6 +389,8 @@ class TrainerSettings(Settings):
     critic: CriticSettings | None = None
     """For `advantage.kind: gae`, and losses or advantages of your own that need values; `{}` uses the defaults; null:
     no critic."""
+    teacher: TeacherSettings | None = None
+    """For `advantage.kind: distillation`; null: no teacher."""
     lora: LoraSettings | None = None
     """Train an adapter (LoRA) instead of the full model; `{}` uses the defaults; null: the full model."""
     checkpoint: CheckpointSettings = CheckpointSettings()

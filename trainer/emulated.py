@@ -42,7 +42,7 @@ class EmulatedTraining(Training):
         setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
         self._backend = self.policy = EmulatedBackend(model, setup, emulation)
         self._step = TrainStep(self.policy, setup, groups_per_step=spec.groups_per_step, tracer=self._spans)
-        self._devices = SharedDevices(self.policy, None, self.ranks.device, is_shared=False, tracer=self._spans)
+        self._devices = SharedDevices(self.policy, (), self.ranks.device, is_shared=False, tracer=self._spans)
         what = f"{emulation.trainer_gpus} {emulation.gpu} for {emulation.model}"
         self._backend_words = f"emulated ({what})"
         self._record_setup(

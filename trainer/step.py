@@ -108,6 +108,7 @@ class TrainStep:
         *,
         groups_per_step: int,
         reference: PreTrainedModel | None = None,
+        teacher: PreTrainedModel | None = None,
         critic: Critic | None = None,
         tracer: Spans | None = None,
         before_update: Callable[[], None] = lambda: None,
@@ -117,13 +118,15 @@ class TrainStep:
         if is_own(settings.loss.kind) or any(is_own(one.kind) for one in settings.loss.corrections):
             try_loss(settings.loss)
         self._loss = loss_of(settings.loss)
-        if needs_reference(settings.loss) and reference is None and settings.lora is None:
+        is_held = needs_reference(settings.loss, settings.advantage)
+        if is_held and reference is None and settings.lora is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
             raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
         assert (critic is None) == (settings.critic is None)
         self.policy, self.critic, self.settings = policy, critic, settings
         self.groups_per_step = groups_per_step
-        self.reference = reference if needs_reference(settings.loss) else None
+        self.reference = reference if is_held else None
+        self.teacher = teacher
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
@@ -137,10 +140,15 @@ class TrainStep:
         if settings.gradient_cosine is not None:
             self._cosine = GradientCosine(settings.gradient_cosine, policy, self._ranks)
         self._advantage, self._advantage_options = advantage_of(settings.advantage)
+        is_weighted = settings.loss.weight.mode != "off" or any(one.is_weight for one, _ in self._loss.corrections)
+        is_unweighted = settings.loss.proximal == "behaviour" or self._advantage.is_for_any_policy
+        assert is_weighted or is_unweighted, "a decoupled loss needs a weight"
+        assert (teacher is None) == (not self._advantage.needs_teacher), "a teacher and its advantage go together"
         self._always_recompute = False
-        if self.reference is not None:
-            self.reference.eval().requires_grad_(False)
-            agreement.check(self.reference, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
+        for fixed in (self.reference, self.teacher):
+            if fixed is not None:
+                fixed.eval().requires_grad_(False)
+                agreement.check(fixed, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
 
     def prepare(self, samples: Sequence[BatchSample], version: int) -> PreparedBatch:
         """Pack this rank's part of `samples` for the step that starts from policy `version` (step n: n - 1).
@@ -217,15 +225,19 @@ class TrainStep:
 
     def _with_step_advantages(self, prepared: PreparedBatch, proximal: Mapping[Place, torch.Tensor]) -> PreparedBatch:
         """Return the batch with the advantages that need a model's passes: the reference, the critic or the policy."""
-        loss, references, values, starts, square_norms_B = self.settings.loss, None, None, None, None
-        if loss.kl_coef > 0 and loss.kl_in == "reward":
+        loss, references, values, starts = self.settings.loss, None, None, None
+        teachers, square_norms_B = None, None
+        if (loss.kl_coef > 0 and loss.kl_in == "reward") or self._advantage.needs_reference:
             with self._span("reference"), torch.no_grad():
                 references = self._of_each(prepared, self._reference_logprobs)
         if self.critic is not None:
             with self._span("values"):
                 values = self._of_each(prepared, self.critic.values)
-        if self._advantage.needs_weights:
+        if self._advantage.needs_starts:
             starts = proximal
+            if self._advantage.needs_teacher:
+                with self._span("teacher"), torch.no_grad():
+                    teachers = self._of_each(prepared, self._teacher_logprobs)
             if self._advantage.needs_norms(self._advantage_options):
                 with self._span("gradient_norms"):
                     square_norms_B = square_norms(prepared, self.policy, self._ranks)
@@ -233,7 +245,7 @@ class TrainStep:
             return prepared
         return step_advantages(
             prepared, self.settings, self._ranks, references=references, values=values, starts=starts,
-            square_norms_B=square_norms_B,
+            teachers=teachers, square_norms_B=square_norms_B,
         )  # fmt: skip
 
     def _of_each(self, prepared: PreparedBatch, compute: Callable[[MicroBatch], Result]) -> dict[Place, Result]:
@@ -250,7 +262,7 @@ class TrainStep:
         is_needed = num_updates > 1 or self._always_recompute
         # with recalled versions, staleness is measured against the start of the step
         is_needed = is_needed and (self.settings.loss.proximal == "recompute" or self._recall is not None)
-        is_needed = is_needed or self._advantage.needs_weights
+        is_needed = is_needed or self._advantage.needs_starts
         if not is_needed and not needs_statistics(self._loss):
             return {}
         with self._span("proximal"), torch.no_grad():
@@ -260,9 +272,14 @@ class TrainStep:
         if self.settings.lora is not None:
             with adapter_off(self.policy.model):
                 return self._logprobs(micro_batch, with_entropy=False)[0]
-        assert self.reference is not None
-        logprobs_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
-        return logprobs_N
+        return self._fixed_logprobs(self.reference, micro_batch)
+
+    def _teacher_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
+        return self._fixed_logprobs(self.teacher, micro_batch)
+
+    def _fixed_logprobs(self, model: PreTrainedModel | None, micro_batch: MicroBatch) -> torch.Tensor:
+        assert model is not None
+        return policy_logprobs(model, micro_batch.packed, self._setup, with_entropy=False)[0]
 
     def _statistics(
         self, prepared: PreparedBatch, proximal: Mapping[tuple[int, int], torch.Tensor]

@@ -1,4 +1,5 @@
-"""Advantages that need a model's passes: `kl_in: reward`, the values of a critic, the weights of `opob`.
+"""Advantages that need a model's passes: `kl_in: reward`, the values of a critic, log-probs at the start of the step,
+under the reference model and under a teacher.
 
 The passes are in step.py, critic.py and gradient_norms.py, the estimators in objectives/kl.py, and the advantages in
 objectives/.
@@ -23,6 +24,7 @@ from trainer.config import LossSettings, TrainerSettings
 from trainer.data.batch import MicroBatch, PreparedBatch
 from trainer.objectives.advantage import advantages_of, rewarded, spread, targets_of
 from trainer.objectives.kl import KL_ESTIMATORS
+from trainer.objectives.registry import advantage_of
 from trainer.ranks import Ranks
 
 Place = tuple[int, int]
@@ -39,6 +41,7 @@ def step_advantages(
     references: Mapping[Place, torch.Tensor] | None = None,
     values: Mapping[Place, Values] | None = None,
     starts: Mapping[Place, torch.Tensor] | None = None,
+    teachers: Mapping[Place, torch.Tensor] | None = None,
     square_norms_B: np.ndarray | None = None,
 ) -> PreparedBatch:
     """Compute the advantages again, and the targets of the critic. Collective.
@@ -47,14 +50,15 @@ def step_advantages(
         prepared: this rank's part of the batch.
         settings: of the trainer.
         ranks: the trainer's ranks.
-        references: log-probs under the reference model, of this rank's micro-batches by their places; if given, the
-            KL divergence from them is subtracted from the rewards.
+        references: log-probs under the reference model, of this rank's micro-batches by their places; with
+            `kl_in: reward` the KL divergence from them is subtracted from the rewards.
         values: values of the critic, by place as well.
-        starts: log-probs at the start of the step, by place as well, for the weights of samples.
+        starts: log-probs at the start of the step, by place as well.
+        teachers: log-probs under the teacher, by place as well.
         square_norms_B: squared norms of the samples' gradients.
     """
     rewards, metrics, penalties_N = prepared.rewards, {}, None
-    if references is not None:
+    if references is not None and settings.loss.kl_coef > 0 and settings.loss.kl_in == "reward":
         kl_N = _of_all_tokens(prepared, lambda one, place: _kl(one, references[place], settings.loss), ranks)
         penalties_N = settings.loss.kl_coef * kl_N
         metrics["kl_reward"] = float(kl_N.mean())
@@ -65,7 +69,16 @@ def step_advantages(
     if starts is not None:
         drift_N = _of_all_tokens(prepared, lambda one, place: _drift(one, starts[place]), ranks)
         log_weights_B = np.add.reduceat(drift_N, np.cumsum([0, *rewards.lengths_B[:-1]]))
-        samples = replace(samples, log_weights_B=log_weights_B, square_norms_B=square_norms_B)
+        samples = replace(
+            samples,
+            log_weights_B=log_weights_B,
+            square_norms_B=square_norms_B,
+            start_N=_logprobs(prepared, starts, ranks),
+            reference_N=None if references is None else _logprobs(prepared, references, ranks),
+            teacher_N=None if teachers is None else _logprobs(prepared, teachers, ranks),
+        )
+        advantage, options = advantage_of(settings.advantage)
+        metrics |= advantage.metrics(samples, options)
     found = {}
     if values is not None:
         samples = replace(
@@ -85,6 +98,10 @@ def step_advantages(
         tuple(_with(micro_batch, of_all) for micro_batch in mini_batch) for mini_batch in prepared.mini_batches
     )
     return replace(prepared, mini_batches=mini_batches, metrics={**prepared.metrics, **metrics})
+
+
+def _logprobs(prepared: PreparedBatch, found: Mapping[Place, torch.Tensor], ranks: Ranks) -> np.ndarray:
+    return _of_all_tokens(prepared, lambda _, place: found[place], ranks)
 
 
 def _drift(micro_batch: MicroBatch, start_N: torch.Tensor) -> torch.Tensor:

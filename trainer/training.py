@@ -177,15 +177,19 @@ class Training:
         self._files: PolicyFiles = ModelFiles.of(model) if adapter is None else adapter.files(model)
         self.policy = make_backend(choice.descriptor, model, setup)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
-        reference = None
-        if needs_reference(self.settings.loss) and adapter is None:
-            reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
+        fixed_device = "cpu" if is_taken else str(device)
+        reference = teacher = None
+        if needs_reference(self.settings.loss, self.settings.advantage) and adapter is None:
+            reference = load_causal_lm(Path(spec.model.path or ""), device=fixed_device)
+        if self.settings.teacher is not None:
+            teacher = load_causal_lm(Path(self.settings.teacher.path), device=fixed_device)
         self._step = TrainStep(
-            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, critic=self._critic,
-            tracer=self._spans, before_update=self._copy.fence, version_dtype=spec.model.dtype,
+            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, teacher=teacher,
+            critic=self._critic, tracer=self._spans, before_update=self._copy.fence, version_dtype=spec.model.dtype,
         )  # fmt: skip
         self._devices = SharedDevices(
-            self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
+            self.policy, [one for one in (reference, teacher) if one is not None], device,
+            is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
             critic=None if self._critic is None else self._critic.backend,
         )  # fmt: skip
         if adapter is not None:

@@ -1,5 +1,5 @@
-"""Checks of the declared models (`rollout.models`) from their files: whether they exist, and have the policy's
-tokenizer.
+"""Checks of the declared models (`rollout.models`) and of a teacher (`trainer.teacher`) from their files: whether they
+exist, and have the policy's tokenizer.
 
 Combinations of settings are checked in controller/config/validation/models.py. Rollout workers compare models without a
 tokenizer.json once more when they load them.
@@ -17,33 +17,36 @@ from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
 from controller.config import model_folder
 from controller.config.problems import Problem
-from controller.config.run_config import CalledModelSettings, RunConfig
+from controller.config.run_config import RunConfig
 from controller.preflight.found import as_problem
 
-KEY = "rollout.models"
+KEY, TEACHER_KEY = "rollout.models", "trainer.teacher"
 
 
 def problems_of(config: RunConfig, policy: dict[str, Any] | None) -> Iterator[Problem]:
     """Problems of the model folders. policy: config.json of the policy, if it is on this machine."""
     for index, model in enumerate(config.rollout.models):
         if model.has_weights:
-            yield from _folder_problems(config, f"{KEY}.{index}", model, policy)
+            context = model.max_context or config.rollout.engine.max_context
+            yield from _folder_problems(f"{KEY}.{index}", model.path, context, policy)
+    if (teacher := config.trainer.teacher) is not None:
+        yield from _folder_problems(TEACHER_KEY, teacher.path, config.rollout.engine.max_context, policy)
     yield from tokenizer_problems(config, _policy_tokenizer(config))
 
 
-def _folder_problems(
-    config: RunConfig, key: str, model: CalledModelSettings, policy: dict[str, Any] | None
-) -> Iterator[Problem]:
+def _folder_problems(key: str, path: str | None, context: int, policy: dict[str, Any] | None) -> Iterator[Problem]:
     own = policy
-    if model.path is not None:
-        errors, own, is_here = model_folder.problems_of(model.path, "from_model")
+    if path is not None:
+        errors, own, is_here = model_folder.problems_of(path, "from_model")
         yield from (as_problem(f"{key}.path", error) for error in errors)
         if not is_here:
-            yield Problem((f"{key}.path",), f"{model.path} is not on this machine", "download it, and give its folder")
+            yield Problem((f"{key}.path",), f"{path} is not on this machine", "download it, and give its folder")
     limit = context_limit(own or {})
-    context = model.max_context or config.rollout.engine.max_context
     if limit is not None and (excess := limit.excess(context)):
-        yield Problem((f"{key}.max_context",), excess, limit.remedy.replace("rollout.engine", key))
+        if key == TEACHER_KEY:
+            yield Problem(("rollout.engine.max_context", f"{key}.path"), f"teacher: {excess}", limit.remedy)
+        else:
+            yield Problem((f"{key}.max_context",), excess, limit.remedy.replace("rollout.engine", key))
 
 
 def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Problem]:
@@ -51,18 +54,20 @@ def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Probl
     tokenizer.
     """
     ours = vocabulary_of(policy)
-    for index, model in enumerate(config.rollout.models):
-        if model.path is None or ours is None:
+    paths = {f"{KEY}.{index}.path": model.path for index, model in enumerate(config.rollout.models)}
+    paths[f"{TEACHER_KEY}.path"] = None if config.trainer.teacher is None else config.trainer.teacher.path
+    for name, path in paths.items():
+        if path is None or ours is None:
             continue
-        folder = Path(model.path).expanduser()
+        folder = Path(path).expanduser()
         theirs, size = vocabulary_of(folder), _vocab_size(folder)
-        key = (f"{KEY}.{index}.path",)
+        key = (name,)
         if theirs is not None and ours != theirs:
             text, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
-            what = f"{model.path} has another tokenizer than the policy: they differ at token {number} ({text!r})"
+            what = f"{path} has another tokenizer than the policy: they differ at token {number} ({text!r})"
             yield Problem(key, what, "a model with the policy's tokenizer: tokens are exchanged as numbers")
         elif size is not None and size <= (largest := max(ours.values(), default=0)):
-            what = f"{model.path} has a vocabulary of {size}, and the policy's tokenizer has token {largest}"
+            what = f"{path} has a vocabulary of {size}, and the policy's tokenizer has token {largest}"
             yield Problem(key, what, "a model that was made for this tokenizer")
 
 

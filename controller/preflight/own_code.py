@@ -11,6 +11,7 @@ from typing import Any
 from areal_like.import_path import is_import_path
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.config.validation.objectives import is_for_any_policy
 from controller.data.gold_answers import gold_answers
 from controller.data.table import Table
 from controller.preflight import user_code
@@ -85,7 +86,12 @@ def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     found = {}
     if names := [kind for kind in (loss.kind, *(one.kind for one in loss.corrections)) if ":" in kind]:
         key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
-        facts = {"of": "loss", "has_critic": has_critic, "has_versions": config.trainer.version_logprobs is not None}
+        facts = {
+            "of": "loss",
+            "has_critic": has_critic,
+            "has_versions": config.trainer.version_logprobs is not None,
+            "is_for_any_policy": is_for_any_policy(config),
+        }
         found[key] = (", ".join(names), facts | loss.model_dump(mode="json"))
     if ":" in advantage.kind:
         section = {"of": "advantage", "has_critic": has_critic, **advantage.model_dump(mode="json")}

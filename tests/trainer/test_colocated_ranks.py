@@ -30,7 +30,7 @@ class Policy:
 
 spec = SimpleNamespace(rank=rank, num_ranks=2, ranks_address=address, has_own_gpus=False)
 ranks = Ranks.join(spec, "cpu", timeout_s=60.0, order_timeout_s=60.0)
-SharedDevices(Policy(), None, torch.device("cpu"), is_shared=True, ranks=ranks).leave()
+SharedDevices(Policy(), (), torch.device("cpu"), is_shared=True, ranks=ranks).leave()
 print("released" if file.exists() else "announced while rank 1 has memory")
 ranks.close()
 """

@@ -45,7 +45,7 @@ class PlayedSpans:
 
 def test_the_device_is_taken_for_a_step_and_left_after_it_and_the_timeline_shows_both() -> None:
     policy, spans = PlayedPolicy(), PlayedSpans()
-    devices = SharedDevices(policy, None, torch.device("cuda:1"), is_shared=True, tracer=spans)
+    devices = SharedDevices(policy, (), torch.device("cuda:1"), is_shared=True, tracer=spans)
     devices.take()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "empty_cache", lambda: policy.moves.append("emptied"))
@@ -56,7 +56,7 @@ def test_the_device_is_taken_for_a_step_and_left_after_it_and_the_timeline_shows
 
 def test_a_critic_goes_where_the_policy_goes() -> None:
     policy, critic = PlayedPolicy(), PlayedPolicy()
-    devices = SharedDevices(policy, None, torch.device("cpu"), is_shared=True, critic=critic)  # type: ignore[arg-type]
+    devices = SharedDevices(policy, (), torch.device("cpu"), is_shared=True, critic=critic)  # type: ignore[arg-type]
     devices.take()
     assert policy.moves == critic.moves == ["cpu"]
 
@@ -71,7 +71,7 @@ def test_what_is_moved_is_logged_in_bytes_and_given_back_before_the_others_are_w
     monkeypatch.setattr("trainer.colocation.trim_heap", lambda: log.append("trimmed"))
     more: dict[str, Any] = {"critic": critic, "ranks": ranks} if has_more else {}
     cpu = torch.device("cpu")
-    devices = SharedDevices(policy, reference if has_more else None, cpu, is_shared=True, **more)  # type: ignore[arg-type]
+    devices = SharedDevices(policy, (reference,) if has_more else (), cpu, is_shared=True, **more)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "trainer.colocation"):
         devices.take()
         devices.leave()
@@ -86,7 +86,7 @@ def test_what_is_moved_is_logged_in_bytes_and_given_back_before_the_others_are_w
 def test_where_nothing_had_to_move_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     policy = PlayedPolicy(num_bytes=0)
     with caplog.at_level(logging.INFO, "trainer.colocation"):
-        SharedDevices(policy, None, torch.device("cpu"), is_shared=True).take()  # type: ignore[arg-type]
+        SharedDevices(policy, (), torch.device("cpu"), is_shared=True).take()  # type: ignore[arg-type]
     assert policy.moves == ["cpu"]
     assert not caplog.records
 
@@ -96,13 +96,13 @@ def test_memory_of_a_gpu_is_collected_before_its_cache_is_emptied(monkeypatch: p
     monkeypatch.setattr("trainer.colocation.gc.collect", lambda: log.append("collected"))
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: log.append("emptied"))
     monkeypatch.setattr("trainer.colocation.trim_heap", lambda: log.append("trimmed"))
-    SharedDevices(PlayedPolicy(), None, torch.device("cuda:1"), is_shared=True).leave()  # type: ignore[arg-type]
+    SharedDevices(PlayedPolicy(), (), torch.device("cuda:1"), is_shared=True).leave()  # type: ignore[arg-type]
     assert log == ["collected", "emptied"]
 
 
 def test_a_trainer_with_a_device_of_its_own_never_moves() -> None:
     policy = PlayedPolicy()
-    devices = SharedDevices(policy, None, torch.device("cuda:1"), is_shared=False)
+    devices = SharedDevices(policy, (), torch.device("cuda:1"), is_shared=False)
     devices.take()
     devices.leave()
     assert policy.moves == []

@@ -140,7 +140,7 @@ def prepare_batch(
     rewards = BatchRewards.of(samples)
     group_ids_B, lengths_B = rewards.group_ids_B, rewards.lengths_B
     num_trajectories_B = [len(sample.trajectories) for sample in samples]
-    is_later = settings.critic is not None or advantage_of(settings.advantage)[0].needs_weights
+    is_later = settings.critic is not None or advantage_of(settings.advantage)[0].needs_starts
     if is_later:
         found_advantages = np.zeros(len(samples), np.float32)
     else:

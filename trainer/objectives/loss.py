@@ -54,8 +54,6 @@ def policy_loss(
         UserError: a user's loss returns a value of another shape.
     """
     chosen = chosen or loss_of(settings)
-    is_weighted = settings.weight.mode != "off" or any(one.is_weight for one, _ in chosen.corrections)
-    assert is_weighted or settings.proximal == "behaviour", "a decoupled loss needs a weight"
     start_N = current_N.detach() if inputs.proximal_N is None else inputs.proximal_N
     inputs = with_version_logprobs(inputs, start_N)
     proximal_N = proximal_logprobs(current_N, inputs, settings)

@@ -258,8 +258,9 @@ class RewardedSamples:
 
     trajectory_lengths_B: sampled tokens of each trajectory of each sample. Empty: each sample is one trajectory.
 
-    If an advantage needs them: log_weights_B: sum over its sampled tokens of the log-prob at the start of the step
-    minus the behaviour log-prob, float64. square_norms_B: squared norm of the gradient of its log-prob, float64.
+    If an advantage needs them, float64: start_N, reference_N, teacher_N: log-prob of each sampled token at the start of
+    the step, under the reference model and under the teacher. log_weights_B: sum over a sample's tokens of the log-prob
+    at the start of the step minus the behaviour log-prob. square_norms_B: squared norm of the gradient of its log-prob.
     """
 
     rewards_B: np.ndarray
@@ -274,6 +275,9 @@ class RewardedSamples:
     trajectory_lengths_B: Sequence[Sequence[int]] = ()
     log_weights_B: np.ndarray | None = None
     square_norms_B: np.ndarray | None = None
+    start_N: np.ndarray | None = None
+    reference_N: np.ndarray | None = None
+    teacher_N: np.ndarray | None = None
 
     def token_rewards_N(self) -> np.ndarray:
         """Compute the reward of each sampled token: a turn's at its last token, the answer's at its last token if it
@@ -351,10 +355,13 @@ class Advantage:
 
     compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
     keys: fields of `options` that are keys of `trainer.advantage`. needs_values: a critic's values.
-    needs_weights: `log_weights_B`, which costs a forward pass over the step. needs_norms: whether these options need
-    `square_norms_B`, which costs a backward pass for each sample.
+    needs_starts: `start_N` and `log_weights_B`, which cost a forward pass over the step. needs_reference:
+    `reference_N`; needs_teacher: `teacher_N`; each together with `needs_starts`. needs_norms: whether these options
+    need `square_norms_B`, which costs a backward pass for each sample.
     targets: called in the same way if there is a critic; returns its training targets for each sampled token [N].
     None: the sum of rewards from the token on.
+    metrics: called in the same way if it has `needs_starts`; returns metrics of the step.
+    is_for_any_policy: its loss is defined for samples of any policy, so that no importance weight is needed.
     is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
     single_sample: why a sample alone in its group has the advantage 0; empty if it has another.
     is_per_trajectory: it is computed along a sequence: if samples have several trajectories, `compute` and `targets`
@@ -366,9 +373,13 @@ class Advantage:
     options: type[Settings] = NoOptions
     keys: tuple[str, ...] = ()
     needs_values: bool = False
-    needs_weights: bool = False
+    needs_starts: bool = False
+    needs_reference: bool = False
+    needs_teacher: bool = False
     needs_norms: Callable[[Any], bool] = lambda options: False
     targets: Callable[[RewardedSamples, Any], np.ndarray] | None = None
+    metrics: Callable[[RewardedSamples, Any], dict[str, float]] = lambda samples, options: {}
     is_within_group: bool = True
+    is_for_any_policy: bool = False
     single_sample: str = ""
     is_per_trajectory: bool = False

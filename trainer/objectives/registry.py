@@ -12,11 +12,13 @@ from typing import Any
 
 from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings
 from trainer.objectives.advantages import (
+    distillation,
     gae,
     global_norm,
     grpo,
     grpo_no_std,
     lite_ppo,
+    online_dpo,
     opob,
     reinforce_pp,
     reinforce_pp_baseline,
@@ -93,6 +95,8 @@ ADVANTAGES: Mapping[str, Advantage] = {
         gae.ADVANTAGE,
         turns.ADVANTAGE,
         opob.ADVANTAGE,
+        distillation.ADVANTAGE,
+        online_dpo.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""
@@ -100,6 +104,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
 LOSS_SECTION = "trainer.loss"
 ADVANTAGE_SECTION = "trainer.advantage"
 CRITIC_REMEDY = "trainer.critic: {}"
+TEACHER_REMEDY = "trainer.teacher: {path: FOLDER}"
 VERSIONS_REMEDY = "trainer.version_logprobs: {}"
 _KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
 """Keys of trainer.loss that only some losses read."""
@@ -139,9 +144,9 @@ def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correctio
     return of_part(one, settings.part), options_of(one.options, settings, f"{LOSS_SECTION}.corrections.{number}")
 
 
-def needs_reference(settings: LossSettings) -> bool:
-    """True if log-probs under the reference model are used in the loss or the reward. Imports a user's module."""
-    return settings.kl_coef > 0 or loss_of(settings).needs.reference
+def needs_reference(loss: LossSettings, advantage: AdvantageSettings) -> bool:
+    """True if log-probs under the reference model are used in loss, reward or advantage. Imports a user's modules."""
+    return loss.kl_coef > 0 or loss_of(loss).needs.reference or advantage_of(advantage)[0].needs_reference
 
 
 def corrects_for_sampling(settings: LossSettings) -> bool:
@@ -169,12 +174,18 @@ def _part_of(settings: CorrectionSettings) -> Part:
 
 
 def loss_faults(
-    settings: LossSettings, *, imports_own: bool = False, has_critic: bool = False, has_versions: bool = False
+    settings: LossSettings,
+    *,
+    imports_own: bool = False,
+    has_critic: bool = False,
+    has_versions: bool = False,
+    is_for_any_policy: bool = False,
 ) -> Iterator[Fault]:
     """Find settings of trainer.loss that do not fit together.
 
     imports_own: import a user's modules and check them as well (raises UserError); without it they are not checked.
     has_critic: there is a section trainer.critic. has_versions: there is a section trainer.version_logprobs.
+    is_for_any_policy: `Advantage.is_for_any_policy` of trainer.advantage.
     """
     if not is_own(settings.kind) or imports_own:
         yield from _objective_faults(settings, has_critic)
@@ -202,7 +213,7 @@ def loss_faults(
             faults = option_faults(correction.options, one, key)
             yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
         found.append(correction)
-    yield from _weight_faults(settings, found)
+    yield from _weight_faults(settings, found, is_for_any_policy)
     yield from _kl_faults(settings)
 
 
@@ -216,7 +227,9 @@ def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
                 yield Fault(f"{LOSS_SECTION}.{key}", "has no effect with kl_coef: 0", "set kl_coef, or remove it")
 
 
-def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:
+def _weight_faults(
+    settings: LossSettings, corrections: Iterable[Correction | None], is_for_any_policy: bool
+) -> Iterator[Fault]:
     """Check that the importance weight exp(p - b) and each part of it is applied once, and not at all if p = b."""
     corrections = list(corrections)
     mode, key, proximal_key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode", f"{LOSS_SECTION}.proximal"
@@ -242,7 +255,7 @@ def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | No
             shared = "exp(p - b)" if "both" in (one, other) else f"the {one}"
             yield Fault(key, f"{first} and {second} both weigh by {shared}", "weight.mode: off, and one of them")
             return
-    if settings.proximal != "behaviour" and not weights and None not in corrections:
+    if settings.proximal != "behaviour" and not weights and None not in corrections and not is_for_any_policy:
         what = f"with proximal: {settings.proximal} and no weight the loss is decoupled in name only, and biased"
         remedy = "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO"
         yield Fault(key, what, remedy)
@@ -306,10 +319,23 @@ def advantage_of(settings: AdvantageSettings) -> tuple[Advantage, Any]:
     return advantage, options_of(advantage.options, settings, ADVANTAGE_SECTION, advantage.keys)
 
 
+def is_for_any_policy(settings: AdvantageSettings) -> bool:
+    """True for a built-in advantage whose loss needs no importance weight."""
+    return settings.kind in ADVANTAGES and ADVANTAGES[settings.kind].is_for_any_policy
+
+
 def advantage_faults(
-    settings: AdvantageSettings, group_size: int, advantage: Advantage | None = None, *, has_critic: bool = False
+    settings: AdvantageSettings,
+    group_size: int,
+    advantage: Advantage | None = None,
+    *,
+    has_critic: bool = False,
+    has_teacher: bool = False,
 ) -> Iterator[Fault]:
-    """Find settings of trainer.advantage that do not fit together, as `loss_faults` does."""
+    """Find settings of trainer.advantage that do not fit together, as `loss_faults` does.
+
+    has_teacher: there is a section trainer.teacher.
+    """
     if advantage is None and is_own(settings.kind):
         return
     chosen = advantage or ADVANTAGES.get(settings.kind)
@@ -319,8 +345,12 @@ def advantage_faults(
         return
     if chosen.needs_values and not has_critic:
         yield _no_critic(kind, settings.kind)
+    if chosen.needs_teacher and not has_teacher:
+        yield Fault(kind, f"`{settings.kind}` needs a teacher, and there is none", TEACHER_REMEDY)
     if group_size == 1 and chosen.single_sample:
-        others = [name for name, one in ADVANTAGES.items() if not one.single_sample and not one.needs_values]
+        others = [
+            name for name, one in ADVANTAGES.items() if not (one.single_sample or one.needs_values or one.needs_teacher)
+        ]
         yield Fault(
             "group_size",
             f"with one sample a group, `{settings.kind}` gives every sample the advantage 0 ({chosen.single_sample})",

@@ -19,7 +19,7 @@ def called_model_parts(config: RunConfig, shape: DecoderShape) -> Iterator[tuple
     and a cache for every slot. shape: shape of the policy. Models of unknown size are left out.
     """
     for model in config.rollout.models:
-        own = shape if model.path is None else _shape_in(model.path)
+        own = shape if model.path is None else shape_in(model.path)
         if model.has_weights and own is not None and _is_on_workers_device(config, model):
             yield f"model {model.name}", _bytes(config, model, own)
 
@@ -36,7 +36,8 @@ def _bytes(config: RunConfig, model: CalledModelSettings, shape: DecoderShape) -
     return float(width * (sets * shape.parameters + 2 * shape.layers * shape.key_width * places))
 
 
-def _shape_in(path: str) -> DecoderShape | None:
+def shape_in(path: str) -> DecoderShape | None:
+    """Shape of the model in a folder or with a public name; None if it is not known."""
     try:
         return shape_of(read_model_config(Path(path).expanduser()))
     except UserError:

@@ -14,10 +14,11 @@ from typing import Any, Literal
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from controller.config.backends import PassDemand, backend_of
 from controller.config.engines import ServingDemand, engine_job, engine_of
-from controller.config.memory.called_models import called_model_parts
+from controller.config.memory.called_models import called_model_parts, shape_in
 from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
 from controller.config.run_config import RunConfig
 from controller.config.trainer_memory import adapter_parameters, trainer_state
+from controller.config.validation.objectives import has_reference
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 BUILT_IN_VOCABULARY = 259
@@ -126,9 +127,10 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     lora = trainer.lora
     state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
     one, is_cuda = pass_of(config), trainer.device.startswith("cuda")
-    reference = float(FLOAT32 * shape.parameters) if trainer.loss.kl_coef > 0 and lora is None else 0.0
+    reference = float(FLOAT32 * shape.parameters) if has_reference(config) and lora is None else 0.0
+    teacher = teacher_bytes(config)
     state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
-    fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference}
+    fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference, "teacher": teacher}
     step = fixed | {
         "gathered or cast": backend.working_bytes(trainer, pass_demand(config, shape)),
         "activations": activation_bytes(shape, one),
@@ -140,6 +142,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     publishing = {
         "weights, AdamW": state_bytes * (0.75 if lora is None else 1.0),
         "reference model": reference,
+        "teacher": teacher,
         "full weights": collected,
     }
     words = f"{one.tokens:,} tokens a micro-batch" + (", activations made again" if one.is_checkpointed else "")
@@ -151,6 +154,13 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
         return (leader,)
     others = f"trainer rank{'s' * (trainer.ranks > 2)} 1{f' to {trainer.ranks - 1}' if trainer.ranks > 2 else ''}"
     return (leader, _process(others, trainer.ranks - 1, step, words))
+
+
+def teacher_bytes(config: RunConfig) -> float:
+    """Bytes of `trainer.teacher`, a full float32 model on every rank; 0 if there is none, or its size is not known."""
+    teacher = config.trainer.teacher
+    shape = None if teacher is None else shape_in(teacher.path)
+    return 0.0 if shape is None else float(FLOAT32 * shape.parameters)
 
 
 def _process(name: str, count: int, parts: Mapping[str, float], words: str) -> ProcessMemory:

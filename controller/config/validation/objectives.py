@@ -12,6 +12,7 @@ from areal_like.import_path import is_import_path
 from controller.config.backends import REGISTERED, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from trainer.objectives import registry
 from trainer.objectives.port import Fault
 from trainer.objectives.registry import (
     ADVANTAGES,
@@ -45,7 +46,9 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
                 (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
             )
     has_critic, has_versions = config.trainer.critic is not None, config.trainer.version_logprobs is not None
-    yield from _as_problems(loss_faults(loss, has_critic=has_critic, has_versions=has_versions))
+    is_free = is_for_any_policy(config)
+    faults = loss_faults(loss, has_critic=has_critic, has_versions=has_versions, is_for_any_policy=is_free)
+    yield from _as_problems(faults)
     yield from _version_problems(config)
     yield from _cosine_problems(config)
     if config.trainer.lr_by_ess is not None and config.emulation is not None:
@@ -84,7 +87,7 @@ def _weight_problems(config: RunConfig) -> Iterator[Problem]:
     """Whether an advantage gets the weights and gradients of samples that it asks for."""
     trainer, kind = config.trainer, config.trainer.advantage.kind
     advantage = ADVANTAGES.get(kind)
-    if advantage is None or not advantage.needs_weights or any(advantage_faults(trainer.advantage, config.group_size)):
+    if advantage is None or not advantage.needs_starts or any(advantage_faults(trainer.advantage, config.group_size)):
         return
     key = "trainer.advantage.kind"
     if config.emulation is not None:
@@ -102,9 +105,20 @@ def _weight_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem((option, "trainer.backend"), what, f"{option}: length, or trainer.backend: torch")
 
 
+def is_for_any_policy(config: RunConfig) -> bool:
+    """Return whether the advantage's loss is defined for samples of any policy, so that it needs no weight."""
+    return registry.is_for_any_policy(config.trainer.advantage)
+
+
+def has_reference(config: RunConfig) -> bool:
+    """Return whether the trainer keeps a reference model for the loss or a built-in advantage."""
+    advantage = ADVANTAGES.get(config.trainer.advantage.kind)
+    return config.trainer.loss.kl_coef > 0 or (advantage is not None and advantage.needs_reference)
+
+
 def is_corrected(config: RunConfig) -> bool:
     """Return whether the loss corrects for the difference between engine and trainer."""
-    return corrects_for_sampling(config.trainer.loss)
+    return corrects_for_sampling(config.trainer.loss) or is_for_any_policy(config)
 
 
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:
@@ -113,8 +127,31 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     if ":" in advantage.kind and not is_import_path(advantage.kind):
         yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
     has_critic = config.trainer.critic is not None
-    yield from _as_problems(advantage_faults(advantage, config.group_size, has_critic=has_critic))
+    has_teacher = config.trainer.teacher is not None
+    faults = advantage_faults(advantage, config.group_size, has_critic=has_critic, has_teacher=has_teacher)
+    yield from _as_problems(faults)
     yield from _weight_problems(config)
+    yield from _pair_problems(config)
+    built_in = ADVANTAGES.get(advantage.kind)
+    if has_teacher and built_in is not None and not built_in.needs_teacher:
+        what = f"is not used with trainer.advantage.kind: {advantage.kind}"
+        users = " or ".join(name for name, one in ADVANTAGES.items() if one.needs_teacher)
+        yield Problem(("trainer.teacher", "trainer.advantage.kind"), what, f"trainer.advantage.kind: {users}")
+
+
+def _pair_problems(config: RunConfig) -> Iterator[Problem]:
+    """Settings of trainer.loss that would change the loss of an advantage that is defined for samples of any policy."""
+    loss, kind = config.trainer.loss, config.trainer.advantage.kind
+    if not is_for_any_policy(config):
+        return
+    if loss.weight.mode != "off":
+        what = f"`{kind}` is defined for samples of any policy, and an importance weight would change its loss"
+        keys = ("trainer.loss.weight.mode", "trainer.advantage.kind")
+        yield Problem(keys, what, 'trainer.loss.weight.mode: "off"')
+    if loss.aggregation in ("sequence_mean", "group_mean"):
+        what = f"`{kind}` compares sums over tokens, which {loss.aggregation} divides by their number"
+        keys = ("trainer.loss.aggregation", "trainer.advantage.kind")
+        yield Problem(keys, what, "trainer.loss.aggregation: constant, or token_mean")
 
 
 def critic_problems(config: RunConfig) -> Iterator[Problem]:
@@ -123,7 +160,7 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
     if critic is None:
         return
     is_known = trainer.advantage.kind in ADVANTAGES and not any(
-        loss_faults(trainer.loss, has_critic=True, has_versions=True)
+        loss_faults(trainer.loss, has_critic=True, has_versions=True, is_for_any_policy=True)
     )
     if is_known and not reads_values(trainer.loss, trainer.advantage):
         what = f"trains a critic, and neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"

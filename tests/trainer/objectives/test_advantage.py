@@ -58,7 +58,7 @@ def test_a_dropped_sample_does_not_shift_its_neighbours_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [name for name, one in ADVANTAGES.items() if not (one.needs_values or one.needs_weights)]
+    "kind", [name for name, one in ADVANTAGES.items() if not (one.needs_values or one.needs_starts)]
 )
 def test_equal_rewards_give_exactly_zero(kind: str) -> None:
     settings_ = AdvantageSettings(kind=kind)

@@ -215,13 +215,6 @@ def test_missing_proximal_logprobs_mean_the_current_ones_so_that_the_ratio_is_on
     assert metrics["kl_proximal_current"] == 0.0
 
 
-def test_off_with_a_proximal_policy_of_its_own_is_refused() -> None:
-    settings = LossSettings(weight=WeightClip(mode="off"))
-    x = _numbers()
-    with pytest.raises(AssertionError, match="in name only"):
-        policy_loss(torch.from_numpy(x["c"]), torch.from_numpy(x["H"]), _inputs(x, settings), settings)
-
-
 def test_behaviour_mode_is_ordinary_ppo_whatever_the_weight_clip() -> None:
     x = _numbers()
     current_N = torch.from_numpy(x["c"])

@@ -47,7 +47,8 @@ def use(section: Any, options: Any) -> None:
             np.array([0.0, 1.0, 3.0]), np.array([4, 4, 9]), np.array([3, 2, 3]), values_N=np.linspace(-1, 1, 8),
             end_values_Q=np.array([0.5, 0.0, 1.0]), turn_starts_N=np.isin(np.arange(8), [0, 2, 3, 5, 7]),
             is_cut_Q=np.array([False, False, True]), log_weights_B=np.array([0.1, -0.2, 0.0]),
-            square_norms_B=np.array([1.0, 2.0, 0.5]),
+            square_norms_B=np.array([1.0, 2.0, 0.5]), start_N=np.linspace(-2, -1, 8),
+            reference_N=np.linspace(-1, -2, 8), teacher_N=np.linspace(-3, -1, 8),
         )  # fmt: skip
         assert np.isfinite(section.compute(samples, options)).all()
         return
@@ -111,6 +112,12 @@ OPTIONS: list[tuple[Any, str, Any, list[Any], list[Any]]] = [
       for kind in ("grpo", "global_norm", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns")),
     (ADVANTAGES["opob"], "gradient_norm", "exact", ["length"], ["none"]),
     (ADVANTAGES["opob"], "max_weight", None, [TINY], [0.0]),
+    (ADVANTAGES["distillation"], "coef", 1.0, [TINY], [0.0]),
+    (ADVANTAGES["distillation"], "clip", 10.0, [TINY, None], [0.0]),
+    (ADVANTAGES["distillation"], "reward_coef", 0.0, [TINY], [-TINY]),
+    (ADVANTAGES["online_dpo"], "beta", 0.1, [TINY], [0.0]),
+    (ADVANTAGES["online_dpo"], "loss", "sigmoid", ["ipo"], ["hinge"]),
+    (ADVANTAGES["online_dpo"], "pairs", "all", ["best_worst"], ["some"]),
     (ADVANTAGES["turns"], "discount", 1.0, [0.0, 1.0], [-TINY, 1.001]),
     (ADVANTAGES["gae"], "gamma", 1.0, [TINY, 1.0], [0.0, 1.001]),
     (ADVANTAGES["gae"], "gae_lambda", 0.95, [0.0, 1.0], [-TINY, 1.001]),
@@ -178,14 +185,17 @@ def test_corrections_say_what_they_need_and_which_is_an_importance_weight() -> N
 
 
 def test_advantages_say_whether_they_compare_within_the_group_and_what_a_lone_sample_gets() -> None:
-    over_the_batch = {"global_norm", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns"}
-    without_group = {"global_norm", "reinforce_pp", "gae"}
+    over_the_batch = {"global_norm", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns", "distillation"}
+    without_group = {"global_norm", "reinforce_pp", "gae", "distillation"}
     for name, one in ADVANTAGES.items():
         use(one, one.options())
         assert one.is_within_group == (name not in over_the_batch), name
         assert bool(one.single_sample) == (name not in without_group), name
         assert one.needs_values == (name == "gae"), name
-        assert one.needs_weights == one.needs_norms(one.options()) == (name == "opob"), name
+        assert one.needs_norms(one.options()) == (name == "opob"), name
+        assert one.needs_starts == (name in {"opob", "distillation", "online_dpo"}), name
+        assert one.needs_teacher == (name == "distillation"), name
+        assert one.needs_reference == one.is_for_any_policy == (name == "online_dpo"), name
         assert one.keys == (("std_eps",) if "std_eps" in one.options.model_fields else ()), name
 
 
@@ -211,13 +221,14 @@ def test_need_of_a_correction_alone_is_a_need_of_the_step(name: str, monkeypatch
     monkeypatch.setitem(CORRECTIONS, "icepop", needy)  # type: ignore[arg-type]
     settings = LossSettings(corrections=(correction("staleness_weight"), correction("icepop")))
     assert loss_of(settings).needs == Needs(**{name: True})  # type: ignore[arg-type]
-    assert needs_reference(settings) is (name == "reference")
+    assert needs_reference(settings, AdvantageSettings()) is (name == "reference")
 
 
 def test_reference_model_is_needed_for_a_divergence_in_loss_or_reward() -> None:
-    assert not needs_reference(LossSettings())
-    assert needs_reference(LossSettings(kl_coef=1e-6))
-    assert needs_reference(LossSettings(kl_coef=0.1, kl_in="reward"))
+    assert not needs_reference(LossSettings(), AdvantageSettings())
+    assert needs_reference(LossSettings(kl_coef=1e-6), AdvantageSettings())
+    assert needs_reference(LossSettings(kl_coef=0.1, kl_in="reward"), AdvantageSettings())
+    assert needs_reference(LossSettings(), AdvantageSettings(kind="online_dpo"))
 
 
 @pytest.mark.parametrize(
@@ -348,8 +359,8 @@ def advantage_fault(group_size: int = 4, **changes: Any) -> tuple[str, str, str]
 @pytest.mark.parametrize("kind", ADVANTAGES)
 def test_sample_alone_in_its_group_is_refused_where_its_advantage_is_0(kind: str) -> None:
     settings = AdvantageSettings(kind=kind)
-    assert list(advantage_faults(settings, 2, has_critic=True)) == []
-    alone = list(advantage_faults(settings, 1, has_critic=True))
+    assert list(advantage_faults(settings, 2, has_critic=True, has_teacher=True)) == []
+    alone = list(advantage_faults(settings, 1, has_critic=True, has_teacher=True))
     assert [fault.key for fault in alone] == (["group_size"] if ADVANTAGES[kind].single_sample else [])
     if alone:
         assert ADVANTAGES[kind].single_sample in alone[0].what

@@ -60,7 +60,7 @@ ADVANTAGE = Advantage(
     name="opob",
     compute=compute,
     options=Options,
-    needs_weights=True,
+    needs_starts=True,
     needs_norms=needs_norms,
     single_sample="its reward is its own baseline",
 )
