@@ -218,7 +218,7 @@ def test_missing_proximal_logprobs_mean_the_current_ones_so_that_the_ratio_is_on
 def test_off_with_a_proximal_policy_of_its_own_is_refused() -> None:
     settings = LossSettings(weight=WeightClip(mode="off"))
     x = _numbers()
-    with pytest.raises(AssertionError, match="in name only"):
+    with pytest.raises(AssertionError, match="a decoupled loss needs a weight"):
         policy_loss(torch.from_numpy(x["c"]), torch.from_numpy(x["H"]), _inputs(x, settings), settings)
 
 
