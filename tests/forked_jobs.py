@@ -86,11 +86,11 @@ class JobServer:
         environment: Mapping[str, str] | None = None,
     ) -> ForkedJob:
         """Run `module` as `__main__` in `folder`; what it prints is in `log`."""
-        birth: Mapping[str, Any] = {
+        request: Mapping[str, Any] = {
             "module": module, "arguments": list(arguments), "environment": dict(environment or self.environment),
             "folder": str(folder), "log": str(log), "title": f"{sys.executable} -P -m {module} {' '.join(arguments)}",
         }  # fmt: skip
-        self._stream.sendall(json.dumps(birth).encode() + b"\n")
+        self._stream.sendall(json.dumps(request).encode() + b"\n")
         return ForkedJob(self, int(self._answer("pid")))
 
     def receive(self, timeout_s: float) -> None:

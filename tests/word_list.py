@@ -39,6 +39,22 @@ REPLACED = {
     "barren|desolate|deserted": "name the condition",
     "lay down|laid down|rouse|roused": "terminate, suspend, resume",
     "retold": "announced again",
+    "birth": "creation, start",
+    "deed|deeds": "action, fault",
+    "idlest": "least loaded",
+    "lest": "so that not, to avoid",
+    "thereby|therein": "by this, in this",
+    "whence|thence|whither": "from where, from there, where",
+    "hitherto|heretofore|henceforth|forthwith": "until now, from now on, immediately",
+    "afresh|aught|naught|asunder": "again, anything, nothing, apart",
+    "amidst|amongst|whilst|perchance": "among, while, possibly",
+    "befall|befalls|befell|befallen": "happen to, affect",
+    "foretell|foretells|foretold": "predict",
+    "is spared|are spared|was spared": "is saved, is avoided",
+    "tossed": "random",
+    "of one's own": "your own, the user's",
+    "hands in|handed in the|may hand in": "submits",
+    "(?-i:Owns:|Refuses:)": "what the module contains, in sentences",
 }
 """Terms as regular expressions of whole words, and their replacements."""
 

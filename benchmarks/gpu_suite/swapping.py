@@ -2,8 +2,7 @@
 
 The file is stored in shared memory (`shm`, with both interruptions) or, as safetensors, in the temporary folder
 (`disk`, only with `recompute`: the treatment of caches does not depend on where the file was). Streams and process
-groups, whose trainer is a separate process, are measured by `python -m benchmarks.weight_transfer --device cuda --shape
-4B`.
+groups, whose trainer is a separate process, are measured by benchmarks.weight_transfer (--device cuda --shape 4B).
 
 The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: from the parameters on
 the device to a file with checksums, cast to the published type; a file on disk is written as in a run, without waiting

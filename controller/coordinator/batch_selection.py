@@ -19,7 +19,7 @@ def choose_batch(state: RunState) -> list[Group] | None:
         if not state.groups.is_exhausted(state.settings):
             return None
         count = table.num_ready
-    if state.settings.bound is not None and state.settings.over_age.waits:  # by counts: most events ask in vain
+    if state.settings.bound is not None and state.settings.over_age.waits:  # by counts: most events change nothing
         taken: dict[int, int] = {}
         wanted = count
         for floor in sorted(table.ready_by_floor):

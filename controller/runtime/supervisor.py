@@ -135,7 +135,7 @@ class Supervisor:
         return process is None or process.leaves_by_s is not None
 
     def end(self, name: str, reason: str) -> None:
-        """End a process for which others wait in vain: `tick` kills and restarts it, within its restart limit."""
+        """End a process that does not answer others: `tick` kills and restarts it, within its restart limit."""
         self._kill_reason[name] = reason
 
     def lost_touch(self, name: str, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Segments and trajectories are checked at birth: what cannot be trained on does not exist."""
+"""Segments and trajectories are checked when they are made: one that cannot be trained on cannot exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks have in common on their command lines: lists, a job of one's own, and where its result is written."""
+"""What benchmarks have in common on their command lines: lists, a user's job, and where its result is written."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_published_part_is_replaced_by_its_own_command_alone(monkeypatch, tmp_
         assert publish_location(monkeypatch, "cores", words) == "mine", words
     assert publish_location(monkeypatch, "8 h800", "--model 7b --seeds 1") == "results", "nothing is lost"
     for words in ("my.yaml", "--model 7b num_steps=40"):
-        assert publish_location(monkeypatch, "8 h800", words) == "mine", "of one's own"
+        assert publish_location(monkeypatch, "8 h800", words) == "mine", "a user's job"
 
 
 def test_a_command_is_kept_without_where_its_result_goes(monkeypatch) -> None:

@@ -19,7 +19,7 @@ README, CONFIGURING = ROOT / "README.md", ROOT / "docs" / "configuring.md"
 
 
 def own_job() -> list[list[str]]:
-    """The commands of the section about a job of one's own, without `areal-like`."""
+    """The commands of the section about a user's own job, without `areal-like`."""
     text = block(README, "## Your own job", "")
     return [words[1:] for line in text.splitlines() if (words := shlex.split(line, comments=True))]
 

@@ -2,8 +2,8 @@
 
 The oracle is transformers' plain forward pass over the whole sample, with the weights of each stamped version as they
 were published. A token lost or repeated at a seam, a stale key-value cache or a wrong stamp changes the context or the
-weights, and with versions as far apart as here that shows. Long answers are rewarded, and beyond that a tossed coin, so
-that a high learning rate goes on moving the policy for as long as the run lasts.
+weights, which is visible with versions that differ as much as here. Long answers are rewarded, with a random part, so
+that a high learning rate keeps changing the policy during the whole run.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def test_damaged_checkpoints_are_named() -> None:
         {"state": b"x" * (MAX_STATE_BYTES + 1)},
     ],
 )
-def test_a_checkpoint_is_checked_at_birth(fields: dict[str, Any]) -> None:
+def test_a_checkpoint_is_checked_when_it_is_made(fields: dict[str, Any]) -> None:
     empty = np.zeros(0, np.int32)
     with pytest.raises(ValueError, match=r"given tokens|given token|num_turns"):
         TurnCheckpoint(**{"given_places_G": empty, "given_tokens_G": empty, "num_turns": 0, "state": b"", **fields})

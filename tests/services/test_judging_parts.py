@@ -162,7 +162,7 @@ def test_supervisor_dies_with_its_parent_and_cannot_be_read_by_others_of_its_use
     assert statuses == [1], "a parent that died before it could be watched"
 
 
-def test_orphans_are_killed_and_reaped_until_none_is_left_and_the_known_are_spared(
+def test_orphans_are_killed_and_reaped_until_none_is_left_and_the_known_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     children = iter([[11, 12, 13], [11, 13], [11]])

@@ -166,7 +166,7 @@ def test_message_of_a_type_not_accepted_is_refused() -> None:
         decode(encode(Goodbye()), frozenset({Hello}))
 
 
-def test_check_at_birth_that_fails_during_decoding_is_a_wire_error() -> None:
+def test_check_of_a_made_value_that_fails_during_decoding_is_a_wire_error() -> None:
     frames = encode(returned(4))
     versions_going_back = np.array([3, 2, 1, 0], np.int32).tobytes()
     with pytest.raises(WireError, match="never decrease"):

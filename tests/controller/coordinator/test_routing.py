@@ -163,7 +163,7 @@ def test_lone_worker_takes_work_while_it_loads() -> None:
 
 
 def test_group_is_split_where_its_home_is_too_far_behind() -> None:
-    """A sample that comes back leaves its home once that is more than `affinity` groups' work behind the idlest."""
+    """A returned sample moves from its worker if that is more than `affinity` groups' work behind the least loaded."""
     for affinity, wanted in ((0.0, "w1"), (50.0, "w0")):
         desk = Desk(**{**BIG, "groups_per_step": 4, "affinity": affinity, "migration": False})
         desk.start(workers=("w0", "w1"), capacity=16)

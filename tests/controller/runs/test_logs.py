@@ -118,9 +118,9 @@ class TestTerminal:
 
 
 class TestFollow:
-    def follow(self, folder: RunFolder, *deeds: Any, **options: Any) -> list[str]:
-        """Each deed is done while the follower sleeps; after the last one the run ends."""
-        left = list(deeds)
+    def follow(self, folder: RunFolder, *actions: Any, **options: Any) -> list[str]:
+        """Each action is called while the follower sleeps; after the last one the run ends."""
+        left = list(actions)
 
         def sleep(_: float) -> None:
             if left:

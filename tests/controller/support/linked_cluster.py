@@ -283,9 +283,9 @@ class LinkedCluster(VirtualCluster):
         """An engine whose loads never end, while another worker stays fit: only its end helps."""
         names = {worker.name for worker in self.workers.values() if not worker.is_leaving and not worker.is_away}
         names -= self.leaving
-        is_spared = len(names) > 1 and not self._is_any_hung()
+        can_hang = len(names) > 1 and not self._is_any_hung()
         worker = self._alive()
-        if worker is not None and worker.name in names and is_spared and self.settings.load_deadline_s < 100.0:
+        if worker is not None and worker.name in names and can_hang and self.settings.load_deadline_s < 100.0:
             self.engines[worker.name].is_hung = True
 
     def _is_any_hung(self) -> bool:

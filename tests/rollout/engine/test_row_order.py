@@ -1,4 +1,4 @@
-"""Rows in blocks: every row sees all its keys, padding is spared where it costs, and moves change no answer."""
+"""Rows in blocks: every row sees all its keys, costly padding is avoided, and moves change no answer."""
 
 from __future__ import annotations
 

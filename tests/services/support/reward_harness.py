@@ -31,7 +31,7 @@ def wait_until(is_true: Callable[[], Any], what: str, timeout_s: float = PATIENC
     """Wait for a fact; the bound is only there to end a broken test."""
     give_up_s = time.monotonic() + timeout_s
     while not is_true():
-        assert time.monotonic() < give_up_s, f"waited in vain for: {what}"
+        assert time.monotonic() < give_up_s, f"waited without result for: {what}"
         time.sleep(0.01)
 
 
