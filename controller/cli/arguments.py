@@ -113,18 +113,20 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
         if name == "validate":
             command.add_argument("--price", type=seconds, metavar="P", help="price of a GPU-hour, for the run's cost")
-            command.add_argument("--lengths", default="", metavar="L", help="answers, as `simulate` takes them")
+            command.add_argument("--lengths", default="", metavar="L", help="lengths of answers, as for `simulate`")
         if name == "probe":
             command.add_argument("-m", "--prompts", type=processes, default=4, metavar="M", help="prompts (4)")
-            command.add_argument("-n", "--samples", type=processes, default=8, metavar="N", help="samples of each (8)")
-            command.add_argument("--warm-start", action="store_true", help="make the supervised steps first")
+            command.add_argument(
+                "-n", "--samples", type=processes, default=8, metavar="N", help="samples of each prompt (8)"
+            )
+            command.add_argument("--warm-start", action="store_true", help="run the supervised steps first")
             command.add_argument("--json", action="store_true", help="one JSON object")
     resume = _command(commands, "resume", "continue an interrupted or crashed run")
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(
         "--accept-loss", action="store_true",
-        help="go on although files of the run are missing or older than others, from the newest state that ledger and "
-        "checkpoints share; later checkpoints are set aside",
+        help="continue although files of the run are missing or older than others, from the newest state that ledger "
+        "and checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
     resume.add_argument(
         "--past-early-stop", action="store_true", help="continue a run that early_stop has ended, without that rule"
@@ -267,7 +269,7 @@ def _add_samples(commands: Any) -> None:
         metavar="N",
         help="at most N (20; jsonl and html 200); `all` for every one",
     )
-    samples.add_argument("--format", choices=("text", "jsonl", "html"), default="text", help="text, if not given")
+    samples.add_argument("--format", choices=("text", "jsonl", "html"), default="text", help="output format (text)")
     samples.add_argument(
         "--out",
         default="",
@@ -293,7 +295,7 @@ def _add_reports(commands: Any) -> None:
         "--out",
         default="",
         metavar="FOLDER",
-        help="where the page and the plot go (next to the first run, if not given)",
+        help="folder of the page and the plot (next to the first run)",
     )
     doctor = _command(
         commands, "doctor", "what this machine can do, what is missing and how to get it", "",
@@ -307,8 +309,8 @@ def _add_reports(commands: Any) -> None:
 def _add_score(commands: Any) -> None:
     score = _command(
         commands, "score", "verdicts for a file of answers, without a run", _SCORE_EPILOG,
-        "Score every row of a JSONL file with a reward scorer, in processes that can be killed: one verdict a line, in "
-        "the order of the rows. Interrupted, the same command goes on where it was.",
+        "Score every row of a JSONL file with a reward scorer, in processes that can be killed: one verdict per line, "
+        "in the order of the rows. If it is interrupted, the same command continues.",
     )  # fmt: skip
     score.add_argument("--scorer", required=True, metavar="S", help="math, code, or module:function of your own")
     score.add_argument("--input", required=True, metavar="FILE", help="rows: JSON Lines, UTF-8")

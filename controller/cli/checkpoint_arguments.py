@@ -56,7 +56,7 @@ def add_checkpoints(
     )
     export = command(
         commands, "export", "a checkpoint as a Hugging Face folder", _EXPORT_EPILOG,
-        "Make a Hugging Face folder of a checkpoint: config, tokenizer and weights that `from_pretrained` reads.",
+        "Convert a checkpoint to a Hugging Face folder: config, tokenizer and weights that `from_pretrained` reads.",
     )  # fmt: skip
     export.add_argument(
         "source", metavar="RUN|CHECKPOINT", help="a run (its newest checkpoint), or a checkpoint's folder"
@@ -68,7 +68,7 @@ def add_checkpoints(
         "--best", action="store_true", help="the version with the best evaluation (trainer.checkpoint.best)"
     )
     export.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (as they are, if not given)"
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (unchanged by default)"
     )
     export.add_argument(
         "--lora", choices=("merged", "adapter"),
@@ -77,10 +77,10 @@ def add_checkpoints(
     export.add_argument(
         "--push-to-hub", metavar="REPO", help="also send the folder to this repository of the Hugging Face hub"
     )
-    export.add_argument("--public", action="store_true", help="a repository that is made for it is public, not private")
+    export.add_argument("--public", action="store_true", help="if the repository is created, make it public")
     importing = command(
         commands, "import", "a Hugging Face folder as a checkpoint", _IMPORT_EPILOG,
-        "Make a checkpoint (version 0, no optimizer state) of a Hugging Face folder.",
+        "Convert a Hugging Face folder to a checkpoint (version 0, no optimizer state).",
     )  # fmt: skip
     importing.add_argument("source", metavar="HF_FOLDER", help="a folder with config.json and safetensors")
     importing.add_argument("out", metavar="OUT", help="a new folder")

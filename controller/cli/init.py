@@ -24,7 +24,7 @@ DEFAULTS = {"data": "train.jsonl", "answer": "math", "model": TINY, "hardware": 
 QUESTIONS = {
     "data": "Data: a .jsonl or .parquet file; held-out rows after a comma",
     "answer": "Answers: " + "; ".join(f"{kind} = {what}" for kind, what in ANSWER_KINDS.items()),
-    "model": f"Model: hub name, folder, or {TINY} (drawn at random, to try data and reward on a CPU)",
+    "model": f"Model: hub name, folder, or {TINY} (random weights, to try data and reward on a CPU)",
     "hardware": "Hardware: " + "; ".join(f"{kind} = {what}" for kind, what in HARDWARE.items()),
     "tracker": f"Tracker: {', '.join(TRACKERS)}",
 }
@@ -42,7 +42,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
     if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
         ask = input
     if ask is None and "data" not in given:
-        raise UserError("the rows are not named", where="--data", remedy="--data train.jsonl[,heldout.jsonl]")
+        raise UserError("no file of rows is given", where="--data", remedy="--data train.jsonl[,heldout.jsonl]")
     target, answers = Path(arguments.config).expanduser(), {**DEFAULTS, **given}
     if ask is not None:
         try:
@@ -89,7 +89,7 @@ def _answer(key: str, question: str, ask: Ask) -> str:
         answer = ask(f"{question} [{DEFAULTS[key]}]: ").strip() or DEFAULTS[key]
         if answer in CHOICES.get(key, [answer]):
             return answer
-        print(f"{answer} is none of {', '.join(CHOICES[key])}", file=sys.stderr)
+        print(f"{answer} is not one of {', '.join(CHOICES[key])}", file=sys.stderr)
 
 
 def _write(files: Mapping[Path, str]) -> None:

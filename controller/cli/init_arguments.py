@@ -18,6 +18,6 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument("config", nargs="?", default="job.yaml", metavar="FILE", help="file to write (job.yaml)")
     command.add_argument("--data", metavar="ROWS", help="train.jsonl, or train.jsonl,heldout.jsonl")
     command.add_argument("--answer", choices=list(ANSWER_KINDS), help="kind of the answers (math)")
-    command.add_argument("--model", metavar="M", help="hub name, folder, or tiny (the default: drawn at random)")
+    command.add_argument("--model", metavar="M", help="hub name, folder, or tiny (the default: random weights)")
     command.add_argument("--hardware", choices=list(HARDWARE), help="what it will run on (cpu)")
-    command.add_argument("--tracker", choices=list(TRACKERS), help="where metrics go as well (none)")
+    command.add_argument("--tracker", choices=list(TRACKERS), help="service that also receives the metrics (none)")

@@ -73,7 +73,7 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
         raise UserError(f"this is the folder of `areal-like {command}`", where=str(folder.root), remedy="run it again")
     has_stopped_early = str(state.get("reason", "")).startswith(EARLY_STOP)
     if state.get("status") == "finished" and has_stopped_early and not past_early_stop:
-        remedy = f"areal-like resume --past-early-stop {folder.root} goes on without that rule"
+        remedy = f"areal-like resume --past-early-stop {folder.root} continues without that rule"
         raise UserError(f"this run is finished ({state['reason']})", where=str(folder.root), remedy=remedy)
     if state.get("status") == "finished" and not has_stopped_early:
         raise UserError(
@@ -90,7 +90,8 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     if past_early_stop:
         folder.write_state("stopped", past_early_stop=True)
     if (mode := folder.make_private()) is not None:
-        print(f"warning: {folder.root} was open to other users (mode {mode:o}); now it is yours alone", file=sys.stderr)
+        what = f"{folder.root} was accessible to other users (mode {mode:o})"
+        print(f"warning: {what}; now only you can access it", file=sys.stderr)
     enlist(folder)
     announce(folder)
     return run_to_end(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
@@ -124,7 +125,7 @@ def sft(config: RunConfig) -> int:
         )
     out_dir = Path(config.out).expanduser().resolve() if config.out else None
     if out_dir is not None and out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise UserError("something exists there already", where=f"out: {out_dir}", remedy="name a new folder")
+        raise UserError("already exists", where=f"out: {out_dir}", remedy="name a new folder")
     folder = new_folder(config, f"{config.name}-sft", "sft", {})
     out_dir = out_dir or folder.final
     if not run_to_end(_supervise(config, folder, out_dir)):
@@ -141,7 +142,7 @@ def read_config(folder: RunFolder) -> RunConfig:
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read it ({error})", where=str(folder.config), remedy="start a new run") from error
+        raise UserError(f"cannot be read ({error})", where=str(folder.config), remedy="start a new run") from error
     config, problems = build(upgrade(data) if isinstance(data, dict) else {})
     if config is None or problems:
         raise UserError("; ".join(str(problem) for problem in problems), where=str(folder.config))

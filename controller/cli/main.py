@@ -144,7 +144,7 @@ def _is_offline(arguments: argparse.Namespace) -> bool:
 
     is_offline, command = is_offline_file(arguments.config, arguments.overrides), arguments.command
     if command in ("dpo", "reward-model") and not is_offline:
-        what = "this is the config of a run with rollouts: its data.train is no file"
+        what = "this is the config of a run with rollouts: its data.train is not a file"
         raise UserError(what, where=arguments.config, remedy="data.train: rows.jsonl, see configs/offline")
     if command in ("train", "eval", "probe") and is_offline:
         what = "this config trains from files: its data.train is a file"

@@ -78,7 +78,7 @@ def read_config(folder: RunFolder) -> OfflineConfig:
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read it ({error})", where=str(folder.config), remedy="start a new run") from error
+        raise UserError(f"cannot be read ({error})", where=str(folder.config), remedy="start a new run") from error
     config, problems = build_offline(data if isinstance(data, dict) else {})
     if config is None or problems:
         raise UserError("; ".join(str(problem) for problem in problems), where=str(folder.config))

@@ -20,7 +20,8 @@ def resolved_page(loaded: LoadedConfig, found: Preflight, *, price: float | None
     lines = [f"# {loaded.source}, resolved", dump_yaml(loaded.config).rstrip(), "", "# Derived"]
     lines += [f"#   {d.name:<{names}}  {d.value:>{values}}  = {d.formula}" for d in numbers]
     if found.seats:
-        lines += ["", "# Seats (Ray may choose other nodes of equal room)", *(f"#   {line}" for line in found.seats)]
+        title = "# Placement (Ray may choose other nodes with the same resources)"
+        lines += ["", title, *(f"#   {line}" for line in found.seats)]
     remarks = [str(problem) for problem in found.absent] + found.notes + advise(loaded.config, num_rows)
     lines += ["", *resource_lines(loaded.config, found, price=price, lengths=lengths)]
     if remarks:

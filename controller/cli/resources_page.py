@@ -72,8 +72,8 @@ def _time_lines(config: RunConfig, shape: DecoderShape, price: float | None, len
         return
     yield f"{found.gpus} {found.gpu}, answers {found.lengths} (--lengths gives others), evaluations left out"
     yield (
-        f"{found.step_s:,.1f} s a step, {found.hours:,.1f} h to the end, {found.gpu_hours:,.0f} GPU-hours; the trainer"
-        f" waits {found.trainer_wait_share:.0%} of the time, rollout {found.rollout_idle_share:.0%}"
+        f"{found.step_s:,.1f} s per step, {found.hours:,.1f} h to the end, {found.gpu_hours:,.0f} GPU-hours; the"
+        f" trainer waits {found.trainer_wait_share:.0%} of the time, rollout {found.rollout_idle_share:.0%}"
     )
     if price is not None:
-        yield f"{found.gpu_hours * price:,.2f} at {price:g} a GPU-hour"
+        yield f"{found.gpu_hours * price:,.2f} at {price:g} per GPU-hour"

@@ -67,8 +67,8 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     if arguments.port and _is_ipv4(arguments.host) and not can_listen(arguments.port, arguments.host):
         # Checked here, because the preparation may take minutes.
         raise UserError(
-            f"port {arguments.port} of {arguments.host} is in use, or not yours", where="--port",
-            remedy="0 takes any free one",
+            f"port {arguments.port} of {arguments.host} is in use or not permitted", where="--port",
+            remedy="0 selects any free one",
         )  # fmt: skip
     found = find(arguments.model, arguments.version)
     if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
@@ -138,7 +138,7 @@ def find(source: str, version: int | None) -> Found:
         if model_folder.is_hub_name(source):
             model_folder.find_model(source)
             return Found(source, source, None, {})
-        raise UserError(f"{error.what}, and no model's folder", where=error.where, remedy=error.remedy) from error
+        raise UserError(f"{error.what}, and no model folder", where=error.where, remedy=error.remedy) from error
     facts = _facts(run)
     if version is None and (run.final / "config.json").is_file():
         model_folder.check_weights(run.final)
@@ -162,7 +162,7 @@ def key_of(arguments: argparse.Namespace) -> str:
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError("a key is one word of ASCII characters", where=where)
     if not key and not is_loopback(arguments.host):
-        what = f"others can reach {arguments.host}, and there is no key"
+        what = f"{arguments.host} is reachable from other machines, and there is no key"
         raise UserError(what, where="--host", remedy=f"set {KEY_VARIABLE}, or give --key-file")
     return key
 

@@ -27,7 +27,7 @@ such model, it cannot be loaded, or the address cannot be had; 130 interrupted b
 def context(text: str) -> int:
     """Parse a context length: tokens of prompt and answer, at least one each."""
     if (number := whole(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} tokens have no room for a prompt and an answer")
+        raise argparse.ArgumentTypeError(f"{text!r} tokens leave no room for a prompt and an answer")
     return number
 
 
@@ -65,20 +65,20 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
         help="file with the clients' key (else AREAL_LIKE_API_KEY; else a random one, for this machine only)",
     )  # fmt: skip
     command.add_argument("--name", metavar="M", help="the model's name for clients (that of the run or folder)")
-    command.add_argument("--slots", type=processes, default=4, metavar="N", help="answers at once (4)")
+    command.add_argument("--slots", type=processes, default=4, metavar="N", help="answers generated at once (4)")
     command.add_argument(
-        "--max-context", type=context, metavar="N", help="tokens of prompt and answer (as the run has it, or 4096)"
+        "--max-context", type=context, metavar="N", help="tokens of prompt and answer (the run's, or 4096)"
     )
     command.add_argument(
         "--max-tokens",
         type=whole,
         default=0,
         metavar="N",
-        help="of answers without a limit (as many as fit)",
+        help="longest answer if a request has no limit (as many as fit)",
     )
     command.add_argument(
-        "--temperature", type=temperature, metavar="T", help="where a request has none (as the run has it, or 1)"
+        "--temperature", type=temperature, metavar="T", help="temperature if a request has none (the run's, or 1)"
     )
-    command.add_argument("--format", metavar="F", help="notation of tool calls (as the chat template shows it)")
+    command.add_argument("--format", metavar="F", help="notation of tool calls (that of the chat template)")
     command.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (cpu)")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (float32; on a GPU bfloat16)")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), help="weights' dtype (float32; on GPUs bfloat16)")

@@ -39,9 +39,9 @@ class CurriculumSettings(Settings):
     def _bands_cover_all_rates(self) -> Self:
         ends = [band.up_to for band in self.bands]
         if not ends or ends[-1] != 1.0:
-            raise ValueError("bands must end with one of `up_to: 1.0`: add it")
+            raise ValueError("the last band must have `up_to: 1.0`")
         if ends != sorted(set(ends)):
-            raise ValueError(f"bands must rise in `up_to`, and here it is {', '.join(f'{end:g}' for end in ends)}")
+            raise ValueError(f"`up_to` must increase from band to band, not {', '.join(f'{end:g}' for end in ends)}")
         return self
 
     def keep(self, rate: float) -> float:

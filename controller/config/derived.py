@@ -134,14 +134,14 @@ def _length_advice(config: RunConfig) -> Iterator[str]:
     """Advice on settings that lose long answers more often than short ones."""
     if config.staleness.over_age.loses_slow_groups:
         yield (
-            f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training sees"
-            " shorter answers than the policy gives (the summary's `lengths` say by how much); wait loses none"
+            f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training uses"
+            " shorter answers than the policy generates (the summary's `lengths` say by how much); wait loses none"
         )
     timeout_s, longest = config.staleness.group_timeout_s, config.sampling.max_new_tokens
     if longest / timeout_s > SLOW_TOKENS_PER_S:
         yield (
-            f"staleness.group_timeout_s: {longest:,} tokens in {timeout_s:g} s take {longest / timeout_s:,.0f} tokens/s"
-            " an answer; groups that are slower are dropped, so training sees shorter answers than the policy generates"
+            f"staleness.group_timeout_s: {longest:,} tokens in {timeout_s:g} s need {longest / timeout_s:,.0f} tokens/s"
+            " per answer; slower groups are dropped, so training uses shorter answers than the policy generates"
         )
 
 

@@ -322,8 +322,8 @@ def _remove(data: Any, path: Sequence[str]) -> Any:
 def _entries(data: Sequence[Any]) -> str:
     """Text on how the entries of a list are numbered."""
     if len(data) <= 1:
-        return "it is empty" if not data else "its only one is 0"
-    return f"they are 0 to {len(data) - 1}"
+        return "it is empty" if not data else "its only entry is 0"
+    return f"its entries are 0 to {len(data) - 1}"
 
 
 def _is_index(part: str) -> bool:

@@ -28,10 +28,10 @@ def find_model(path: str) -> Path | None:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any(folder.iterdir()):
-            raise UserError("the folder is empty", where=path, remedy="it must hold config.json and model.safetensors")
+            raise UserError("the folder is empty", where=path, remedy="it needs config.json and model.safetensors")
         return folder
     if folder.exists():
-        raise UserError("is a file", where=path, remedy="name the folder that holds config.json")
+        raise UserError("is a file", where=path, remedy="name the folder that contains config.json")
     if is_hub_name(path):
         cached = _hub_snapshot(path)
         if cached is None and os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -66,9 +66,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"is not JSON ({error})", where=str(path), remedy="fetch the file again") from error
+        raise UserError(f"is not JSON ({error})", where=str(path), remedy="download the file again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError("names no model_type", where=str(path), remedy="take the model folder's own config.json")
+        raise UserError("has no model_type", where=str(path), remedy="use the config.json of the model's folder")
     return config
 
 
@@ -79,18 +79,18 @@ def check_weights(folder: Path) -> None:
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError("is damaged", where=str(index), remedy="fetch the file again") from error
+            raise UserError("is damaged", where=str(index), remedy="download the file again") from error
         files = [folder / str(name) for name in names]
         for file in files:
             if not file.is_file():
-                raise UserError(f"{file.name} is missing", where=str(index), remedy="fetch the whole model")
+                raise UserError(f"{file.name} is missing", where=str(index), remedy="download the complete model")
     else:
         files = [file for file in (folder / "model.safetensors",) if file.is_file()]
         if not files and (folder / "adapter_config.json").is_file():
-            remedy = "areal-like export makes a whole model of a checkpoint; model.path takes that"
-            raise UserError("holds an adapter (LoRA) alone", where=str(folder), remedy=remedy)
+            remedy = "convert the checkpoint to a complete model with areal-like export, and name that"
+            raise UserError("contains only an adapter (LoRA)", where=str(folder), remedy=remedy)
         if not files and not list(folder.glob("pytorch_model*.bin*")):
-            raise UserError("holds no weights", where=str(folder), remedy="it must hold model.safetensors")
+            raise UserError("contains no weights", where=str(folder), remedy="it must contain model.safetensors")
     for file in files:
         _check_safetensors(file)
 
@@ -112,7 +112,8 @@ def _check_safetensors(file: Path) -> dict[str, Any]:
     """Check the header. Raises UserError if the file is incomplete."""
 
     def damaged(why: str) -> UserError:
-        return UserError(f"is not a whole safetensors file ({why})", where=str(file), remedy="fetch the file again")
+        what = f"is not a complete safetensors file ({why})"
+        return UserError(what, where=str(file), remedy="download the file again")
 
     size = file.stat().st_size
     with file.open("rb") as opened:
@@ -137,7 +138,7 @@ def check_tokenizer(folder: Path) -> None:
         raise UserError("no such tokenizer folder", where=str(folder), remedy="from_model, bytes, or a folder")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
-            "holds no tokenizer", where=str(folder), remedy="copy tokenizer.json there, or set model.tokenizer"
+            "contains no tokenizer", where=str(folder), remedy="copy tokenizer.json there, or set model.tokenizer"
         )
 
 

@@ -62,9 +62,11 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
     if config.trainer.ranks > 1:
         yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
-        yield Problem(("dpo.label_smoothing", "dpo.loss"), "is of the loss `sigmoid`", "0, or dpo.loss: sigmoid")
+        what = "applies only to the loss `sigmoid`"
+        yield Problem(("dpo.label_smoothing", "dpo.loss"), what, "0, or dpo.loss: sigmoid")
     if config.trainer.checkpoint.best is not None:
-        yield Problem(("trainer.checkpoint.best",), "is of runs with rollouts", "trainer.checkpoint.best: null")
+        what = "applies only to runs with rollouts"
+        yield Problem(("trainer.checkpoint.best",), what, "trainer.checkpoint.best: null")
     template = config.data.prompt_template
     if template is not None and PLACEHOLDER not in template:
         yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"write {PLACEHOLDER} in it")

@@ -28,11 +28,11 @@ def recoveries(config: RunConfig) -> list[Recovery]:
     launch, rollout = config.launch, config.rollout
     found = [
         Recovery(
-            "a lost process is noticed and started again",
+            "a lost process is detected and restarted",
             ("launch.silence_s", "launch.startup_timeout_s"),
             launch.silence_s + launch.startup_timeout_s,
         ),
-        Recovery("a verdict is waited for", ("rollout.score_timeout_s",), rollout.score_timeout_s),
+        Recovery("a verdict arrives", ("rollout.score_timeout_s",), rollout.score_timeout_s),
         Recovery(
             "a worker that does not load a version is quarantined",
             ("trainer.weights.deadline_s",),
@@ -54,7 +54,7 @@ def recoveries(config: RunConfig) -> list[Recovery]:
         )
     if config.trainer.ranks > 1:
         found.append(
-            Recovery("a lost trainer rank is noticed", ("trainer.rank_timeout_s",), config.trainer.rank_timeout_s)
+            Recovery("a lost trainer rank is detected", ("trainer.rank_timeout_s",), config.trainer.rank_timeout_s)
         )
     found += engine_of(config).recoveries(engine_job(config))
     return found

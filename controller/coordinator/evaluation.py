@@ -134,7 +134,7 @@ def _repin(state: RunState, job: EvalJob) -> None:
     if job.kind == "baseline" or taken:
         drop(state, job, f"no worker can load version {job.version} any more")
         return
-    state.note("eval_repinned", f"evaluation of version {job.version} goes to version {trainer.version}")
+    state.note("eval_repinned", f"evaluation of version {job.version} is moved to version {trainer.version}")
     _reset(state, job)
     job.version, job.manifest_path, job.lineage = (
         trainer.version,

@@ -110,7 +110,7 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
     # Its last tokens may have been reported as progress already: all new tokens of the lease count.
     is_orderly = is_moved or (event.reason == "segment" and sample.num_tokens > lease.num_prefix)
     if not is_orderly:
-        state.note("returned", f"{event.worker} gave back group {group.group_id} sample {sample.index}: {event.reason}")
+        state.note("returned", f"{event.worker} returned group {group.group_id} sample {sample.index}: {event.reason}")
     requeue(state, group, sample, is_loss=not is_orderly)
 
 
@@ -132,7 +132,7 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     if part.num_tokens == 0 or num_fresh <= 0:
         return
     if skip < 0 or part.start < 0:
-        state.note("gap", f"lease {part.lease_id} reports from token {part.start}, {sample.num_tokens} are known")
+        state.note("gap", f"lease {part.lease_id} reports from token {part.start}, but {sample.num_tokens} are known")
         return
     # If known tokens are skipped, the version of the first new token is not reported; it is at most that of the last
     # token.

@@ -84,7 +84,7 @@ _ADVICE = {
     "too_few_scores": "scoring fails; see logs/reward.log, and reward.timeout_s",
     "verdict": "scoring fails; see logs/reward.log, and reward.timeout_s",
     "rejected": "prompts do not fit the model's context; raise rollout.engine.max_context or shorten them",
-    "lost_too_often": "rollout workers die over these samples; see their logs",
+    "lost_too_often": "rollout workers crash while they generate these samples; see their logs",
 }
 
 

@@ -26,14 +26,12 @@ def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
     command = make(
         commands, "dashboard", "a live web page over the runs of a folder", _EPILOG,
         "Serve a live page over all runs of a folder: curves, throughput, staleness, timeline, samples, events, logs. "
-        "It reads files and costs a run nothing but that; it works while somebody watches.",
+        "It only reads files, and only while a page is open.",
     )  # fmt: skip
     command.add_argument("runs_dir", nargs="?", default="runs", metavar="RUNS_DIR", help="folder of runs (runs)")
     command.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)")
     command.add_argument("--port", type=_port, default=8787, metavar="N", help="port (8787); 0: any free one")
-    command.add_argument(
-        "--token", metavar="T", help="reading and acting need it (generated where it is left out and needed)"
-    )
+    command.add_argument("--token", metavar="T", help="token for reading and for actions (generated if needed)")
 
 
 def _port(text: str) -> int:

@@ -116,7 +116,7 @@ def _staleness(data: RunData) -> Card | None:
 
 def _waited(data: RunData) -> Card | None:
     share = last(data.steps, "trainer_wait_share")
-    return None if share is None else _card("trainer waited", percent(share), "of its time since the step before")
+    return None if share is None else _card("trainer waited", percent(share), "of its time since the previous step")
 
 
 def _version(status: Mapping[str, Any]) -> Card | None:

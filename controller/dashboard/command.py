@@ -103,4 +103,4 @@ def greeting(made: Dashboard, port: int) -> list[str]:
         lines.append(f"actions (checkpoint, stop, drain, add) need this token: {access.token}")
     if not is_loopback(access.host):
         lines.append("note: plain HTTP; across a network that you do not trust use ssh -L and a loopback address")
-    return [*lines, "Ctrl-C ends it; runs are not touched"]
+    return [*lines, "Ctrl-C stops it; runs are not affected"]

@@ -356,7 +356,7 @@ def _plain_value(value: Any, name: str, where: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"`{name}` holds half a character (a lone surrogate)", where=where) from error
+            raise UserError(f"`{name}` contains half a character (a lone surrogate)", where=where) from error
         return value
     if isinstance(value, int):
         if not -_MAX_INTEGER <= value < 2 * _MAX_INTEGER:

@@ -287,7 +287,7 @@ class _Audit:
             segment = unpack_segment(self._segments.read(Location(*place)))
             if start != length or len(segment) != num_tokens:
                 self._find(
-                    "exact-interruption", f"partial tokens of group {group_id} sample {index} have a hole at {length}"
+                    "exact-interruption", f"partial tokens of group {group_id} sample {index} have a gap at {length}"
                 )
             if segment.first_version < max(last, group.version):
                 self._find("stamped-versions", f"versions of group {group_id} sample {index} decrease at token {start}")
@@ -332,7 +332,7 @@ class _Audit:
             for group in groups:
                 self._recount_consumed(step, group.group_id, group.sample_indices, lineage)
         if sorted(steps) != list(range(1, len(steps) + 1)):
-            self._find("exactly-once", f"recorded steps have holes: {sorted(steps)[:20]}")
+            self._find("exactly-once", f"recorded steps have gaps: {sorted(steps)[:20]}")
         return steps
 
     def _recount_consumed(self, step: int, group_id: int, indices: tuple[int, ...], lineage: _Lineage) -> None:
@@ -358,12 +358,12 @@ class _Audit:
         if lineage.bound is not None and OVER_AGE[lineage.on_stale].is_strict and staleness > lineage.bound:
             self._find(
                 "bounded-staleness",
-                f"step {step} used group {group_id} at staleness {staleness}, the bound is {lineage.bound}",
+                f"step {step} used group {group_id} at staleness {staleness}, but the bound is {lineage.bound}",
             )
 
     def _recount_fates(self, steps: dict[int, set[int]]) -> None:
         if sorted(self._groups) != list(range(len(self._groups))):
-            self._find("exactly-once", "draw numbers have holes")
+            self._find("exactly-once", "draw numbers have gaps")
         uses = Counter(group_id for groups in steps.values() for group_id in groups)
         for group_id, number in uses.items():
             if number > 1:

@@ -76,7 +76,7 @@ def devices(config: RunConfig) -> Iterator[Problem]:
     for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
         index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
         if index >= num_gpus:
-            what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+            what = f"{device} is configured, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
             yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
 
 

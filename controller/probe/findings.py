@@ -102,7 +102,7 @@ def _reward(seen: Seen) -> Finding | None:
         return None
     for column, values in golds.items():
         if column != "answer" and values and min(values) > 0:
-            what = f"The reward is 0 for the gold answers in `answer`, but not for what column `{column}` holds."
+            what = f"The reward is 0 for the gold answers in `answer`, but not for the values of column `{column}`."
             remedy = f"data.train.columns.answer: {column}, or let the scorer read row['answer']"
             return Finding("reward_column", what, remedy)
     what = "The reward is 0 for every sample and for the gold answers too, in all usual forms."
@@ -115,7 +115,7 @@ def _other_column(seen: Seen) -> Finding | None:
         hits = [_ends_with(one.text, seen.rows[one.row], column) for one in seen.answers]
         if sum(hits) >= OTHER_COLUMN_SHARE * len(hits) > 0:
             share = f"{sum(hits)} of {len(hits)}"
-            what = f"No sample has the row's `answer`, but {share} end with what column `{column}` holds."
+            what = f"No sample has the row's `answer`, but {share} end with the value of column `{column}`."
             return Finding("reward_column", what, f"data.train.columns.answer: {column}")
     return None
 
@@ -157,10 +157,10 @@ def _too_hard(seen: Seen) -> Finding | None:
     if seen.warm_start_follows or not seen.values or any(value > 0 for value in seen.values) or seen.signal_share:
         return None
     if seen.is_untrained:
-        what = f"None of {len(seen.values)} samples gets a reward: the model was drawn at random."
+        what = f"None of {len(seen.values)} samples gets a reward: the model has random weights."
         return Finding("too_hard", what, "start from a trained model (model.path), or with a warm start (warm_start)")
     what = f"None of {len(seen.values)} samples gets a reward, though the scorer gives one: the prompts are too hard."
-    return Finding("too_hard", what, "take easier prompts, a larger group_size, or a warm start (warm_start)")
+    return Finding("too_hard", what, "use easier prompts, a larger group_size, or a warm start (warm_start)")
 
 
 def _equal_groups(seen: Seen) -> Finding | None:
@@ -170,9 +170,9 @@ def _equal_groups(seen: Seen) -> Finding | None:
     if len(set(seen.values)) == 1:
         return Finding(
             "equal_groups", f"{what}: each sample gets {seen.values[0]:g}.",
-            "take harder prompts, or a scorer that tells answers apart",
+            "use harder prompts, or a scorer that distinguishes answers",
         )  # fmt: skip
-    return Finding("equal_groups", f"{what}.", "take prompts of medium difficulty, or a larger group_size")
+    return Finding("equal_groups", f"{what}.", "use prompts of medium difficulty, or a larger group_size")
 
 
 def _first(seen: Seen) -> str:

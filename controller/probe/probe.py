@@ -137,15 +137,15 @@ class Probe:
     ) -> tuple[list[TryVerdict], list[GoldTry]]:
         reward = self.config.reward
         if self.config.rollout.workflow != "single_turn":
-            notes.append("rewards are left out: rollout.workflow is run by no probe, only its first prompt is")
+            notes.append("rewards are left out: a probe does not run rollout.workflow, only its first prompt")
             return [], []
         if reward.addresses:
-            notes.append("rewards are left out: they come from services of their own (reward.addresses)")
+            notes.append("rewards are left out: separate services score the answers (reward.addresses)")
             return [], []
         self.say("scoring")
         tries = list(gold_answers(rows))
         if ASKED_SCORERS & {scorer.kind for scorer in reward.scorers}:
-            notes.append("gold answers are not tried: a scorer asks a service")
+            notes.append("gold answers are not tried: a scorer sends answers to a service")
             tries = []
         answers = [
             TryAnswer(

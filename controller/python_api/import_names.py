@@ -49,7 +49,7 @@ def _script_module(name: str, file: str | None, spec_name: str | None, where: st
         return spec_name
     path = Path(file)
     if path.suffix != ".py" or not path.stem.isidentifier():
-        what = f"worker processes cannot import `{name}` from {path.name}, which is no name of a module"
+        what = f"worker processes cannot import `{name}` from {path.name}, which is not a valid module name"
         raise UserError(what, where=where, remedy="rename the script, for instance to my_job.py")
     return path.stem
 

@@ -270,4 +270,4 @@ def _prediction(hopes: list[str], pace: Pace) -> str:
     if not hopes or not pace.is_known:
         return ""
     cores = f"; {pace.cores} cores share all work evenly at best" if pace.cores else ""
-    return f"Steps a second, by estimate: {', '.join(hopes)}. {MODEL}{cores}."
+    return f"Estimated steps per second: {', '.join(hopes)}. {MODEL}{cores}."

@@ -225,7 +225,7 @@ def _text(sides: Sequence[Side], differences: Sequence[Row], numbers: Sequence[R
         _aligned([[*header, *(["ratio"] if ratios else [])],
                   *([row.label, *row.cells, *([row.ratio] if ratios else [])] for row in numbers)]),
         _aligned([["set differently", *header[1:]], *([row.label, *row.cells] for row in differences)])
-        if differences else "nothing is set differently",
+        if differences else "all settings are the same",
     ]  # fmt: skip
     return "\n\n".join(tables)
 
@@ -316,7 +316,7 @@ def _waits(sides: Sequence[Side]) -> Chart:
             ("rollout paused", _of_summary("rollout_paused_share"), "c3"),
         )
     ]
-    caption = "Shares of each side's own time; the rollout shares are known of runs that ended."
+    caption = "Shares of each side's own time; the rollout shares are known only for runs that ended."
     y = Axis("share of time", is_share=True, bottom=0.0)
     return Chart("chart-waits", "Waiting", Axis("run"), y, series, caption, "no run has steps")
 

@@ -164,7 +164,7 @@ def _state(folder: RunFolder, problems: list[str]) -> Row:
     found = state.get("format")
     if isinstance(found, int) and found > FORMAT:
         raise UserError(
-            f"this run was made by a newer version (layout {found}, ours is {FORMAT})",
+            f"this run was created by a newer version (layout {found}, ours is {FORMAT})",
             where=str(folder.root),
             remedy="update areal_like",
         )

@@ -122,7 +122,7 @@ def throughput(steps: Rows) -> Chart:
 def samples_rate(steps: Rows) -> Chart:
     """Samples consumed per second."""
     lines = [("samples_per_s", "samples consumed", "c0")]
-    caption = "Samples of a step over the time since the step before."
+    caption = "Samples of a step over the time since the previous step."
     y = Axis("samples/s", bottom=0.0)
     return of_steps(steps, "chart-samples", "Samples per second", y, lines, caption)
 
@@ -130,7 +130,7 @@ def samples_rate(steps: Rows) -> Chart:
 def waiting(steps: Rows) -> Chart:
     """Share of the trainer's time spent waiting for a batch."""
     lines = [("trainer_wait_share", "trainer waited for its batch", "c1")]
-    caption = "Share of the trainer's time since the step before in which it had no batch to work on."
+    caption = "Share of the trainer's time since the previous step in which it had no batch to work on."
     y = Axis("share of time", is_share=True, bottom=0.0, top=1.0)
     return of_steps(steps, "chart-waiting", "Trainer waiting", y, lines, caption)
 

@@ -186,7 +186,7 @@ def _sign_words(signs: Sequence[Sign]) -> str:
         return ""
     first = min((sign for sign in signs if sign.step), key=lambda sign: sign.step, default=None)
     begin = f"; the first sign came at step {first.step}" if first is not None else ""
-    return sentences(f"With it: {', '.join(sign.words for sign in signs)}{begin}")
+    return sentences(f"At the same time: {', '.join(sign.words for sign in signs)}{begin}")
 
 
 def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
@@ -199,7 +199,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     if "stale" in causes and isinstance(bound, int) and bound > 1:
         ways.append(f"lower staleness.max_staleness from {bound} to {bound // 2}")
     if "stale" in causes and is_naive_ppo(data):
-        ways.append("take the decoupled loss (trainer.loss.proximal: recompute, trainer.loss.weight.mode: truncate)")
+        ways.append("use the decoupled loss (trainer.loss.proximal: recompute, trainer.loss.weight.mode: truncate)")
     elif "stale" in causes and data.setting("trainer.loss.weight.mode") == "exact":
         ways.append("bound the correction weight (trainer.loss.weight.mode: truncate)")
     if "ratio" in causes and data.setting("trainer.loss.dual_clip") is None:
@@ -207,7 +207,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     if "entropy" in causes:
         ways.append("keep entropy up (trainer.loss.entropy_coef, or eps_high above eps_low)")
     if not data.setting("trainer.loss.kl_coef", 0.0):
-        ways.append("hold the policy near its start (trainer.loss.kl_coef)")
+        ways.append("keep the policy close to its start (trainer.loss.kl_coef)")
     if "length" in causes:
         ways.append("check whether the reward favours long or empty answers (areal-like samples)")
     return f"{capital('; '.join(ways))}. The best policy is in the checkpoints up to step {step}, if kept"

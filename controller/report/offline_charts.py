@@ -43,7 +43,7 @@ def accuracy(data: RunData) -> Chart:
     points = eval_points(data)
     series = [Series(name, [v for v, _ in points], [a for _, a in points], "dots", "c1", "dash")] if points else []
     y = Axis("accuracy", is_share=True, bottom=0.0, top=1.0)
-    caption = f"{name[0].upper()}{name[1:]}, after so many steps."
+    caption = f"{name[0].upper()}{name[1:]}, by number of steps."
     missing = "there is no evaluation" if data.steps else NO_STEPS
     return Chart("chart-learning", "Accuracy", STEP, y, series, caption, missing)
 
@@ -82,5 +82,5 @@ def learning_rate(data: RunData) -> Chart:
 def throughput(data: RunData) -> Chart:
     """Tokens per second while a step computes."""
     lines = [("trainer_tokens_per_s", "trained", "c0")]
-    caption = "Tokens of a step over the time that it took; evaluations and checkpoints are not part of it."
+    caption = "Tokens of a step, divided by its duration; evaluations and checkpoints are not part of it."
     return of_steps(data.steps, "chart-throughput", "Throughput", Axis("tokens/s", bottom=0.0), lines, caption)

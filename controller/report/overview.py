@@ -155,7 +155,7 @@ def _lengths(data: RunData) -> Figure | None:
         f"trained of {drawn_mean:,.4g} drawn; median {p50:,.0f} of {drawn_p50:,.0f}, "
         f"99th percentile {p99:,.0f} of {drawn_p99:,.0f}"
     )
-    return Figure("tokens an answer", f"{mean:,.4g}", note)
+    return Figure("tokens per answer", f"{mean:,.4g}", note)
 
 
 def _time(data: RunData, found: Mapping[str, Any]) -> Figure | None:

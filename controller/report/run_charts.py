@@ -185,7 +185,7 @@ def length_histogram(data: RunData) -> Chart:
                       histogram("last fifth", last, edges, colour="c1", dash="dash")]  # fmt: skip
         else:
             series = [histogram("all steps", length, edges, colour="c0")]
-    caption = "How long the answers were that the trainer used."
+    caption = "Lengths of the answers that the trainer used."
     x, y = Axis("answer length", "tokens", bottom=0.0), Axis("share of answers", is_share=True, bottom=0.0)
     return Chart("chart-length-histogram", "Distribution of lengths", x, y, series, caption, NO_SAMPLES)
 
@@ -234,7 +234,7 @@ def kl(steps: Rows) -> Chart:
     if any("kl_mismatch" in row for row in steps):
         lines += [("kl_mismatch", "engine to trainer, same version", "c2"),
                   ("kl_staleness", "that version to the start of the step", "c3")]  # fmt: skip
-        caption += " The first in two parts: what engine and trainer differ in, and staleness."
+        caption += " The first in two parts: the difference between engine and trainer, and staleness."
     return of_steps(steps, "chart-kl", "KL divergence", Axis("KL", "nats per token"), lines, caption)
 
 
@@ -246,7 +246,10 @@ def effective_samples(steps: Rows) -> Chart:
     if any("ess_sequences" in row for row in steps):
         y = Axis("effective share", is_share=True, top=1.0)
         lines = [("ess", "tokens", "c2"), ("ess_sequences", "answers", "c1"), ("lr_factor", "learning rate", "c0")]
-        caption += " Answers: of whole answers, without truncation; the learning rate follows it (trainer.lr_by_ess)."
+        caption += (
+            " Answers: weights of complete answers, without truncation; the learning rate follows them"
+            " (trainer.lr_by_ess)."
+        )
     return of_steps(steps, "chart-ess", "Effective sample size of the weights", y, lines, caption, np.min)
 
 
@@ -292,7 +295,8 @@ def critic(steps: Rows) -> tuple[Chart, ...]:
     value_loss = of_steps(steps, "chart-value-loss", "Value loss", y, lines, caption)
     caption = (
         "Explained variance: 1 - Var(target - value) / Var(target), of the values before the step: 1 is a perfect"
-        " critic, 0 one that knows the mean only. Clipped: tokens whose value has moved as far as it may in one step."
+        " critic, 0 one that predicts only the mean. Clipped: tokens whose value has moved as far as is allowed in one"
+        " step."
     )
     shares = [("explained_variance", "explained variance", "c2"), ("value_clip_fraction", "clipped", "c0")]
     y = Axis("share", is_share=True, top=1.0)

@@ -44,7 +44,7 @@ DROP_ADVICE = {
     "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
     "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
     "rejected": "prompts leave no room for an answer: raise rollout.engine.max_context, or shorten them",
-    "lost_too_often": "rollout workers die over these samples: see their logs",
+    "lost_too_often": "rollout workers crash while they generate these samples: see their logs",
 }
 
 Look = Callable[[RunData, Shares], list[Rated]]
@@ -257,7 +257,7 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
         "batches_not_full",
         "warning",
         f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} of "
-        f"them a step, of {budget} tokens each",
+        f"them per step, of {budget} tokens each",
         "",
         "Set trainer.micro_batch_tokens to a multiple of the longest sequence, or higher",
         f"At most {percent(1 - mean)} off the trainer's time, where its cost follows the budget",

@@ -168,7 +168,7 @@ class RunFolder:
                 path.mkdir()
         except OSError as error:
             raise UserError(
-                f"cannot make the run's folder ({error.strerror})",
+                f"cannot create the run's folder ({error.strerror})",
                 where=f"runs_dir: {runs_dir}",
                 remedy="make it writable, or name another: runs_dir=/some/where",
             ) from error
@@ -216,7 +216,7 @@ class RunFolder:
             ) from error
         if found > FORMAT:
             raise UserError(
-                f"this run was made by a newer version (layout {found}, ours is {FORMAT})",
+                f"this run was created by a newer version (layout {found}, ours is {FORMAT})",
                 where=str(self.root),
                 remedy="update areal_like",
             )

@@ -142,7 +142,7 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
             raise UserError(
                 f"state.json names process {pid}, which does not have this run open: it is not signalled",
                 where=str(folder.root),
-                remedy="try again in a moment if the run has just been started; else state.json is of another run",
+                remedy="try again in a moment if the run has just been started; else state.json belongs to another run",
             )
 
         def send(number: signal.Signals) -> None:

@@ -126,7 +126,7 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
         found.fatal.append(f"{LEDGER_FILE} belongs to run {ledger.run_id}, state.json to run {run_id}")
     trained = last_step(folder.metrics)
     if trained > steps:
-        found.lossy.append(f"metrics.jsonl has step {trained}, {LEDGER_FILE} ends at step {steps}")
+        found.lossy.append(f"metrics.jsonl has step {trained}, but {LEDGER_FILE} ends at step {steps}")
     lineages, covered, ahead = ledger.lineages(), [], []
     for version, path in checkpoints_on_disk(folder.root):
         origin = checkpoint_origin(path)
@@ -143,7 +143,7 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
             covered.append(version)
     newest = max([*covered, *(checkpoint.version for checkpoint in state.checkpoints)], default=0)
     if trained < newest - LAG_STEPS:
-        found.lossy.append(f"checkpoint {newest} is recorded, metrics.jsonl ends at step {trained}")
+        found.lossy.append(f"checkpoint {newest} is recorded, but metrics.jsonl ends at step {trained}")
     if found.abandoned and not covered:
         # A run on a cluster may end between its first checkpoint and the next copy of the ledger.
         is_first = len(checkpoints_on_disk(folder.root)) == len(ahead) == 1 and not state.checkpoints
@@ -167,7 +167,7 @@ def _abandoned(
 ) -> str:
     """Why this checkpoint is not in the ledger's history; empty if it is."""
     if version > steps:
-        return f"is of step {version}, {LEDGER_FILE} ends at step {steps}"
+        return f"is of step {version}, but {LEDGER_FILE} ends at step {steps}"
     if ledger_seq > seq:
         return f"was made when the ledger held {ledger_seq} facts, and this one holds {seq}"
     if lineage not in lineages:

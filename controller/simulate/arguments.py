@@ -23,14 +23,14 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     """Add the command to the parser."""
     simulate = command(
         commands, "simulate", "predict a job's step time, waits and best split, without the machines", _EPILOG,
-        "Run a job under a virtual clock: the real coordinator and dealing, with modelled GPUs or costs measured in "
+        "Run a job under a virtual clock: the real coordinator, with modelled GPUs or costs measured in "
         "one of your runs. Predicts step time, waits and staleness, and finds the best split of machines.",
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
     simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
     simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, else h800)")
     simulate.add_argument("--gpus", type=_number, metavar="N", help="GPUs of the whole job (8)")
-    simulate.add_argument("--rollout-share", type=_share, metavar="X", help="of them for rollout (0.75)")
+    simulate.add_argument("--rollout-share", type=_share, metavar="X", help="share of the GPUs for rollout (0.75)")
     simulate.add_argument("--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as the weights need)")
     simulate.add_argument(
         "--model", default="", metavar="M", help="1.5b, 7b, qwen3-8b, ..., or a folder with config.json"
@@ -41,7 +41,7 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
         "lists of lengths by group; FILE@MEAN scales it",
     )  # fmt: skip
     simulate.add_argument("--prompt-tokens", type=_number, metavar="N", help="tokens of a prompt (200, or the run's)")
-    simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds a verdict takes (0)")
+    simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds per verdict (0)")
     simulate.add_argument("--steps", type=_number, metavar="N", help="steps to simulate (num_steps, at most 100)")
     simulate.add_argument(
         "--sweep", action="append", default=[], metavar="key=a,b,c",
@@ -52,11 +52,11 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
         action="append",
         default=[],
         metavar="key=X",
-        help="share of the data sheet's figures that is reached",
+        help="share of the data sheet's figures that is achieved",
     )
     simulate.add_argument("--calibrate", default="", metavar="RUN", help="use the costs measured in this run")
     simulate.add_argument("--plot", default="", metavar="FILE", help="draw the sweep (.png, .svg, .pdf)")
-    simulate.add_argument("--json", action="store_true", help="a JSON list, one object a variant")
+    simulate.add_argument("--json", action="store_true", help="a JSON list, one object per variant")
 
 
 def _number(text: str) -> int:

@@ -82,7 +82,7 @@ def simulated(arguments: argparse.Namespace, *, describe: bool) -> list[plan.Tri
 
     def tell(trial: plan.Trial) -> None:
         if total > 1 and console.is_terminal:
-            console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s a step", end="\r")
+            console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s per step", end="\r")
 
     return plan.sweep(tried, variants, tell)
 
@@ -185,19 +185,19 @@ def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
 
 def _describe(setup: plan.Setup) -> None:
     config = setup.config
-    print(f"{config.groups_per_step:,} groups x {config.group_size} samples a step, {setup.num_steps:,} steps")
+    print(f"{config.groups_per_step:,} groups x {config.group_size} samples per step, {setup.num_steps:,} steps")
     mean = replace(setup.lengths, cap=config.sampling.max_new_tokens).mean_length()
     print(f"answers: {setup.lengths.name}, {mean:,.0f} tokens on average, at most {config.sampling.max_new_tokens:,}")
     if setup.measured is not None:
         m = setup.measured
         print(
             f"costs as measured: decode {m.decode_step_s * 1e3:.3g} ms + {m.decode_sequence_s * 1e6:.3g} us/sequence; "
-            f"train {m.train_step_s * 1e3:.3g} ms + {m.train_token_s * 1e6:.3g} us a token"
+            f"train {m.train_step_s * 1e3:.3g} ms + {m.train_token_s * 1e6:.3g} us/token"
         )
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
         print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; reached: {reached}")
-    print("the coordinator and the dealing to ranks are real; machines are models, so check a plan with a short run")
+    print("the coordinator is the real one and machines are modelled: check a plan with a short run")
 
 
 def _varied(trial: plan.Trial) -> str:
@@ -225,7 +225,7 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         slowest = min(trial.outcome.samples_per_s for trial in trials)
         print(
             f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the slowest; "
-            "the freshest of those within 2 % of the fastest"
+            "the lowest staleness of those within 2 % of the fastest"
         )
     else:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
@@ -239,7 +239,7 @@ def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace
     settings = overrides_of(chosen)
     if not settings:
         if len(trials) > 1:
-            print("as settings: none, it is what the config has")
+            print("as settings: none, the config already has them")
         return
     print(f"as settings: {' '.join(settings)}")
     try:

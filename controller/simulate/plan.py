@@ -124,7 +124,7 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
             f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, {tp} {setup.gpu.name} hold "
             f"{tp * setup.gpu.memory / 1e9:.0f} GB with everything else",
             where="--tp",
-            remedy="more GPUs a worker, or a larger GPU",
+            remedy="more GPUs per worker, or a larger GPU",
         )
     costs = Roofline(
         setup.gpu, setup.model, tp, trainer_gpus, setup.reached,
@@ -186,7 +186,7 @@ def _with_machine(setup: Setup, key: str, text: str) -> Setup:
             raise ValueError
     except ValueError as error:
         raise UserError(
-            f"{text!r} is not valid", where=f"--sweep {key}", remedy="numbers with commas between"
+            f"{text!r} is not valid", where=f"--sweep {key}", remedy="numbers separated by commas"
         ) from error
     return replace(setup, gpus=number) if key == "gpus" else replace(setup, tp=number)
 

@@ -103,7 +103,7 @@ class OfflineView:
     def _open(self, row: Mapping[str, Any]) -> None:
         self._opening = row
         self._pace.at(self._clock(), self._step)
-        again = f", going on from step {row['version']}" if row["version"] else ""
+        again = f", continuing from step {row['version']}" if row["version"] else ""
         self._display.note(f"{row['train_rows']} rows, {row['num_steps']} steps{again}; {row['setup']}")
 
     def _take_step(self, row: Mapping[str, Any]) -> None:

@@ -149,7 +149,7 @@ class GenerationCore:
         """Reject an answer whose prefix is newer than these weights (`stamped-versions`)."""
         newest = answer.request.prefix.last_version
         if newest > self.version:
-            error = EngineError(f"the prefix was sampled by version {newest}, the engine has {self.version}")
+            error = EngineError(f"the prefix was sampled by version {newest}, but the engine has {self.version}")
             self._ended.append((answer.ticket, error))
         return newest > self.version
 

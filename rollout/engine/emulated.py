@@ -128,7 +128,7 @@ class EmulatedEngine:
             return outcome
         if request.prefix.last_version > self.version >= 0:
             newest = request.prefix.last_version
-            raise EngineError(f"the prefix was sampled by version {newest}, the engine has {self.version}")
+            raise EngineError(f"the prefix was sampled by version {newest}, but the engine has {self.version}")
         self._advance()
         plan = self._planner.plan(request)
         if plan is None:

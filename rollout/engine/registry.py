@@ -1,6 +1,6 @@
 """The built-in engines by `rollout.engine.kind`. Does not import torch: only its worker imports an engine.
 
-A new engine needs one line in ENGINES. A new one is a line in ENGINES.
+A new engine needs one line in ENGINES.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Relay:
                 if sum(map(len, self._waiting.values())) < MAX_WAITING:
                     self._waiting[request.payload, request.index].add(peer)
                     return
-                reason = "too many wait here"
+                reason = "too many requests are waiting here"
         self._hub.send(peer, NoChunk(payload=request.payload, index=request.index, reason=reason))
 
     def _send(self, peer: str, file: ChunkFile, index: int) -> None:

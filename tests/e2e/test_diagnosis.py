@@ -49,7 +49,7 @@ def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal):
     assert "too few rollout workers or slots" in first.title
     assert "The trainer waited" in first.title
     assert "rollout.engine.num_slots from 2 to" in first.advice
-    assert first.predicted.startswith("Steps a second, by estimate: +")
+    assert first.predicted.startswith("Estimated steps per second: +")
 
 
 def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal):

@@ -38,7 +38,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, 
 
     again = run_class(["resume", str(cut.folder)], tmp_path, runs_dir)
     assert again.wait() == 0, again.output
-    assert "going on from step" in again.output
+    assert "continuing from step" in again.output
     assert digest(cut.folder) == digest(whole.folder)
 
     looked = run_class(["report", str(cut.folder)], tmp_path, runs_dir)

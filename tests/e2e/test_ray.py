@@ -149,7 +149,7 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert any("controller, trainer, reward" in line for line in fits.output.splitlines())
     small = areal("validate", CLUSTER, *STAYS, "rollout.num_workers=5")
     assert small.wait() == 2, small.output
-    assert "pool rollout wants 5 places of CPU 0.5, comes_and_goes 1, and 2 fit" in small.output
+    assert "pool rollout needs 5 places of CPU 0.5, comes_and_goes 1, and 2 fit" in small.output
     assert "missing in the whole cluster: comes_and_goes 3" in small.output
 
 
@@ -190,7 +190,7 @@ def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_sto
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 2)
     said = len(run.output)
     in_cluster.nodes[-2].kill_raylet()
-    missing = "trainer waits for room on a node (CPU 0.5, trains 1), at most 900 s (launch.ray.node_wait_s)"
+    missing = "trainer waits for free resources on a node (CPU 0.5, trains 1), at most 900 s (launch.ray.node_wait_s)"
     run.wait_until(lambda: missing in run.output[said:], "what the trainer waits for")
     run.wait_until(lambda: len(losses(run)) == 4, "the loss of the other rollout worker")
     assert {row["name"] for row in losses(run)} == {"trainer", "rollout-0", "rollout-1"}

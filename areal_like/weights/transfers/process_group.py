@@ -31,7 +31,7 @@ PROCESS_GROUP = TransferDescriptor(
         "swap: together, or another trainer.weights.kind",
     ),
     cannot_drain=Limit(
-        "with drain each worker first finishes its answers, and all that are done would wait for it",
+        "with drain each worker first finishes its answers, and the others would wait for it",
         "interruption: recompute or keep_kv (not mode: one_step_off), or another trainer.weights.kind",
     ),
     cannot_share_devices=Limit(

@@ -145,7 +145,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
         "teacher": teacher,
         "full weights": collected,
     }
-    words = f"{one.tokens:,} tokens a micro-batch" + (", activations made again" if one.is_checkpointed else "")
+    words = f"{one.tokens:,} tokens per micro-batch" + (", activations recomputed" if one.is_checkpointed else "")
     names = f"trainer rank{'s 0 to ' + str(trainer.ranks - 1) if trainer.ranks > 1 else ''}"
     if sum(publishing.values()) <= sum(step.values()) or not collected:
         return (_process(names, trainer.ranks, step, words),)

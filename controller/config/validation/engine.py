@@ -51,10 +51,10 @@ def _stop_strings(config: RunConfig) -> Iterator[Problem]:
     if problem := engine.stop_string_problem(config.rollout.engine):
         yield Problem((stop, "rollout.engine.kind"), problem, "sampling.stop_token_ids")
     if config.rollout.workflow == "tools":
-        what = "a turn of the workflow tools ends where the model ends it"
+        what = "in the workflow tools only the model ends a turn"
         yield Problem((stop, "rollout.workflow"), what, "sampling.stop: []")
     if config.sampling.forced_lengths is not None:
-        what = "answers end at forced lengths and nowhere else"
+        what = "answers end at their forced lengths only"
         yield Problem((stop, "sampling.forced_lengths"), what, "sampling.stop: []")
 
 
@@ -125,7 +125,7 @@ TAKES_TURNS = {"environment": "{kind: module:Class}", "tools": "{kind: tools, op
 def _tool_problems(config: RunConfig) -> Iterator[Problem]:
     """Settings that conflict with the workflow `tools`."""
     if config.rollout.prompt_template is not None:
-        what = "the workflow tools declares its tools by the chat template, which this replaces"
+        what = "the workflow tools declares its tools through the chat template, which this replaces"
         yield Problem(("rollout.prompt_template",), what, "leave it out")
     environment = config.reward.environment
     if environment is None:
@@ -151,14 +151,14 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
     """Settings that the workflow `agent` requires."""
     if "command" not in config.rollout.workflow_options:
         yield Problem(
-            ("rollout.workflow_options",), "the workflow agent starts a program", "command: [python, agent.py]"
+            ("rollout.workflow_options",), "the workflow agent needs a command to start", "command: [python, agent.py]"
         )
     is_judged = config.rollout.workflow_options.get("reward", "scorer") == "scorer"
     if is_judged and not config.reward.scorers and not config.reward.addresses:
         what = "there is none, and the workflow agent asks scorers for the reward"
         yield Problem(("reward.scorers",), what, "name a scorer, or workflow_options: {reward: agent}")
     if config.rollout.prompt_template is not None:
-        what = "the workflow agent writes messages by the chat template, which this replaces"
+        what = "the workflow agent formats messages with the chat template, which this replaces"
         yield Problem(("rollout.prompt_template",), what, "leave it out")
 
 

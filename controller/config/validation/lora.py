@@ -29,7 +29,7 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
     if lora.publish == "adapter" and config.trainer.weights.transfer.needs_process_group:
         yield Problem(
             (PUBLISH_KEY, "trainer.weights.kind"),
-            "a process group brings weights into the engine as they are, and an adapter alone has to be merged first",
+            "a process group loads weights into the engine unchanged, but an adapter has to be merged first",
             "publish: merged, or another trainer.weights.kind",
         )
 

@@ -32,7 +32,7 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem((KEY, "rollout.workflow"), what, "a workflow of your own (module:Class), or leave models out")
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
-            yield Problem((KEY,), f"{count} models have the name `{name}`", "a name for each")
+            yield Problem((KEY,), f"{count} models have the name `{name}`", "give each a different name")
     for index, model in enumerate(models):
         yield from _model_problems(config, f"{KEY}.{index}", model)
     roles = [model for model in models if not model.has_weights]
@@ -46,7 +46,8 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
 def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
     if not NAME.fullmatch(model.name) or model.name == RESERVED:
         what = f"`{model.name}` cannot be the name of a model"
-        yield Problem((f"{key}.name",), what, f"small letters, digits and _, from a letter on; not `{RESERVED}`")
+        remedy = f"lower-case letters, digits and _, beginning with a letter; not `{RESERVED}`"
+        yield Problem((f"{key}.name",), what, remedy)
     if (model.source is None) == (model.path is None):
         what = "neither source nor path is given" if model.path is None else "source and path exclude each other"
         yield Problem((f"{key}.path", f"{key}.source", key), what, "path: a folder, source: start, or source: policy")
@@ -66,8 +67,8 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
     if model.trained:
         yield Problem(
             (f"{key}.trained",),
-            f"{model.words}: a run trains one policy, and two that are trained apart need two runs",
-            "trained: false; or roles of one policy, by source: policy without refresh_every",
+            f"{model.words}: a run trains one policy; to train two separately, start two runs",
+            "trained: false; or roles of one policy (source: policy without refresh_every)",
         )
     if model.device is not None and not re.fullmatch(r"cpu|cuda|cuda:\d+", model.device):
         yield Problem((f"{key}.device",), f"no device `{model.device}`", "cpu, cuda or cuda:N")
@@ -78,7 +79,7 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
         yield Problem((key, "placement"), what, "placement: disaggregated")
     transfer = config.trainer.weights.transfer
     if model.refresh_every is not None and transfer.needs_process_group:
-        what = f"{transfer.name} brings versions without files that a copy could be made from"
+        what = f"{transfer.name} transfers versions without files, from which copies are made"
         yield Problem((f"{key}.refresh_every", "trainer.weights.kind"), what, "kind: shm or stream")
 
 

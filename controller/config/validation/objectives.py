@@ -79,7 +79,7 @@ def _cosine_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem((key, "emulation"), "emulated devices compute no gradients", f"{key}: null")
     elif not backend_of(config).gives_gradients:
         able = [name for name, known in REGISTERED.items() if known.gives_gradients]
-        what = f"{config.trainer.backend} does not give its gradients"
+        what = f"{config.trainer.backend} does not provide its gradients"
         yield Problem((key, "trainer.backend"), what, f"trainer.backend: {', '.join(able)}, or {key}: null")
 
 
@@ -98,10 +98,10 @@ def _weight_problems(config: RunConfig) -> Iterator[Problem]:
         return
     option = "trainer.advantage.options.gradient_norm"
     if trainer.ranks > 1:
-        what = f"ranks add their gradients, and {trainer.ranks} of them do not give the norm of one sample's"
+        what = f"gradients are summed over {trainer.ranks} ranks, so the norm of a single sample's gradient is unknown"
         yield Problem((option, "trainer.ranks"), what, f"{option}: length, or trainer.ranks: 1")
     elif not backend_of(config).gives_gradients:
-        what = f"{trainer.backend} does not give its gradients"
+        what = f"{trainer.backend} does not provide its gradients"
         yield Problem((option, "trainer.backend"), what, f"{option}: length, or trainer.backend: torch")
 
 
@@ -170,8 +170,9 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
     if critic.warmup_steps >= config.num_steps:
         yield Problem(
             ("trainer.critic.warmup_steps", "num_steps"),
-            f"{critic.warmup_steps} steps for the critic alone leave the policy none of the {config.num_steps}",
-            "fewer steps for the critic alone",
+            f"the first {critic.warmup_steps} steps train only the critic, and the run has {config.num_steps}: the"
+            " policy is never trained",
+            f"less than {config.num_steps}",
         )
     backend = backend_of(config)
     if not backend.trains_critics:

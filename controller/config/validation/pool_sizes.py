@@ -106,7 +106,7 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
     remedy = f"rollout.num_workers: {most}, or placement: colocated with mode: sync" if most else "placement: colocated"
     return Problem(
         ("rollout.num_workers", "trainer.ranks"),
-        f"{listed} want {together}{wanted} GPUs, and this machine has {num_gpus}",
+        f"{listed} need {together}{wanted} GPUs, and this machine has {num_gpus}",
         remedy if not config.is_colocated else f"rollout.num_workers: {most}, or fewer trainer.ranks",
     )
 

@@ -180,7 +180,7 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.mini_batches > config.groups_per_step:
         yield Problem(
             ("trainer.mini_batches", "groups_per_step"),
-            f"{config.groups_per_step} groups cannot be dealt to {config.trainer.mini_batches} mini-batches",
+            f"{config.groups_per_step} groups cannot be divided into {config.trainer.mini_batches} mini-batches",
             f"at most {config.groups_per_step}",
         )
 
@@ -203,11 +203,11 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
 
 
 def _sampling(config: RunConfig) -> Iterator[Problem]:
-    why = "the policy's log-probs are those of the full distribution, so a cut one would be trained with wrong ratios"
+    why = "the policy's log-probs are those of the full distribution, so a truncated one would give wrong ratios"
     if config.sampling.top_p < 1:
-        yield Problem(("sampling.top_p",), f"training needs top_p 1: {why}", "top_p: 1 (eval.top_p is free)")
+        yield Problem(("sampling.top_p",), f"training needs top_p 1: {why}", "top_p: 1 (eval.top_p may differ)")
     if config.sampling.top_k > 0:
-        yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k is free)")
+        yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k may differ)")
 
 
 def _context(config: RunConfig) -> Iterator[Problem]:
@@ -268,7 +268,8 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
             continue
         yield Problem(
             (f"launch.{key}", "launch.heartbeat_s"),
-            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: all would be lost",
+            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: every process would count as"
+            " lost",
             f"at least {4 * launch.heartbeat_s:g}",
         )
     name = config.name
@@ -288,7 +289,7 @@ def _swap(config: RunConfig) -> Iterator[Problem]:
 def _callbacks(config: RunConfig) -> Iterator[Problem]:
     for index, name in enumerate(config.callbacks):
         if not is_import_path(name):
-            yield Problem((f"callbacks.{index}",), f"`{name}` is no import path", "module:CLASS")
+            yield Problem((f"callbacks.{index}",), f"`{name}` is not an import path", "module:CLASS")
 
 
 def _metrics(config: RunConfig) -> Iterator[Problem]:

@@ -40,7 +40,7 @@ def install(libc: ctypes.CDLL) -> str:
     if libc.prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
         return os.strerror(ctypes.get_errno())
     libc.syscall(NO_SUCH_CALL)
-    return "" if ctypes.get_errno() == errno.EPERM else "the filter is installed and does not hold"
+    return "" if ctypes.get_errno() == errno.EPERM else "the filter is installed but not enforced"
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def device(torch: Any, index: int) -> dict[str, Any]:
         facts["free_bytes"] = torch.cuda.mem_get_info(index)[0]
         ones = torch.ones(256, 256, device=f"cuda:{index}")
         total = float((ones @ ones).sum())
-        facts["fault"] = "" if total == 256.0**3 else f"computes wrongly: {total} instead of {256.0**3}"
+        facts["fault"] = "" if total == 256.0**3 else f"computes a wrong result: {total} instead of {256.0**3}"
     except Exception as error:  # any error of a driver is the finding
         facts["fault"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return facts

@@ -109,7 +109,7 @@ def file_system(machine: Machine) -> Finding:
         words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not designed for that"
         return warning(words, LOCAL, **data)
     if mount.kind in MEMORY_KINDS:
-        return warning(f"{kind} at {mount.point}: runs are gone after a restart, and use memory", LOCAL, **data)
+        return warning(f"{kind} at {mount.point}: runs are lost at a restart, and use memory", LOCAL, **data)
     return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
 
 

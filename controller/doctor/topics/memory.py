@@ -42,7 +42,7 @@ def swap(machine: Machine) -> Finding:
     """Check whether memory is already short."""
     found = machine.swap()
     if not found.total:
-        return ok("none (a run that does not fit ends, instead of crawling)", total_bytes=0)
+        return ok("none (a run that does not fit is ended, not slowed down)", total_bytes=0)
     words = f"{size(found.used)} used of {size(found.total)}"
     data = {"total_bytes": found.total, "used_bytes": found.used}
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
@@ -72,13 +72,13 @@ def shared_memory(machine: Machine) -> Finding:
         )
     if free < STORE_BYTES:
         return warning(
-            words, f"a run wants {size(STORE_BYTES)}, so its weights go through the run folder: {how}", **data
+            words, f"a run needs {size(STORE_BYTES)}, so its weights go through the run folder: {how}", **data
         )
     billions = free / (2 * KEPT_VERSIONS) / 1e9
     advice = f"larger models: {how}" if billions < 1 else ""
     return Finding(
         "ok",
-        f"{words}: carries models of {billions:.2g} billion parameters in bf16, {KEPT_VERSIONS} versions",
+        f"{words}: enough for models of {billions:.2g} billion parameters in bf16, {KEPT_VERSIONS} versions",
         advice,
         data,
     )

@@ -72,7 +72,7 @@ def zeromq(machine: Machine) -> Finding:
         return problem(
             f"{versions}: {error}", "pip install --force-reinstall pyzmq; check for a firewall on loopback", **data
         )
-    return ok(f"{versions}, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s, **data)
+    return ok(f"{versions}, round trip {wall_s * 1e6:.0f} us", round_trip_s=wall_s, **data)
 
 
 def curve(machine: Machine) -> Finding:
@@ -86,7 +86,7 @@ def curve(machine: Machine) -> Finding:
         wall_s = round_trip(is_encrypted=True)
     except (zmq.ZMQError, OperationError) as error:
         return warning(f"CURVE is available but does not work: {error}", how)
-    return ok(f"works, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s)
+    return ok(f"works, round trip {wall_s * 1e6:.0f} us", round_trip_s=wall_s)
 
 
 def round_trip(*, is_encrypted: bool) -> float:

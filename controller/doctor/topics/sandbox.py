@@ -87,7 +87,7 @@ def seccomp(machine: Machine) -> Finding:
         return warning(
             f"a filter cannot be installed: {fault}", "the kernel or a container forbids it; other layers remain"
         )
-    return ok("a filter can be installed, and holds")
+    return ok("a filter can be installed and is enforced")
 
 
 def resource_limits(machine: Machine) -> Finding:
@@ -100,10 +100,10 @@ def resource_limits(machine: Machine) -> Finding:
     loose = [name for name, state in limits.items() if state != "bound"]
     is_root = answer.data["uid"] == 0
     if loose == ["processes"] and is_root:
-        return ok(f"{', '.join(bound)} hold (the number of processes does not bind root)", **answer.data)
+        return ok(f"{', '.join(bound)} are enforced (the number of processes not for root)", **answer.data)
     if loose:
         return warning(
-            f"{', '.join(loose)} {'does' if len(loose) == 1 else 'do'} not hold",
+            f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
             "this system does not enforce them; use another layer, or Linux", **answer.data,
         )  # fmt: skip
     return ok(f"{', '.join(bound)} hold", **answer.data)

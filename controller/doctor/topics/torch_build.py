@@ -159,7 +159,7 @@ def attention(machine: Machine) -> Finding:
         return warning("requires a working torch", "fix the torch installation first")
     has_varlen = bool(build.data["has_varlen"])
     found = [
-        f"torch's varlen {'is there' if has_varlen else 'is not in this torch'}",
+        f"torch's varlen {'is available' if has_varlen else 'is not in this torch'}",
         f"flash-attn {flash}" if flash else "flash-attn not installed (not needed with varlen)",
     ]
     data = {"varlen": has_varlen, "flash_attn": flash}

@@ -58,7 +58,7 @@ class SeatProcess:
         """
         self._actor, self._order, self._log_path, self._cluster = actor, order, log_path, cluster
         self._on_seated = on_seated
-        self._awaited = f"room on a node ({needs})"
+        self._awaited = f"free resources on a node ({needs})"
         self._place: Place | None = None
         self._seated: Seated | None = None
         self._returncode: int | None = None
@@ -175,14 +175,14 @@ class SeatProcess:
         try:
             await asyncio.wait_for(self._actor.close.remote(), CLOSE_S)
         except (TimeoutError, ray.exceptions.RayError) as error:
-            log.info("the seat of %s did not clean up: %s", self._log_path.stem, first_line(error))
+            log.info("the actor of %s did not clean up: %s", self._log_path.stem, first_line(error))
         self._leave_seat()
 
     async def _lost(self, error: Exception) -> None:
         """Handle the loss of its seat: write the reason to its log, where the supervisor reads it."""
         where = f"on node {self._place.address}" if self._place else "before it was placed"
         cause = getattr(error, "cause", None)  # an exception of a method of the seat
-        words = f"SeatLost: Ray ended its seat {where} ({first_line(cause or error)})"
+        words = f"SeatLost: Ray ended its actor {where} ({first_line(cause or error)})"
         if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):
             words = f"NodeLost: node {self._place.address} of the Ray cluster is gone"
         self._say(f"error: {words}")

@@ -128,7 +128,7 @@ def _shortage(pool: Pool, num_seated: int, rooms: Sequence[_Room]) -> str:
         for room in rooms[:MAX_NODES_NAMED]
     )
     more = f"; and {len(rooms) - MAX_NODES_NAMED} nodes more" if len(rooms) > MAX_NODES_NAMED else ""
-    return f"pool {pool.name} wants {wanted}, and {num_seated} fit (left on {left}{more})"
+    return f"pool {pool.name} needs {wanted}, and {num_seated} fit (free on {left}{more})"
 
 
 def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[str]:
@@ -156,6 +156,6 @@ def seat_lines(pools: Sequence[Pool], nodes: Sequence[Node], seats: Mapping[str,
                 taken[name] = taken.get(name, 0.0) + amount * len(here[pool.name])
         shares = [f"{amount:g} of {node.free.get(name, 0.0):g} {name}" for name, amount in taken.items() if amount]
         lines.append(
-            f"{node.address:<15}  {', '.join(names) or 'nobody'}" + (f"  ({', '.join(shares)})" if shares else "")
+            f"{node.address:<15}  {', '.join(names) or 'none'}" + (f"  ({', '.join(shares)})" if shares else "")
         )
     return lines

@@ -97,7 +97,7 @@ class Stager:
         for name in [*self._shapes, *shapes]:
             if shapes.get(name) != self._shapes.get(name):
                 raise WeightError(
-                    f"version {manifest.version}: {name} has shape {shapes.get(name)}, before it was "
+                    f"version {manifest.version}: {name} has shape {shapes.get(name)}, previously "
                     f"{self._shapes.get(name)}"
                 )
 

@@ -87,7 +87,7 @@ class Cell:
         try:
             self._send(repr({"mode": mode}), fds)
         except OSError as error:
-            raise SandboxFailed(f"a sandbox broke: {error}") from error
+            raise SandboxFailed(f"the sandbox failed: {error}") from error
 
     @property
     def pid(self) -> int:

@@ -158,7 +158,7 @@ def test_closed_input_is_the_same_as_no_terminal(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of `areal-like init <&-`
     assert main(["init", "mine.yaml"]) == 2
-    assert "--data: the rows are not named" in capsys.readouterr().err
+    assert "--data: no file of rows is given" in capsys.readouterr().err
 
 
 def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
@@ -192,7 +192,7 @@ def test_tiny_model_on_a_gpu_and_rows_without_a_name_are_refused(capsys: pytest.
     assert main(["init", "mine.yaml", "--model", "tiny"]) == 2
     said = capsys.readouterr().err
     assert "the tiny model is for a CPU" in said
-    assert "the rows are not named" in said
+    assert "no file of rows is given" in said
     assert not Path("mine.yaml").exists()
 
 

@@ -111,7 +111,7 @@ def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config,
     folder.root.chmod(0o755)
     assert jobs.resume(folder.root) == 0
     assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
-    assert "was open to other users (mode 755)" in capsys.readouterr().err
+    assert "was accessible to other users (mode 755)" in capsys.readouterr().err
     folder.write_state("stopped")
     assert jobs.resume(folder.root) == 0
     assert "was open" not in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_sft_into_a_folder_with_something_in_it_is_refused_before_anything_is_ma
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "x").write_text("mine")
-    with pytest.raises(UserError, match="something exists there already"):
+    with pytest.raises(UserError, match="already exists"):
         jobs.sft(load_config("quickstart", ["out=out", f"runs_dir={tmp_path / 'runs'}"]).config)
     assert not (tmp_path / "runs").exists()
 

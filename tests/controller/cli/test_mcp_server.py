@@ -91,7 +91,7 @@ def test_tools_about_configs_answer_as_their_commands(here: Path, capsys: pytest
         assert result.structured_content["source"] == "job.yaml"
         words = {"config": "math_8b_8gpu", "arguments": ["--steps=2", "--lengths=200", "group_size=4"]}
         result = await client.call_tool("simulate", words)
-        assert "64 groups x 4 samples a step, 2 steps" in result.content[0].text
+        assert "64 groups x 4 samples per step, 2 steps" in result.content[0].text
         assert result.structured_content["best"]["step_s"] > 0
         assert (
             "usage:" in (await client.call_tool("simulate", {"config": "x", "arguments": ["--help"]})).content[0].text

@@ -70,13 +70,13 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["no-such-run"], "error: no-such-run: there is no run, and no model's folder"),
+        (["no-such-run"], "error: no-such-run: there is no run, and no model folder"),
         (["models/mine", "--version", "3"], "error: --version: only a run has several versions"),
-        (["models/cut"], "model.safetensors: is not a whole safetensors file"),
+        (["models/cut"], "model.safetensors: is not a complete safetensors file"),
         (["models/base"], "error: models/base: its tokenizer has no chat template"),
-        (["models/mine", "--host", "0.0.0.0"], "error: --host: others can reach 0.0.0.0, and there is no key"),
+        (["models/mine", "--host", "0.0.0.0"], "--host: 0.0.0.0 is reachable from other machines, and there is no key"),
         (["models/mine", "--port", "65536"], "'65536' is not a port"),
-        (["models/mine", "--max-context", "1"], "'1' tokens have no room for a prompt and an answer"),
+        (["models/mine", "--max-context", "1"], "'1' tokens leave no room for a prompt and an answer"),
         (["models/mine", "--temperature", "-1"], "'-1' is not a temperature"),
         (["models/mine", "--key-file", "none.txt"], "error: --key-file: none.txt cannot be read"),
     ],

@@ -289,7 +289,7 @@ class TestPlaces:
     def test_an_index_past_the_end_of_a_list_is_refused_in_words(self, index: str) -> None:
         Path("job.yaml").write_text(MINIMAL + "reward:\n  scorers:\n    - {kind: math}\n")
         assert problems(f"reward.scorers.{index}.weight=2") == [
-            f"command line: reward.scorers.{index}.weight: the list has no entry `{index}`: its only one is 0"
+            f"command line: reward.scorers.{index}.weight: the list has no entry `{index}`: its only entry is 0"
         ]
         assert load("reward.scorers.0.weight=2").config.reward.scorers[0].weight == 2
 

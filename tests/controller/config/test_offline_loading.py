@@ -60,7 +60,7 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
         ("eval.every_steps=5", "eval.every_steps: there is nothing to evaluate on -> data.eval"),
         ("model.tokenizer=from_model", "model.tokenizer: a model made from model.init brings no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
-        ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: is of the loss `sigmoid`"),
+        ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
         ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> write {prompt} in it"),
         ("data.train=null", "data.train: must be text, not null"),
     ],

@@ -345,7 +345,7 @@ def test_an_evaluation_no_worker_can_go_back_to_takes_the_newest_version_and_sta
     assert (job.version, job.requested_version, job.manifest_path, job.lineage) == (5, 3, "newest", "l1")
     assert (job.values, job.pending, job.workers) == ({}, [0, 1], {"w0"})
     assert state.workers["w0"].weights.pin is job
-    assert notes(state.take_effects(), "eval_repinned") == ["evaluation of version 3 goes to version 5"]
+    assert notes(state.take_effects(), "eval_repinned") == ["evaluation of version 3 is moved to version 5"]
 
 
 @pytest.mark.parametrize("why", ["baseline", "requested", "done"])

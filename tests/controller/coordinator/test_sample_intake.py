@@ -58,7 +58,7 @@ def test_tokens_that_do_not_follow_what_is_known_are_not_stored(start: int) -> N
     assert stored(effects) == []
     if start > 0:
         note = only(effects, Note)
-        assert (note.kind, note.text) == ("gap", f"lease {desk.lease_of(0)} reports from token 3, 2 are known")
+        assert (note.kind, note.text) == ("gap", f"lease {desk.lease_of(0)} reports from token 3, but 2 are known")
 
 
 def test_tokens_of_versions_that_decrease_are_not_stored() -> None:
@@ -119,7 +119,7 @@ def test_a_sample_may_be_lost_as_often_as_the_limit_says() -> None:
     effects = desk.give_back(desk.lease_of(0), 0, [], "cancelled")
     note = only(effects, Note)
     assert note.kind == "returned"
-    assert note.text.endswith("gave back group 0 sample 0: cancelled")
+    assert note.text.endswith("returned group 0 sample 0: cancelled")
     assert desk.coordinator.counts().dropped == {}
     desk.give_back(desk.lease_of(0), 0, [], "cancelled")
     assert desk.coordinator.counts().dropped == {"lost_too_often": 1}

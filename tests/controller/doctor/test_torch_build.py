@@ -137,7 +137,7 @@ def test_driver_is_read_from_the_kernel_where_nvidia_smi_is_missing() -> None:
 
 
 def test_attention_kernel_by_build_device_and_package() -> None:
-    assert "torch's varlen is there" in torch_build.attention(on_gpu(gpu())).found
+    assert "torch's varlen is available" in torch_build.attention(on_gpu(gpu())).found
     old = torch_build.attention(on_gpu(gpu(capability=[7, 5])))
     assert (old.verdict, "older than capability 8.0" in old.found) == ("warning", True)
     bare = FakeMachine(answers={"torch_build": {**CUDA_TORCH, "has_varlen": False}, "torch_devices": gpus(gpu())})

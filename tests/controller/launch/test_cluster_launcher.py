@@ -116,7 +116,7 @@ def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_reported
 
 
 @pytest.mark.parametrize(
-    ("is_alive", "words"), [(False, "NodeLost: node 10.0.0.2"), (True, "SeatLost: Ray ended its seat on node 10.0.0.2")]
+    ("is_alive", "words"), [(False, "NodeLost: node 10.0.0.2"), (True, "SeatLost: Ray ended its actor on node 10.0.0")]
 )
 def test_lost_seat_says_why_in_the_log_of_its_process(tmp_path, ray, is_alive, words):
     async def test():
@@ -154,7 +154,7 @@ def test_process_on_its_way_is_stopped_without_waiting_for_its_place(tmp_path, r
         seat.place = Method(never)
         process = process_in(seat, tmp_path / "x.log")
         await asyncio.sleep(0)
-        assert (process.pid, process.awaited) == (0, "room on a node (CPU 1)")
+        assert (process.pid, process.awaited) == (0, "free resources on a node (CPU 1)")
         process.terminate()
         await process.wait()
         assert ray.killed == [seat]

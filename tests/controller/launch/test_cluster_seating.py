@@ -98,7 +98,7 @@ def test_some_order_of_pools_that_fits_is_found():
 def test_too_small_a_cluster_learns_what_is_missing_and_where():
     nodes = [node("1", CPU=8, GPU=1), node("2", CPU=8)]
     found = seat([pool("rollout", 3, CPU=1, GPU=1)], nodes)
-    assert found.shortages[0].startswith("pool rollout wants 3 places of CPU 1, GPU 1, and 1 fit")
+    assert found.shortages[0].startswith("pool rollout needs 3 places of CPU 1, GPU 1, and 1 fit")
     assert "10.0.0.2: CPU 8, GPU 0" in found.shortages[0]
     assert found.shortages[-1] == "missing in the whole cluster: GPU 2"
 

@@ -90,7 +90,7 @@ def test_a_group_used_twice_or_booked_wrongly_is_found(copy: Path) -> None:
 
 def test_a_missing_step_a_lost_group_and_a_nameless_drop_are_found(copy: Path) -> None:
     assert "holes" in change(copy, "DELETE FROM batches WHERE step = 3")
-    assert "draw numbers have holes" in change(copy, "DELETE FROM groups WHERE group_id = 0")
+    assert "draw numbers have gaps" in change(copy, "DELETE FROM groups WHERE group_id = 0")
     assert "without a reason" in change(copy, "UPDATE groups SET fate = 'dropped' WHERE fate = 'consumed'")
 
 
@@ -173,11 +173,11 @@ def in_flight(tmp_path: Path) -> Path:
     [
         (
             "DELETE FROM partials WHERE start = 0",
-            "exact-interruption: partial tokens of group 0 sample 0 have a hole at 0",
+            "exact-interruption: partial tokens of group 0 sample 0 have a gap at 0",
         ),
         (
             "UPDATE partials SET start = 3 WHERE start = 2",
-            "exact-interruption: partial tokens of group 0 sample 0 have a hole at 2",
+            "exact-interruption: partial tokens of group 0 sample 0 have a gap at 2",
         ),
         (
             "UPDATE partials SET num_tokens = 3 WHERE start = 0",

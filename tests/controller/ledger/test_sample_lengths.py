@@ -211,7 +211,7 @@ def test_the_diagnosis_says_nothing_of_a_shift_within_noise() -> None:
 
 def test_the_page_shows_trained_against_drawn_lengths() -> None:
     (shown,) = [one for one in figures(shifted(drawn_by(lambda rng, longest: longest > 120)))
-                if one.label == "tokens an answer"]  # fmt: skip
+                if one.label == "tokens per answer"]  # fmt: skip
     assert "drawn; median" in shown.note
 
 

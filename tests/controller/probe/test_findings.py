@@ -176,7 +176,7 @@ def test_model_before_its_warm_start_is_not_called_too_hard(model: Model) -> Non
     seen = look(model, lambda row, response: float(response == "7" * 6))
     gold = GoldTry(0, "answer", "7", TryVerdict(kind="scored", value=1.0, correct=None, reason=""))
     assert kinds(replace(seen, gold=[gold])) == ["too_hard"]
-    assert "drawn at random" in find(replace(seen, gold=[gold], is_untrained=True))[0].sentence
+    assert "has random weights" in find(replace(seen, gold=[gold], is_untrained=True))[0].sentence
     assert kinds(replace(seen, gold=[gold], is_untrained=True, warm_start_follows=True)) == []
 
 

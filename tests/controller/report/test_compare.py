@@ -58,7 +58,7 @@ def test_only_what_was_set_differently_is_listed(runs):
 
 def test_runs_set_alike_are_called_so(tmp_path):
     text = compare([report_run(tmp_path, "one", has_traces=False), report_run(tmp_path, "one", has_traces=False)])
-    assert "nothing is set differently" in text
+    assert "all settings are the same" in text
 
 
 def test_page_and_picture_lie_where_they_are_asked_for_or_next_to_the_first_run(runs, tmp_path):

@@ -34,7 +34,7 @@ def test_odd_name_is_taken_as_it_is(tmp_path, name):
 
 def test_folder_that_cannot_be_made_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot make the run's folder"):
+    with pytest.raises(UserError, match="cannot create the run's folder"):
         RunFolder.create(tmp_path / "file", "job")
 
 

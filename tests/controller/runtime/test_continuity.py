@@ -120,11 +120,11 @@ def test_deleted_newest_checkpoint_is_no_disagreement(resume, stopped):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda run: older_ledger(run, 3), "metrics.jsonl has step 6, ledger.sqlite ends at step 3"),
+        (lambda run: older_ledger(run, 3), "metrics.jsonl has step 6, but ledger.sqlite ends at step 3"),
         (lambda run: older_ledger(run, 0), "metrics.jsonl has step 6"),
         (lambda run: (remove_ledger(run), (run.root / "ledger.sqlite").touch()), "ledger.sqlite is empty"),
         (remove_ledger, "there is no ledger.sqlite"),
-        (lambda run: saved(run, 8), "checkpoint step_000008 is of step 8, ledger.sqlite ends at step 6"),
+        (lambda run: saved(run, 8), "checkpoint step_000008 is of step 8, but ledger.sqlite ends at step 6"),
         (lambda run: saved(run, 5, lineage="l7"), "is of lineage l7, which ledger.sqlite does not know"),
         (lambda run: saved(run, 5, run_id="another"), "belongs to run another"),
         (lambda run: saved(run, 5, position={"ledger_seq": 10**6}), "held 1000000 facts"),

@@ -63,7 +63,7 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"), [((4,), ""), ((5,), "metrics.jsonl has step 5, ledger.sqlite ends at step 4")]
+    ("steps", "words"), [((4,), ""), ((5,), "metrics.jsonl has step 5, but ledger.sqlite ends at step 4")]
 )
 def test_metrics_are_never_ahead_of_the_ledger(tmp_path: Path, steps: tuple[int, ...], words: str) -> None:
     case = Case(tmp_path).measured(*steps)
@@ -79,7 +79,7 @@ def test_metrics_lag_two_steps_behind_a_checkpoint_at_most(tmp_path: Path, train
     case = Case(tmp_path).measured(trained)
     case.saved(4)
     if is_refused:
-        assert "checkpoint 4 is recorded, metrics.jsonl ends at step 1" in case.refusal()
+        assert "checkpoint 4 is recorded, but metrics.jsonl ends at step 1" in case.refusal()
     else:
         assert case.check() == []
 
@@ -88,14 +88,14 @@ def test_a_checkpoint_that_the_ledger_records_counts_though_it_is_not_on_disk(tm
     case = Case(tmp_path).measured(1)
     case.ledger.apply([checkpoint(4)])
     case.saved(1)
-    assert "checkpoint 4 is recorded, metrics.jsonl ends at step 1" in case.refusal()
+    assert "checkpoint 4 is recorded, but metrics.jsonl ends at step 1" in case.refusal()
 
 
 @pytest.mark.parametrize(
     ("version", "facts", "words"),
     [
         (4, {}, ""),
-        (5, {}, "checkpoint step_000005 is of step 5, ledger.sqlite ends at step 4"),
+        (5, {}, "checkpoint step_000005 is of step 5, but ledger.sqlite ends at step 4"),
         (4, {"ledger_seq": 1_000_000}, "was made when the ledger held 1000000 facts, and this one holds"),
         (4, {"lineage": "l7"}, "is of lineage l7, which ledger.sqlite does not know"),
     ],
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_the_ledger_does_not_lead_to_is_a_loss_and_set_aside_o
 
 def test_what_a_copy_of_the_ledger_lacks_is_accepted_by_itself(tmp_path: Path) -> None:
     said = Case(tmp_path).measured(5).check(is_mirror=True)
-    assert said == ["accepted: metrics.jsonl has step 5, ledger.sqlite ends at step 4"]
+    assert said == ["accepted: metrics.jsonl has step 5, but ledger.sqlite ends at step 4"]
 
 
 def test_checkpoints_are_set_aside_alongside_those_of_an_earlier_loss(tmp_path: Path) -> None:

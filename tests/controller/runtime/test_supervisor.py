@@ -574,16 +574,16 @@ def test_wait_for_a_place_is_no_failed_start_and_is_said(tmp_path):
 
     async def test():
         watch = Watch(tmp_path, SLEEP, max_restarts=0)
-        watch.launcher.awaited["one"] = "room on a node (CPU 1)"
+        watch.launcher.awaited["one"] = "free resources on a node (CPU 1)"
         await watch.tick()
         assert await watch.tick(4.0) == []
         assert watch.supervisor.take_news() == [], "a moment is no news"
         for _ in range(9):
             assert await watch.tick(10.0) == []
         assert watch.supervisor.take_news() == [
-            "one waits for room on a node (CPU 1), at most 100 s (launch.ray.node_wait_s)"
+            "one waits for free resources on a node (CPU 1), at most 100 s (launch.ray.node_wait_s)"
         ]
-        assert watch.supervisor.states() == {"one": "waits for room on a node (CPU 1)"}
+        assert watch.supervisor.states() == {"one": "waits for free resources on a node (CPU 1)"}
         assert watch.supervisor.is_pool_unplaced()
         watch.launcher.awaited.clear()
         assert await watch.tick(29.0) == [], "its start begins when it has its place"
@@ -599,13 +599,13 @@ def test_wait_for_a_place_is_no_failed_start_and_is_said(tmp_path):
 def test_place_that_never_comes_is_given_up_for_good_with_what_was_missing(tmp_path):
     async def test():
         watch = Watch(tmp_path, SLEEP, max_restarts=9)
-        watch.launcher.awaited["one"] = "room on a node (CPU 1)"
+        watch.launcher.awaited["one"] = "free resources on a node (CPU 1)"
         await watch.tick()
         await watch.tick()
         assert await watch.tick(99.0) == []
         (loss,) = await watch.tick(2.0)
         assert loss.is_permanent
-        assert loss.reason == "waited 100 s for room on a node (CPU 1) (launch.ray.node_wait_s)"
+        assert loss.reason == "waited 100 s for free resources on a node (CPU 1) (launch.ray.node_wait_s)"
         assert not watch.supervisor.watches("one")
         assert not watch.supervisor.is_pool_unplaced()
         await watch.launcher.stop_all(5.0)

@@ -87,7 +87,7 @@ def test_a_resumed_run_without_a_first_evaluation_claims_no_before(seen: Seen) -
     summary = seen.view.summary("finished")
     assert summary["accuracy_before"] is None
     assert summary["accuracy_after"] == 0.5
-    assert "going on from step 1" in seen.lines.getvalue()
+    assert "continuing from step 1" in seen.lines.getvalue()
 
 
 def test_the_first_and_the_last_step_are_shown_and_notes_are_passed_on(seen: Seen) -> None:

@@ -171,7 +171,7 @@ def test_an_answer_with_tokens_of_a_newer_version_fails_and_one_of_this_version_
     bench.core.refill()
     ((ticket, error),) = bench.core.take_ended()
     assert isinstance(error, EngineError)
-    assert (ticket, str(error)) == (1, "the prefix was sampled by version 4, the engine has 3")
+    assert (ticket, str(error)) == (1, "the prefix was sampled by version 4, but the engine has 3")
     assert list(bench.progress()) == [2]
     assert bench.core.take_ended() == []
 

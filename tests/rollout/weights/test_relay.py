@@ -133,7 +133,7 @@ def test_no_more_requests_wait_than_the_limit(relay: Relay, tmp_path: Path, monk
     assert sent(relay) == []
     ask(relay, "w3", 1)
     ((peer, refusal),) = sent(relay)
-    assert (peer, refusal.reason) == ("w3", "too many wait here")
+    assert (peer, refusal.reason) == ("w3", "too many requests are waiting here")
 
 
 def test_only_requests_for_chunks_are_served(relay: Relay, tmp_path: Path) -> None:

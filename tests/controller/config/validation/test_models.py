@@ -41,7 +41,7 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
         ({"name": "judge", "path": ""}, "rollout.models.0.path: is empty"),
         ({**JUDGE, "refresh_every": 2}, "rollout.models.0.refresh_every: only a copy of the policy can be refreshed"),
         ({**JUDGE, "trained": True}, "rollout.models.0.trained: starting model, frozen: a run trains one policy"),
-        ({**RIVAL, "trained": True}, "a run trains one policy, and two that are trained apart need two runs"),
+        ({**RIVAL, "trained": True}, "a run trains one policy; to train two separately, start two runs"),
         ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: no device `tpu`"),
         ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: has no effect on a role of the policy"),
         ({**ROLE, "temperature": 0.5}, "rollout.models.0.temperature: tokens sampled at 0.5 cannot be trained at 1"),
@@ -54,7 +54,8 @@ def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: s
 
 
 def test_names_are_used_once() -> None:
-    assert said(declared(JUDGE, JUDGE)) == ["rollout.models: 2 models have the name `judge` -> a name for each"]
+    twice = "rollout.models: 2 models have the name `judge` -> give each a different name"
+    assert said(declared(JUDGE, JUDGE)) == [twice]
 
 
 def test_a_role_that_is_not_trained_may_have_a_temperature_of_its_own() -> None:
@@ -71,7 +72,7 @@ def test_a_built_in_workflow_calls_no_models() -> None:
     [
         ({"emulation": {}}, "a model with weights of its own cannot be emulated"),
         ({"placement": "colocated", "mode": "sync"}, "keeps its memory while the trainer has the devices"),
-        ({"trainer": {"weights": {"kind": "distributed"}}}, "distributed brings versions without files"),
+        ({"trainer": {"weights": {"kind": "distributed"}}}, "distributed transfers versions without files"),
     ],
 )
 def test_weights_of_its_own_exclude_other_settings(sections: dict[str, Any], words: str) -> None:

@@ -63,9 +63,9 @@ def test_pools_of_a_colocated_run_do_not_want_their_gpus_together() -> None:
     assert separate is not None
     assert shared is not None
     assert alone is not None
-    assert "want together 3 GPUs, and this machine has 2" in separate.what
+    assert "need together 3 GPUs, and this machine has 2" in separate.what
     assert "want 3 GPUs" in shared.what
-    assert alone.what == "rollout 3 workers x 1 GPU want 3 GPUs, and this machine has 2"
+    assert alone.what == "rollout 3 workers x 1 GPU need 3 GPUs, and this machine has 2"
 
 
 def test_a_run_whose_devices_are_named_one_by_one_may_share_them() -> None:

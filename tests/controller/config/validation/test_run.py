@@ -83,7 +83,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.critic": {"warmup_steps": 10_000}, "trainer.advantage.kind": "gae"},
             "trainer.critic.warmup_steps",
-            "leave the policy none",
+            "steps train only the critic",
         ),
         (
             {"trainer.critic": {}, "trainer.advantage.kind": "gae", "trainer.advantage.options": {"unit": "step"}},
@@ -119,7 +119,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.gradient_cosine": {}, "trainer.backend": "deepspeed"},
             "trainer.gradient_cosine",
-            "deepspeed does not give its gradients",
+            "deepspeed does not provide its gradients",
         ),
         (
             {"trainer.advantage.kind": "opob", "trainer.backend": "fsdp", "trainer.ranks": 2},
@@ -129,7 +129,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.advantage.kind": "opob", "trainer.backend": "deepspeed"},
             "trainer.advantage.options.gradient_norm",
-            "does not give its gradients",
+            "does not provide its gradients",
         ),
         ({"trainer.advantage.kind": "opob", "emulation": {}}, "trainer.advantage.kind", "samples have no weights"),
         ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
@@ -404,7 +404,7 @@ class TestModelFolder:
     def test_corrupt_weights_are_refused(self, tmp_path: Path, content: bytes) -> None:
         folder = write_model(tmp_path / "m")
         (folder / "model.safetensors").write_bytes(content)
-        assert "not a whole safetensors file" in self.faults(folder)[0]
+        assert "not a complete safetensors file" in self.faults(folder)[0]
 
     def test_weights_cut_short_are_refused(self, tmp_path: Path) -> None:
         file = write_model(tmp_path / "m") / "model.safetensors"
@@ -465,7 +465,7 @@ class TestModelFolder:
         (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text("{}")
         (problem,) = preflight.look(make(model={"path": str(folder)}), "validate").problems
-        assert "holds an adapter (LoRA) alone -> areal-like export makes a whole model" in str(problem)
+        assert "contains only an adapter (LoRA) -> convert the checkpoint to a complete model" in str(problem)
 
     def test_context_beyond_the_models_positions_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m", max_position_embeddings=100)
@@ -537,9 +537,9 @@ class TestMachine:
     def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "count_gpus", lambda: 2)
         config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
-        assert "want together 3 GPUs, and this machine has 2" in str(preflight.look(config, "train").absent[-1])
+        assert "need together 3 GPUs, and this machine has 2" in str(preflight.look(config, "train").absent[-1])
         config = make(trainer__device="cuda:5", rollout={"engine": {"device": "cuda:0"}})
-        assert "cuda:5 is asked for, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
+        assert "cuda:5 is configured, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
 
     def test_a_scorers_module_that_is_not_there_is_named(self) -> None:
         found = preflight.look(make(reward__scorers=[{"kind": "no_such_module_here:score"}]), "train")
