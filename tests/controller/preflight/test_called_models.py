@@ -63,6 +63,23 @@ def test_a_model_with_another_tokenizer_or_vocabulary_is_refused(
     assert words in problem
 
 
+def test_a_teacher_needs_the_policys_tokenizer_and_context(tmp_path: Path) -> None:
+    policy = folder(tmp_path / "policy")
+
+    def with_teacher(name: str, **made: Any) -> list[str]:
+        trainer = {"teacher": {"path": str(folder(tmp_path / name, **made))}, "advantage": {"kind": "distillation"}}
+        keys = {"model__path": str(policy), "model__init": None, "model__tokenizer": "from_model"}
+        return said(make(**keys, trainer=trainer, rollout={"engine": {"max_context": 32}}))
+
+    assert with_teacher("same") == []
+    (problem,) = with_teacher("other", vocab={**VOCAB, "b": 3, "c": 2}, vocab_size=4)
+    assert problem.startswith("trainer.teacher.path: ")
+    assert "another tokenizer than the policy" in problem
+    (problem,) = with_teacher("short", positions=16)
+    assert problem.startswith("rollout.engine.max_context")
+    assert "teacher: " in problem
+
+
 def test_a_folder_that_is_missing_or_on_the_hub_is_refused(tmp_path: Path) -> None:
     policy = folder(tmp_path / "policy")
     (tmp_path / "judge").mkdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from valid_config import make
 
-from areal_like.decoder_shape import PUBLIC_SHAPES
+from areal_like.decoder_shape import PUBLIC_SHAPES, shape_of
 from controller.config.memory.estimate import (
     cache_token_bytes,
     estimate,
@@ -54,6 +56,21 @@ def test_an_adapter_that_travels_alone_is_merged_in_the_memory_of_each_worker() 
 def test_a_reference_model_is_whole_on_every_rank() -> None:
     config = make(trainer={**GPU, "backend": "fsdp", "ranks": 4, "loss": {"kl_coef": 0.1}})
     assert trainer_memory(config, SHAPE)[0].parts["reference model"] == 4 * N
+
+
+def test_online_dpo_holds_a_reference_model_and_distillation_its_teacher(tmp_path: Path) -> None:
+    loss = {"weight": {"mode": "off"}, "aggregation": "constant"}
+    (rank,) = trainer_memory(make(trainer={**GPU, "advantage": {"kind": "online_dpo"}, "loss": loss}), SHAPE)
+    assert rank.parts["reference model"] == 4 * N
+    teacher = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 100}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(teacher))
+    settings = {**GPU, "advantage": {"kind": "distillation"}, "teacher": {"path": str(tmp_path)}}
+    (rank,) = trainer_memory(make(trainer=settings), SHAPE)
+    expected = shape_of(teacher)
+    assert expected is not None
+    assert rank.parts["teacher"] == 4 * expected.parameters
+    assert "reference model" not in rank.parts
 
 
 def test_fsdp_ranks_share_the_state_and_gather_two_layers_and_the_embeddings() -> None:

@@ -132,6 +132,22 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "does not provide its gradients",
         ),
         ({"trainer.advantage.kind": "opob", "emulation": {}}, "trainer.advantage.kind", "samples have no weights"),
+        ({"trainer.advantage.kind": "distillation"}, "trainer.advantage.kind", "trainer.teacher: {path: FOLDER}"),
+        ({"trainer.teacher": {"path": "t"}}, "trainer.teacher", "is not used with trainer.advantage.kind: grpo"),
+        (
+            {"trainer.advantage.kind": "online_dpo", "trainer.loss.aggregation": "constant"},
+            "trainer.loss.weight.mode",
+            "an importance weight would change its loss",
+        ),
+        (
+            {
+                "trainer.advantage.kind": "online_dpo",
+                "trainer.loss.weight.mode": "off",
+                "trainer.loss.aggregation": "group_mean",
+            },
+            "trainer.loss.aggregation",
+            "compares sums over tokens",
+        ),
         ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
         (
             {"dynamic_batch": {"max_attempts": 2}, "filter_zero_signal": True, "groups_per_step": 4},
