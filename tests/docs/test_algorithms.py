@@ -19,7 +19,7 @@ ROWS = [line for line in PAGE.splitlines() if re.search(r"`(loss|advantage): \{"
 def _overrides(row: str) -> list[str]:
     """`loss: {kind: gspo}` as trainer.loss.kind=gspo; all lines of a row together."""
     found = []
-    for code in re.findall(r"`((?:loss|advantage|critic|version_logprobs): \{[^`]*\})`", row):
+    for code in re.findall(r"`((?:loss|advantage|critic|teacher|version_logprobs): \{[^`]*\})`", row):
         ((section, keys),) = yaml.safe_load(code).items()
         if not keys:
             found.append(f"trainer.{section}={{}}")
