@@ -257,7 +257,11 @@ def test_a_correction_of_the_whole_is_itself() -> None:
     ("settings", "key", "words"),
     [
         (wide(correction("no_eos_mask", "mismatch"), weight=WeightClip()), "corrections.0.part", "has no `part`"),
-        (wide(correction("staleness_mask", "staleness", max=1), weight=WeightClip()), "corrections.0.part", "no `part`"),
+        (
+            wide(correction("staleness_mask", "staleness", max=1), weight=WeightClip()),
+            "corrections.0.part",
+            "no `part`",
+        ),
         (wide(correction("balance_heuristic", "mismatch")), "corrections.0.part", "has no `part`"),
         (wide(correction("balance_heuristic"), weight=WeightClip()), "weight.mode", "both weigh by exp(p - b)"),
         (
