@@ -181,7 +181,7 @@ def in_flight(tmp_path: Path) -> Path:
         ),
         (
             "UPDATE partials SET num_tokens = 3 WHERE start = 0",
-            "exact-interruption: partial tokens of group 0 sample 0 have a hole",
+            "exact-interruption: partial tokens of group 0 sample 0 have a gap",
         ),
         (
             "UPDATE partials SET group_id = 999",

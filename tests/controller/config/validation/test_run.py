@@ -124,7 +124,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.advantage.kind": "opob", "trainer.backend": "fsdp", "trainer.ranks": 2},
             "trainer.advantage.options.gradient_norm",
-            "ranks add their gradients",
+            "gradients are summed over 2 ranks",
         ),
         (
             {"trainer.advantage.kind": "opob", "trainer.backend": "deepspeed"},
@@ -272,15 +272,15 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"rollout.workflow": "tools"}, "reward.environment", "tools: [module:FUNCTION]"),
         ({**CALLING, "reward.scorers": []}, "reward.scorers", "the workflow tools makes no verdicts"),
-        ({**CALLING, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "by the chat template"),
+        ({**CALLING, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "through the chat template"),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"call_timeout_s": 10}}},
             "reward.environment.options.call_timeout_s",
             "a call may take 10 s",
         ),
-        ({"rollout.workflow": "agent"}, "rollout.workflow_options", "starts a program"),
+        ({"rollout.workflow": "agent"}, "rollout.workflow_options", "needs a command to start"),
         ({**AGENT, "reward.scorers": []}, "reward.scorers", "asks scorers for the reward"),
-        ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "by the chat template"),
+        ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "with the chat template"),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "step_timeout_s": 5.0}},
             "reward.environment.options.call_timeout_s",
