@@ -100,13 +100,13 @@ def resource_limits(machine: Machine) -> Finding:
     loose = [name for name, state in limits.items() if state != "bound"]
     is_root = answer.data["uid"] == 0
     if loose == ["processes"] and is_root:
-        return ok(f"{', '.join(bound)} are enforced (the number of processes not for root)", **answer.data)
+        return ok(f"{', '.join(bound)} are enforced (the number of processes is not, for root)", **answer.data)
     if loose:
         return warning(
             f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
             "this system does not enforce them; use another layer, or Linux", **answer.data,
         )  # fmt: skip
-    return ok(f"{', '.join(bound)} hold", **answer.data)
+    return ok(f"{', '.join(bound)} are enforced", **answer.data)
 
 
 def code_rewards(machine: Machine) -> Finding:

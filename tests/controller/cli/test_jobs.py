@@ -114,7 +114,7 @@ def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config,
     assert "was accessible to other users (mode 755)" in capsys.readouterr().err
     folder.write_state("stopped")
     assert jobs.resume(folder.root) == 0
-    assert "was open" not in capsys.readouterr().err
+    assert "was accessible" not in capsys.readouterr().err
 
 
 def test_resume_of_a_moved_run_looks_next_to_it(config, stretches, tmp_path):
