@@ -106,7 +106,7 @@ def resource_limits(machine: Machine) -> Finding:
             f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
             "this system does not enforce them; use another layer, or Linux", **answer.data,
         )  # fmt: skip
-    return ok(f"{', '.join(bound)} hold", **answer.data)
+    return ok(f"{', '.join(bound)} are enforced", **answer.data)
 
 
 def code_rewards(machine: Machine) -> Finding:

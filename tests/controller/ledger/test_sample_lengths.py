@@ -219,4 +219,4 @@ def test_validate_says_which_settings_lose_long_answers() -> None:
     assert "shorter answers" not in "\n".join(advise(make()))
     assert "staleness.on_stale: drop loses" in "\n".join(advise(make(staleness__on_stale="drop")))
     short = make(staleness__group_timeout_s=10.0, sampling__max_new_tokens=512)
-    assert "staleness.group_timeout_s: 512 tokens in 10 s take 51 tokens/s" in "\n".join(advise(short))
+    assert "staleness.group_timeout_s: 512 tokens in 10 s need 51 tokens/s" in "\n".join(advise(short))

@@ -64,7 +64,7 @@ def test_pools_of_a_colocated_run_do_not_want_their_gpus_together() -> None:
     assert shared is not None
     assert alone is not None
     assert "need together 3 GPUs, and this machine has 2" in separate.what
-    assert "want 3 GPUs" in shared.what
+    assert "need 3 GPUs" in shared.what
     assert alone.what == "rollout 3 workers x 1 GPU need 3 GPUs, and this machine has 2"
 
 
