@@ -89,7 +89,7 @@ def test_a_group_used_twice_or_booked_wrongly_is_found(copy: Path) -> None:
 
 
 def test_a_missing_step_a_lost_group_and_a_nameless_drop_are_found(copy: Path) -> None:
-    assert "have gaps" in change(copy, "DELETE FROM batches WHERE step = 3")
+    assert "recorded steps have gaps" in change(copy, "DELETE FROM batches WHERE step = 3")
     assert "draw numbers have gaps" in change(copy, "DELETE FROM groups WHERE group_id = 0")
     assert "without a reason" in change(copy, "UPDATE groups SET fate = 'dropped' WHERE fate = 'consumed'")
 
