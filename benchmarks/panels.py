@@ -61,9 +61,19 @@ def _learning_curves(result: Result) -> list[Panel]:
     ]  # fmt: skip
 
 
+def _quickstart_curves(part: Result) -> Panel:
+    rows = [row for row in part["rows"] if row["seed"] == part["seeds"][0]]
+    places = [float(step) for step, _ in rows[0]["curve"]]
+    series = [Series(row["job"], [accuracy for _, accuracy in row["curve"]]) for row in rows]
+    return Panel(f"quickstart, seed {part['seeds'][0]}: greedy accuracy", places, series, axis="step")
+
+
 def _objectives(result: Result) -> list[Panel]:
     panels = []
     for name, part in result["parts"].items():
+        if name == "quickstart":
+            panels.append(_quickstart_curves(part))
+            continue
         is_cosine = name.startswith("gradients")
         series = [
             _from_intervals(variant, [one["single"] if is_cosine else one for one in by_lag.values()])

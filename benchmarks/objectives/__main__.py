@@ -3,13 +3,15 @@
     python -m benchmarks.objectives gradients                cosine with the on-policy gradient, by lag
     python -m benchmarks.objectives curves                   accuracy where every sample is exactly k versions old
     python -m benchmarks.objectives curves --task long       the same on long answers
+    python -m benchmarks.objectives quickstart --seeds 1     the quickstart with each objective's line of configuration
     python -m benchmarks.objectives gradients --quick        a minute; writes nothing
     python -m benchmarks.objectives curves --variants decoupled,vespo --lags 0,64 --seeds 1,2,3
 
-The trainer's own step and the embedded engine in one process, so that the lag is exact (benchmarks/objectives/). What
-is compared is in variants.py, each as a section of configuration. Each variant has the same budget of tuning: three
-learning rates at lag TUNING_LAG, on a seed that does not count. A result has a part for each question and task; a call
-measures one part. `--go-on` takes the rows of an interrupted call.
+`gradients` and `curves` have the trainer's own step and the embedded engine in one process, so that the lag is exact.
+What they compare is in variants.py, each as a section of configuration; `quickstart` runs the jobs of quickstarts.py.
+Each variant of `curves` has the same budget of tuning: three learning rates at lag TUNING_LAG, on a seed that does not
+count. A result has a part for each question and task; a call measures one part. `--go-on` takes the rows of an
+interrupted call.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from benchmarks import folders
 from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
+from benchmarks.objectives import quickstarts
 from benchmarks.objectives.gradients import Extent
 from benchmarks.objectives.jobs import Jobs, curve, gradients, pool_of
 from benchmarks.objectives.task import SMALLEST, TASKS, Task
@@ -37,21 +40,27 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("gradients", "curves"))
+    parser.add_argument("part", choices=("gradients", "curves", "quickstart"))
     parser.add_argument("--task", choices=tuple(TASKS), default="short")
     parser.add_argument("--lags", type=INTEGERS, default=LAGS)
     parser.add_argument("--seeds", type=INTEGERS, default=SEEDS)
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="of variants.py; all")
+    parser.add_argument("--variants", help="of variants.py or quickstarts.py; all")
     parser.add_argument("--steps", type=int, help="steps of a curve")
     parser.add_argument("--tune", type=TEXTS, default=RATES, metavar="LR,LR", help="learning rates of every variant")
     parser.add_argument("--processes", type=int, default=2, help="jobs at once, one thread each")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parser.parse_args()
-    names = options.variants.split(",")
-    if unknown := set(names) - set(VARIANTS):
-        parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
+    known = quickstarts.JOBS if options.part == "quickstart" else VARIANTS
+    names = options.variants.split(",") if options.variants else list(known)
+    if unknown := set(names) - set(known):
+        parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     measured = Measured.of(QUESTION, options)
+    if options.part == "quickstart":
+        names, seeds = (["cispo"], [1]) if options.quick else (names, options.seeds)
+        result = quickstarts.measure(measured, names, seeds, options.runs_dir.resolve())
+        publish(parser, options, "quickstart", result, measured)
+        return
     with pool_of(options.processes) as pool:
         jobs = Jobs(pool, measured, options.runs_dir.resolve(), is_quick=options.quick)
         if options.part == "gradients":
@@ -59,11 +68,17 @@ def main() -> None:
         else:
             result = measure_curves(jobs, options, names)
     print_result(options.part, result)
+    publish(parser, options, f"{options.part}, {options.task}", result, measured)
+
+
+def publish(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, part: str, result: Row, measured: Measured
+) -> None:
+    """Write a part of the result: over the published one with all variants, else with the runs."""
     if not options.quick:
         published = folders.RESULTS / f"{QUESTION}.json"
         is_default = all(getattr(options, key) == parser.get_default(key) for key in ("variants", "steps"))
         path = published if options.replace or is_default else next_to_runs(QUESTION, options)
-        part = f"{options.part}, {options.task}"
         parts = parts_with(path, part, command_of(QUESTION), result)
         print(f"written to {write(QUESTION, command_of(QUESTION), {'parts': parts}, path)}")
     measured.finish()

@@ -9,9 +9,17 @@ from benchmarks.tables.form import Result, table
 
 def objectives(result: Result) -> str:
     """For each part a line for each variant, a column for each lag."""
-    return "\n\n".join(
-        (_gradients if name.startswith("gradients") else _curves)(name, part) for name, part in result["parts"].items()
-    )
+    kinds = {"gradients": _gradients, "curves": _curves, "quickstart": _quickstart}
+    return "\n\n".join(kinds[name.partition(",")[0]](name, part) for name, part in result["parts"].items())
+
+
+def _quickstart(name: str, part: Result) -> str:
+    rows = [
+        (f"`{row['job']}`, seed {row['seed']}", ", ".join(f"{step}: {value:.3f}" for step, value in row["curve"]),
+         f"{row['train_wall_s']:.0f}", row["audit"])
+        for row in part["rows"]
+    ]  # fmt: skip
+    return f"**{name}**, greedy accuracy on held-out prompts\n\n{table(('job', 'step: accuracy', 's', 'audit'), rows)}"
 
 
 def _gradients(name: str, part: Result) -> str:

@@ -12,13 +12,14 @@ import torch
 import yaml
 
 from benchmarks.folders import REPOSITORY
-from benchmarks.objectives import curves, gradients
+from benchmarks.objectives import curves, gradients, quickstarts
 from benchmarks.objectives.sampler import Sampler
 from benchmarks.objectives.task import SMALLEST, TASKS, Rows
 from benchmarks.objectives.training import Training
 from benchmarks.objectives.variants import VARIANTS, reference_of, settings_of
 from benchmarks.panels import panels_of
 from benchmarks.tables import TABLES
+from controller.config.loading import load_config
 from trainer.export import write_model
 from trainer.model.model import make_model
 from trainer.model.tokenizers import build_tokenizer
@@ -141,9 +142,23 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
                 "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
                 "summary": {"gspo": {"0": [0.9, None], "64": [None, None]}},
             },
+            "quickstart": {
+                "seeds": [1],
+                "rows": [
+                    {"job": job, "seed": 1, "curve": [(0, 0.2), (90, 0.95)], "train_wall_s": 91.2, "audit": "clean"}
+                    for job in ("gspo", "cispo")
+                ],
+            },
         }
     }  # fmt: skip
     text = TABLES["objectives"](result)
     assert "| `gspo` | 0.500 ± 0.100 | 0.500 ± 0.100 | 0.50 | 0.50 | 2.00 | 2.00 |" in text
     assert "| `gspo` | 1e-4 | 0.900 | - |" in text
-    assert [len(panel.series) for panel in panels_of("objectives", result)] == [1, 1]
+    assert "| `cispo`, seed 1 | 0: 0.200, 90: 0.950 | 91 | clean |" in text
+    assert [len(panel.series) for panel in panels_of("objectives", result)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("name", quickstarts.JOBS)
+def test_every_job_is_a_valid_configuration(name: str) -> None:
+    config = load_config(str(quickstarts.CONFIG), list(quickstarts.JOBS[name])).config
+    assert config.num_steps == 90
