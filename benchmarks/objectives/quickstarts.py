@@ -31,7 +31,7 @@ JOBS: Mapping[str, Sequence[str]] = {
     "distillation": ("trainer.advantage.kind=distillation", f"trainer.teacher.path={TEACHER}"),
 }
 """Overrides of the quickstart by name."""
-KEYS = ("accuracy_before", "accuracy_after", "train_wall_s", "samples_per_s", "staleness_mean", "audit")
+KEYS = ("accuracy_before", "accuracy_after", "staleness_mean", "audit")
 Row = dict[str, Any]
 
 

@@ -16,10 +16,10 @@ def objectives(result: Result) -> str:
 def _quickstart(name: str, part: Result) -> str:
     rows = [
         (f"`{row['job']}`, seed {row['seed']}", ", ".join(f"{step}: {value:.3f}" for step, value in row["curve"]),
-         f"{row['train_wall_s']:.0f}", row["audit"])
+         row["audit"])
         for row in part["rows"]
     ]  # fmt: skip
-    return f"**{name}**, greedy accuracy on held-out prompts\n\n{table(('job', 'step: accuracy', 's', 'audit'), rows)}"
+    return f"**{name}**, greedy accuracy on held-out prompts\n\n{table(('job', 'step: accuracy', 'audit'), rows)}"
 
 
 def _gradients(name: str, part: Result) -> str:
