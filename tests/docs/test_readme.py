@@ -64,7 +64,7 @@ def test_the_configuration_shown_is_refused_for_nothing_but_the_machine(
     row = json.dumps({"prompt": "What is 2 + 2?", "answer": "4"})
     for name in ("train.jsonl", "heldout.jsonl"):
         Path(name).write_text(f"{row}\n" * 40)
-    Path("mine.yaml").write_text(block(CONFIGURING, "## A first config of your own", "yaml"))
+    Path("mine.yaml").write_text(block(CONFIGURING, "## Your first config", "yaml"))
     found = preflight.look(load_config("mine.yaml", []).config, "validate")
     assert [str(problem) for problem in found.problems] == []
 
