@@ -15,7 +15,16 @@ _SPEC.loader.exec_module(word_list)
 
 
 @pytest.mark.parametrize(
-    "line", ["it was told", "def is_told_twice", "class ToldAgain", "lies in memory", "test_for_ever", "law 3 holds"]
+    "line",
+    [
+        "it was told",
+        "def is_told_twice",
+        "class ToldAgain",
+        "lies in memory",
+        "test_for_ever",
+        "law 3 holds",
+        "Owns: it.",
+    ],
 )
 def test_a_replaced_term_is_found_with_its_replacement(line: str) -> None:
     ((number, term, replacement),) = word_list.findings(f"first\n{line}")
@@ -24,7 +33,9 @@ def test_a_replaced_term_is_found_with_its_replacement(line: str) -> None:
     assert replacement
 
 
-@pytest.mark.parametrize("line", ["recommended", "amendment", "families in", "the beside_per_s key", "forever"])
+@pytest.mark.parametrize(
+    "line", ["recommended", "amendment", "families in", "the beside_per_s key", "forever", "refuses: no"]
+)
 def test_parts_of_other_words_and_exempt_keys_are_not(line: str) -> None:
     assert list(word_list.findings(line)) == []
 

@@ -54,6 +54,7 @@ REPLACED = {
     "tossed": "random",
     "of one's own": "your own, the user's",
     "hands in|handed in the|may hand in": "submits",
+    "(?-i:Owns:|Refuses:)": "what the module contains, in sentences",
 }
 """Terms as regular expressions of whole words, and their replacements."""
 
