@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from controller.config.problems import ConfigError
     from controller.config.run_config import RunConfig
     from controller.python_api.jobs import evaluate, resume, train
+    from controller.python_api.offline_jobs import dpo, reward_model, sft
     from controller.python_api.run import Run, RunStatus
     from rollout.transcript import Transcript
     from rollout.workflow import Sample, SampleTools, Workflow
@@ -28,6 +29,9 @@ _EXPORTS = {
     "train": "controller.python_api.jobs",
     "resume": "controller.python_api.jobs",
     "evaluate": "controller.python_api.jobs",
+    "sft": "controller.python_api.offline_jobs",
+    "dpo": "controller.python_api.offline_jobs",
+    "reward_model": "controller.python_api.offline_jobs",
     "Run": "controller.python_api.run",
     "RunStatus": "controller.python_api.run",
     "RunConfig": "controller.config.run_config",
@@ -53,7 +57,7 @@ _EXPORTS = {
 __all__ = [
     "CannotJudge", "ConfigError", "DeadlineExceeded", "OperationError", "Run", "RunConfig", "RunFailed", "RunStatus",
     "Sample", "SampleTools", "Scorer", "ScorerInput", "Segment", "Trajectory", "Transcript", "UserError",
-    "Verdict", "Workflow", "__version__", "evaluate", "load_config", "resume", "train",
+    "Verdict", "Workflow", "__version__", "dpo", "evaluate", "load_config", "resume", "reward_model", "sft", "train",
 ]  # fmt: skip
 
 

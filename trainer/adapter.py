@@ -21,7 +21,7 @@ from areal_like.weights.delta import digest
 from areal_like.weights.weight_store import TensorBytes, describe
 from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
 from trainer.checkpoints.checkpoint import ADAPTER
-from trainer.config import LoraSettings
+from trainer.config import AdapterSettings, LoraSettings
 from trainer.export import cast, named_tensors
 from trainer.host_copy import Part
 from trainer.model.lora import Merged, adapter_tensors, add_adapter, is_adapters
@@ -100,7 +100,7 @@ def weight_parts(parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.key.startswith(_WEIGHT) and is_adapters(part.key)]
 
 
-def check_kind(checkpoint: Path, settings: LoraSettings | None) -> None:
+def check_kind(checkpoint: Path, settings: AdapterSettings | None) -> None:
     """Raise UserError if a checkpoint has an adapter and the run has none, or the other way round."""
     has_adapter = (checkpoint / ADAPTER).is_file()
     if has_adapter and settings is None:

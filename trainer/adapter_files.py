@@ -17,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import peft_name
+from areal_like.settings import DType
+from areal_like.weights.adapter import PEFT_PREFIX, peft_name
 from trainer.checkpoints.checkpoint import ADAPTER, ADAPTER_BASE, ADAPTER_CONFIG
 from trainer.config import AdapterSettings
-from trainer.export import named_tensors
-from trainer.model.lora import LoraLinear, adapter_tensors
+from trainer.export import cast
+from trainer.model.lora import LoraLinear, is_adapters
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 
@@ -36,17 +37,23 @@ class BaseIdentity:
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """Writes named tensors as an adapter's folder. Created from the full model, before it is distributed over ranks."""
+    """Writes named tensors as an adapter's folder. Created from the full model, before it is distributed over ranks.
+
+    trained: names of the tensors that are trained: those of the adapter, and the head of a reward model.
+    """
 
     config_json: str
     base: BaseIdentity
+    trained: frozenset[str]
 
     @staticmethod
     def of(model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> AdapterFiles:
         """Create the files of the adapter in `model`."""
+        trained = frozenset(trained_tensors(model))
+        whole = sorted(name.rpartition(".")[0] for name in trained if not is_adapters(name))
         config = {
             "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
+            "task_type": "SEQ_CLS" if whole else "CAUSAL_LM",
             "base_model_name_or_path": base.path,
             "r": settings.rank,
             "lora_alpha": int(settings.alpha) if settings.alpha.is_integer() else settings.alpha,
@@ -55,19 +62,35 @@ class AdapterFiles:
             "bias": "none",
             "fan_in_fan_out": False,
             "use_rslora": False,
-            "modules_to_save": None,
+            "modules_to_save": whole or None,
             "inference_mode": True,
         }
-        return AdapterFiles(json.dumps(config, indent=2) + "\n", base)
+        return AdapterFiles(json.dumps(config, indent=2) + "\n", base, trained)
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-        """Write all files into an existing folder; tensors that do not belong to the adapter are skipped."""
-        (folder / ADAPTER_CONFIG).write_text(self.config_json)
+        """Write all files into an existing folder; tensors that are not trained are skipped."""
         (folder / ADAPTER_BASE).write_text(json.dumps({"dtype": self.base.dtype, "crc32": self.base.crc32}) + "\n")
+        return self.export(folder, weights, dtype="float32")
+
+    def export(self, folder: Path, weights: Mapping[str, torch.Tensor], *, dtype: DType) -> dict[str, FileFacts]:
+        """Write the files that peft reads into an existing folder, with weights in `dtype`."""
+        (folder / ADAPTER_CONFIG).write_text(self.config_json)
         tensors = {
-            peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in adapter_tensors(weights).items()
+            stored_name(name): cast(tensor.detach(), dtype).cpu().contiguous()
+            for name, tensor in weights.items()
+            if name in self.trained
         }
         return {ADAPTER: write_tensors(folder / ADAPTER, tensors)}
+
+
+def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the parameters that are trained, detached, by name."""
+    return {name: one.detach() for name, one in model.named_parameters() if one.requires_grad}
+
+
+def stored_name(name: str) -> str:
+    """Return the name of a trained tensor in peft's files."""
+    return peft_name(name) if is_adapters(name) else PEFT_PREFIX + name
 
 
 def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> None:
@@ -75,21 +98,21 @@ def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings
 
     Raises UserError if the adapter has another base, rank, alpha or other targets, WeightError if a file is damaged.
     """
-    own = adapter_tensors(named_tensors(model))
+    own = trained_tensors(model)
     _check_base(folder, base)
     _check_alpha(folder, settings)
     file = folder / ADAPTER
     try:
         with safe_open(str(file), framework="pt") as opened, torch.no_grad():
             stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-            if stored != {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}:
+            if stored != {stored_name(name): tuple(tensor.shape) for name, tensor in own.items()}:
                 raise UserError(
                     "the checkpoint holds an adapter of another rank, or on other modules",
                     where=str(folder),
                     remedy=f"use the run's original trainer.lora ({_describe(folder)}), or start a new run",
                 )
             for name, tensor in own.items():
-                tensor.copy_(opened.get_tensor(peft_name(name)))
+                tensor.copy_(opened.get_tensor(stored_name(name)))
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
 

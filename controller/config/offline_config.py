@@ -17,6 +17,7 @@ from areal_like.prompts import PLACEHOLDER
 from areal_like.settings import Settings
 from controller.config.problems import Problem
 from controller.config.run_config import SinkSettings
+from controller.config.validation.lora import no_target_problems
 from controller.config.validation.run import model_problems
 from trainer.offline.config import DpoSettings, OfflineDataSettings, OfflineEvalSettings, OfflineTrainerSettings
 from trainer.offline.config import Objective as Objective
@@ -61,6 +62,8 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
     yield from model_problems(config.model)
     if config.trainer.ranks > 1:
         yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")
+    if config.trainer.lora is not None:
+        yield from no_target_problems("trainer.lora", config.trainer.lora)
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
         what = "applies only to the loss `sigmoid`"
         yield Problem(("dpo.label_smoothing", "dpo.loss"), what, "0, or dpo.loss: sigmoid")

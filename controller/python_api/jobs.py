@@ -1,20 +1,21 @@
 """`train`, `evaluate` and `resume`: each starts the command of the same name in a child process.
 
-Converts configurations and overrides given as Python values. The child process is in controller_process.py, the run in
-run.py, functions as names in import_names.py.
+Converts configurations and overrides given as Python values. Training from files is in offline_jobs.py, the child
+process in controller_process.py, the run in run.py, functions as names in import_names.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
 from areal_like.import_check import USER_PATH, check_not_shadowed
 from controller.config.loading import check_document, load_config
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.yaml_document import Document
 from controller.python_api import controller_process
@@ -52,7 +53,7 @@ def train(config: Config, /, **overrides: Any) -> Run:
         ...     print(step["step"], step["reward_mean"])
         >>> run.wait().final_model
     """
-    return _start("train", config, overrides)
+    return start("train", config, overrides)
 
 
 def evaluate(config: Config, /, **overrides: Any) -> Run:
@@ -73,7 +74,7 @@ def evaluate(config: Config, /, **overrides: Any) -> Run:
         >>> done = areal_like.evaluate("runs/first", model__path="runs/first/final").wait()
         >>> done.status.accuracy
     """
-    return _start("eval", config, overrides)
+    return start("eval", config, overrides)
 
 
 def resume(run: str | os.PathLike[str] | Run, /, *, accept_loss: bool = False) -> Run:
@@ -94,31 +95,45 @@ def resume(run: str | os.PathLike[str] | Run, /, *, accept_loss: bool = False) -
     Example:
         >>> areal_like.resume("runs/first").wait()
     """
-    _check_caller()
+    check_caller()
     folder = find_folder(run.folder if isinstance(run, Run) else run)
     refuse_if_elsewhere(folder)
     folder.refuse_if_running()
     return Run._started(controller_process.start(["resume", str(folder.root), *["--accept-loss"] * accept_loss]))
 
 
-def _start(command: str, config: Config, overrides: Mapping[str, Any]) -> Run:
-    _check_caller()
+def start(
+    command: str,
+    config: Config | OfflineConfig,
+    overrides: Mapping[str, Any],
+    *,
+    check_file: Callable[[str, Sequence[str]], object] = load_config,
+    check: Callable[[Document, Sequence[str]], object] = check_document,
+) -> Run:
+    """Start `areal-like COMMAND` with a config and overrides.
+
+    check_file, check: raise UserError for a bad config, given by name or as a document.
+    """
+    check_caller()
     words = [override_text(key, value) for key, value in overrides.items()]
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
-        load_config(name, words)
+        check_file(name, words)
         return Run._started(controller_process.start([command, name, *words]))
-    data = config.model_dump(mode="json") if isinstance(config, RunConfig) else plain_value(config, CONFIG_SOURCE)
+    if isinstance(config, RunConfig | OfflineConfig):
+        data = config.model_dump(mode="json")
+    else:
+        data = plain_value(config, CONFIG_SOURCE)
     if not isinstance(data, dict):
         raise UserError(
             f"cannot be {type(config).__name__}", where=CONFIG_SOURCE, remedy="give a path, a dict or a RunConfig"
         )
     text = _json(data, CONFIG_SOURCE, indent=1)  # JSON is YAML with quoted text
-    check_document(Document(data=data, source=CONFIG_SOURCE), words)
+    check(Document(data=data, source=CONFIG_SOURCE), words)
     return Run._started(controller_process.start([command, controller_process.CONFIG, *words], config_text=text))
 
 
-def _check_caller() -> None:
+def check_caller() -> None:
     """Raise UserError in a process of a run, which imports the calling script to find a function."""
     if USER_PATH in os.environ:
         raise UserError(

@@ -25,6 +25,8 @@ from controller.runs.sample_rows import Choice, Order, Sample, read_samples
 
 POLL_S = 0.2
 WHOLE_FILE = 1 << 62
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""One of them is in the folder of a final model: the second if only its adapter was exported."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RunStatus:
     """Steps done; None if not known yet."""
     num_steps: int | None
     accuracy: dict[int, float]
-    """Greedy accuracy on data.eval, by policy version."""
+    """Accuracy on data.eval by version: greedy, or as in "Training from files" for a run from files."""
     waits: tuple[str, ...]
     """Current waits."""
 
@@ -47,8 +49,8 @@ class RunStatus:
 class Run:
     """A run: its status, metrics and samples, also while it is in progress, and its model when it is finished.
 
-    `train`, `resume` and `evaluate` return one; `Run("runs/first")` opens an existing run, by folder or name. Iterating
-    yields the rows of its steps, from the first one until the run ends.
+    `train`, `resume`, `evaluate`, `sft`, `dpo` and `reward_model` return one; `Run("runs/first")` opens an existing
+    run, by folder or name. Iterating yields the rows of its steps, from the first one until the run ends.
 
     Raises:
         UserError: there is no such run.
@@ -94,8 +96,8 @@ class Run:
 
     @property
     def final_model(self) -> Path | None:
-        """Folder of the final policy in Hugging Face format; None before the run is finished."""
-        is_there = (self._folder.final / "config.json").is_file()
+        """Folder of the final model in Hugging Face format, or of its adapter; None before the run is finished."""
+        is_there = any((self._folder.final / name).is_file() for name in MODEL_FILES)
         return self._folder.final if is_there and self.status.state == "finished" else None
 
     def metrics(self, kind: str = "step") -> list[dict[str, Any]]:

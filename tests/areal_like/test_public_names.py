@@ -12,7 +12,7 @@ import areal_like
 PUBLIC = {
     "train", "resume", "evaluate", "Run", "RunStatus", "RunConfig", "load_config", "Trajectory", "Segment", "Verdict",
     "Workflow", "SampleTools", "Sample", "Transcript", "Scorer", "ScorerInput", "CannotJudge", "UserError",
-    "ConfigError", "OperationError", "RunFailed", "DeadlineExceeded",
+    "ConfigError", "OperationError", "RunFailed", "DeadlineExceeded", "sft", "dpo", "reward_model",
 }  # fmt: skip
 """What users build on. A name that leaves this list breaks their programs."""
 

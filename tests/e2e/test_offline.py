@@ -21,10 +21,12 @@ def digest(folder: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir):
-    whole = run_class(["sft", "offline/sft", "name=whole", *SHORT, f"runs_dir={runs_dir}"], REPOSITORY, runs_dir)
+@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
+def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir, lora):
+    words = [*SHORT, f"runs_dir={runs_dir}", f"trainer.lora={lora}"]
+    whole = run_class(["sft", "offline/sft", "name=whole", *words], REPOSITORY, runs_dir)
     assert whole.wait() == 0, whole.output
-    cut = run_class(["sft", "offline/sft", "name=cut", *SHORT, f"runs_dir={runs_dir}"], REPOSITORY, runs_dir)
+    cut = run_class(["sft", "offline/sft", "name=cut", *words], REPOSITORY, runs_dir)
     cut.wait_for_step(12)
     family = cut.family()
     os.kill(cut.process.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from conftest import REPOSITORY, SHORT, START_TIMEOUT_S
 
 pytestmark = pytest.mark.e2e
 
+PAGE = REPOSITORY / "docs" / "api" / "python.md"
 SCRIPT = '''
 import json, sys
 
@@ -64,3 +66,21 @@ def test_script_trains_with_its_own_scorer(runs_dir, tmp_path):
     assert found["components"] == ["my_job:score"]
     assert found["reward"] == float(found["finish_reason"] == "stop")
     assert "this run is finished" in refusal
+
+
+def test_the_documented_program_trains_from_files(tmp_path):
+    [program] = re.findall(r"```python\n# my_model.py\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (tmp_path / "my_model.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "my_model.py"],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    *steps, last = (line.split() for line in done.stdout.splitlines())
+    assert [int(step) for step, _ in steps] == list(range(1, 31))
+    assert 0.5 <= float(last[0]) <= 1.0
+    assert last[1] == str(tmp_path / "runs" / "dpo" / "final")

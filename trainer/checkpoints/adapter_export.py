@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import part_names
+from areal_like.weights.adapter import PARTS, PEFT_PREFIX, part_names
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import ADAPTER, ADAPTER_BASE, ADAPTER_CONFIG
@@ -62,8 +62,10 @@ def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = N
             config = _json(folder / ADAPTER_CONFIG)
             path = Path(str(config["base_model_name_or_path"]))
             base, scale = _base(path, folder), float(config["lora_alpha"]) / int(config["r"])
-            write_weights(fresh / WEIGHTS, base, NAMES[dtype], _products(base, adapter, scale))
-            write_config(fresh, model_config(path), dtype)
+            weights = base | _trained_in_full(adapter)
+            write_weights(fresh / WEIGHTS, weights, NAMES[dtype], _products(base, adapter, scale))
+            has_own_config = (folder / "config.json").is_file()  # of a reward model, whose class is not the base's
+            write_config(fresh, model_config(folder if has_own_config else path), dtype)
         copy_companions(folder, fresh)
     return dtype
 
@@ -78,6 +80,12 @@ def _products(
         return np.ravel((lora_B_OR @ lora_A_RI) * np.float32(scale))
 
     return {name: partial(product, name) for name in base if not adapter.keys().isdisjoint(part_names(name))}
+
+
+def _trained_in_full(adapter: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors that replace the base's or are added to them: the head of a reward model."""
+    ends = tuple(f".{part}.weight" for part in PARTS)
+    return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in adapter.items() if not name.endswith(ends)}
 
 
 def _array(tensor: Stored) -> np.ndarray:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from areal_like.errors import UserError
 from areal_like.weights.adapter import PARTS
 from trainer.config import ALL_LINEAR, AdapterSettings
+from trainer.model.values import HEAD
 
 WEIGHT = ".weight"
 
@@ -63,10 +64,12 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int,
     """Freeze a full model, not yet distributed, and add an adapter that does not change its output yet.
 
     The initial weights are a pure function of the settings, the model's names and `seed`. Raises UserError at `where`
-    if a target does not exist.
+    if a target does not exist. The head of a reward model stays trained.
     """
     targets = find_targets(model, settings.targets, where=f"{where}.targets")
     model.requires_grad_(False)
+    if (score := _score(model)) is not None:
+        score.requires_grad_(True)
     generator = torch.Generator().manual_seed(seed)
     for module in targets.values():
         first_RI = torch.empty(settings.rank, module.in_features)
@@ -96,7 +99,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
 
 def find_targets(model: PreTrainedModel, targets: Sequence[str], *, where: str) -> dict[str, torch.nn.Linear]:
     """Return the linear modules named by `targets`, by name. Raises UserError at `where` if one does not exist."""
-    head = model.get_output_embeddings()
+    head = _score(model) or model.get_output_embeddings()
     linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     usable = {name: module for name, module in linear.items() if module is not head}
     chosen: set[str] = set()
@@ -108,9 +111,15 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str], *, where: str) 
     return {name: module for name, module in usable.items() if name in chosen}
 
 
+def _score(model: PreTrainedModel) -> torch.nn.Linear | None:
+    """Return the head of a reward model; None for a causal language model."""
+    score = getattr(model, HEAD, None)
+    return score if isinstance(score, torch.nn.Linear) else None
+
+
 def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *, is_head: bool) -> UserError:
     if is_head:
-        what = f"{target} is the head, which multiplies hidden states in parts and has no adapter"
+        what = f"{target} is the head, which has no adapter"
         return UserError(what, where=where, remedy=f"remove it, or take {ALL_LINEAR}")
     ends = sorted({name.rpartition(".")[2] for name in usable})
     near = difflib.get_close_matches(target, ends, n=1)

@@ -9,7 +9,7 @@ from pydantic import Field
 from areal_like import limits
 from areal_like.config import AddBos, Threads
 from areal_like.settings import Settings
-from trainer.config import CheckpointSettings, OptimizerSettings
+from trainer.config import AdapterSettings, CheckpointSettings, OptimizerSettings
 
 Objective = Literal["sft", "dpo", "reward_model"]
 """The kind of training; each has its own command."""
@@ -44,6 +44,15 @@ class DpoSettings(Settings):
     """`sigmoid`: probability that the answers of a pair are swapped (conservative DPO)."""
 
 
+class OfflineLoraSettings(AdapterSettings):
+    """Only an adapter on the starting model is trained, and the head of a reward model. For `dpo` the policy without
+    its adapter is the reference."""
+
+    export: Literal["merged", "adapter"] = "merged"
+    """What RUN/final is. `merged`: a whole model, W + (alpha / rank) B A in place of W; `adapter`: the adapter alone,
+    for peft, SGLang and vLLM."""
+
+
 class OfflineTrainerSettings(Settings):
     """The process that trains."""
 
@@ -63,6 +72,8 @@ class OfflineTrainerSettings(Settings):
     """Recompute activations in the backward pass."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW and its schedule, over all steps of the run."""
+    lora: OfflineLoraSettings | None = None
+    """Train an adapter instead of the whole model; null: the whole model."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints. They are written between two steps."""
     threads: Threads = "auto"

@@ -29,8 +29,9 @@ from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import CheckpointState, Facts, Retention
 from trainer.checkpoints.companion_files import copy_companions
-from trainer.export import write_model
+from trainer.export import named_tensors, write_model
 from trainer.host_copy import HostCopy, assemble
+from trainer.model.lora import adapter_off
 from trainer.offline.encoding import LoadedRows
 from trainer.offline.opening import Opened, newest_checkpoint, open_model, starting_folder
 from trainer.offline.packing import Schedule, micro_batches
@@ -83,9 +84,11 @@ class OfflineTraining:
         self._opened = self._model_in(self._start if found is None else found[0])
         self._policy, self._task = self._opened.policy, self._rows.make_task(self._opened.setup)
         if self._task.needs_start:
-            start = self._policy if found is None else self._model_in(self._start).policy
-            for rows in (train, self._rows.eval):
-                self._task.refer_to(start, () if rows is None else rows.items)
+            is_start = found is None or self._opened.adapter is not None
+            start = self._policy if is_start else self._model_in(self._start).policy
+            with adapter_off(start.model):
+                for rows in (train, self._rows.eval):
+                    self._task.refer_to(start, () if rows is None else rows.items)
         if found is not None:
             self._restore(*found)
         self._announce(self._rows, self._opened)
@@ -195,7 +198,11 @@ class OfflineTraining:
         self._save("the end")
         target = self._run_dir / "final"
         with atomic_folder(target) as partial:
-            write_model(self._policy.model, partial, dtype=self._spec.model.dtype)
+            model, dtype = self._policy.model, self._spec.model.dtype
+            if (adapter := self._opened.adapter) is None:
+                write_model(model, partial, dtype=dtype)
+            else:
+                adapter.export(partial, model, named_tensors(model), dtype=dtype)
             copy_companions(self._start, partial)
             self._rows.complete(partial)
         log.info("exported %s", target)
@@ -204,7 +211,8 @@ class OfflineTraining:
         if checkpoint.checkpoint_folder(self._run_dir, self.version).is_dir() or self.version == 0:
             return
         started_s = time.perf_counter()
-        copied = self._copy.take(self._policy.parts())
+        parts, adapter = self._policy.parts(), self._opened.adapter
+        copied = self._copy.take(parts if adapter is None else adapter.kept(parts))
         copied.wait()
         tensors = assemble([(copied.places, copied.buffer_U)])
         state = CheckpointState(

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from areal_like.errors import WeightError
 from areal_like.scored_text import padding_id
+from trainer.adapter import check_kind
 from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.port import Backend, Setup
 from trainer.checkpoints import checkpoint
@@ -26,13 +27,14 @@ from trainer.model.attention import choose, register
 from trainer.model.model import load_causal_lm, model_context, num_parameters
 from trainer.model.reward_model import load_reward_model
 from trainer.model.tokenizers import load_tokenizer
+from trainer.offline.adapter import OfflineAdapter
 from trainer.offline.config import OfflineTrainerSettings
 from trainer.offline.spec import OfflineSpec
 from trainer.prepare import prepare
 from trainer.prepare_spec import PrepareSpec
 from trainer.ranks import Ranks
 from trainer.step import ready_critic, ready_model
-from trainer.training_state import ModelFiles, check_architecture
+from trainer.training_state import ModelFiles, PolicyFiles, check_architecture
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,10 @@ def newest_checkpoint(run_dir: Path) -> tuple[Path, CheckpointState] | None:
 def trainer_settings(settings: OfflineTrainerSettings) -> TrainerSettings:
     """Convert the settings to those of backends."""
     shared = set(OfflineTrainerSettings.model_fields) & set(TrainerSettings.model_fields)
-    return TrainerSettings.model_validate(settings.model_dump(include=shared))
+    facts = settings.model_dump(include=shared)
+    if settings.lora is not None:
+        facts["lora"] = settings.lora.model_dump(exclude={"export"})
+    return TrainerSettings.model_validate(facts)
 
 
 def longest_sequence(config: PretrainedConfig, max_tokens: int) -> int:
@@ -87,35 +92,47 @@ class Opened:
 
     policy: Backend
     setup: Setup
-    files: ModelFiles
+    files: PolicyFiles
+    adapter: OfflineAdapter | None
     attention_words: str
 
 
 def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, max_context: int) -> Opened:
     """Load the model in `source` and check that it can be trained on packed sequences. Raises UserError.
 
-    start: the starting model, which a checkpoint must match.
+    start: the starting model, which a checkpoint must match; the base of an adapter.
     """
     transformers.utils.logging.disable_progress_bar()
     register()
-    if source != start:
-        check_architecture(source, start)
+    lora, checkpoint_folder = spec.trainer.lora, None if source == start else source
+    if checkpoint_folder is not None:
+        check_kind(checkpoint_folder, lora)
+        if lora is None:
+            check_architecture(checkpoint_folder, start)
+    weights = source if lora is None else start
     settings = trainer_settings(spec.trainer)
     device = torch.device(settings.device)
     attention = choose(settings.attention, device, settings.precision)
     is_scoring = spec.objective == "reward_model"
     ranks = Ranks.alone(settings.device)
     setup = Setup(settings, 1.0, num_steps, attention, ranks, max_context, is_critic=is_scoring)
-    model = load_causal_lm(start if is_scoring else source, device=settings.device)
+    model = load_causal_lm(start if is_scoring else weights, device=settings.device)
     disagreement_nats = ready_model(model, setup)
     if is_scoring:  # its passes are those of the causal model, which were checked above
-        model = load_reward_model(source, padding_id=padding_id(load_tokenizer(start)), device=settings.device)
+        model = load_reward_model(weights, padding_id=padding_id(load_tokenizer(start)), device=settings.device)
         ready_critic(model, setup)
-    choice = choose_backend(settings, num_parameters(model), device)
-    files = ModelFiles.of(model)
+    adapter = None
+    if lora is not None:
+        adapter = OfflineAdapter.add(
+            model, lora, base=start, dtype=spec.model.dtype, seed=spec.seed, checkpoint=checkpoint_folder
+        )
+    num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
+    choice = choose_backend(settings, num_trained, device, num_frozen=num_frozen)
+    files = ModelFiles.of(model) if adapter is None else adapter
     opened = Opened(
-        make_backend(choice.descriptor, model, setup), setup, files, f"attention {attention.name} ({attention.reason})"
-    )
+        make_backend(choice.descriptor, model, setup), setup, files, adapter,
+        f"attention {attention.name} ({attention.reason})",
+    )  # fmt: skip
     _record(
         Path(spec.run_dir),
         {
@@ -126,7 +143,8 @@ def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, 
             "disagreement_nats": disagreement_nats,
             "device": settings.device,
             "precision": settings.precision,
-            "parameters": num_parameters(model),
+            "parameters": num_trained + num_frozen,
+            "parameters_trained": num_trained,
         },
     )
     return opened

@@ -14,9 +14,7 @@ PUBLISH_KEY = "trainer.lora.publish"
 def lora_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the adapters' settings. Pure."""
     for key, adapter in _adapters(config).items():
-        if not adapter.targets:
-            what = "names no module, so nothing would be trained"
-            yield Problem((f"{key}.targets",), what, f"targets: [{ALL_LINEAR}]")
+        yield from no_target_problems(key, adapter)
     lora, backend = config.trainer.lora, backend_of(config)
     if lora is None:
         return
@@ -32,6 +30,13 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
             "a process group loads weights into the engine unchanged, but an adapter has to be merged first",
             "publish: merged, or another trainer.weights.kind",
         )
+
+
+def no_target_problems(key: str, adapter: AdapterSettings) -> Iterator[Problem]:
+    """An adapter on nothing. key: of its section."""
+    if not adapter.targets:
+        what = "names no module, so nothing would be trained"
+        yield Problem((f"{key}.targets",), what, f"targets: [{ALL_LINEAR}]")
 
 
 def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:

@@ -63,6 +63,8 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
         ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
         ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> write {prompt} in it"),
         ("data.train=null", "data.train: must be text, not null"),
+        ("trainer.lora={targets: []}", "trainer.lora.targets: names no module, so nothing would be trained"),
+        ("trainer.lora={publish: adapter}", "trainer.lora.publish: no such key"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_key(config: str, override: str, words: str) -> None:

@@ -134,3 +134,12 @@ def test_wait_has_a_deadline(tmp_path):
 
 def test_stop_of_an_ended_run_returns_its_status(tmp_path):
     assert Run(zoo.make_run(tmp_path, "stopped").root).stop().state == "stopped"
+
+
+def test_a_final_adapter_is_the_final_model(tmp_path):
+    folder = zoo.make_run(tmp_path / "runs")
+    (folder.final / "config.json").unlink(missing_ok=True)
+    folder.final.mkdir(exist_ok=True)
+    assert Run(folder.root).final_model is None
+    (folder.final / "adapter_config.json").write_text("{}")
+    assert Run(folder.root).final_model == folder.final
