@@ -60,7 +60,9 @@ def process_spec(run_dir: Path, prepared: Path) -> ProcessSpec:
         role="trainer", name="trainer", run_id="benchmark", run_dir=str(run_dir), hub_address="tcp://127.0.0.1:1",
         parent_pid=os.getpid(), seed=1, model=ModelSettings(path=str(prepared)), sampling=SamplingSettings(),
         staleness=StalenessSettings(), groups_per_step=SAMPLES // 8, group_size=8, num_steps=1000, weight_dir=store,
-        settings={"checkpoint": {"every_steps": 1}, "micro_batch_tokens": 2048, "optimizer": {"lr": 1e-5}},
+        settings={
+            "device": "cpu", "checkpoint": {"every_steps": 1}, "micro_batch_tokens": 2048, "optimizer": {"lr": 1e-5},
+        },
     )  # fmt: skip
 
 

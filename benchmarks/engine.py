@@ -196,10 +196,10 @@ async def started(model_dir: Path, manifest: Path, num_slots: int, max_context: 
     shape = {"num_slots": num_slots, "max_context": max_context}
     engines: dict[str, Engine] = {
         "embedded": EmbeddedEngine(
-            model_dir, EngineSettings(**shape), dtype="float32", num_threads=num_threads
+            model_dir, EngineSettings(device="cpu", **shape), dtype="float32", num_threads=num_threads
         ),
         "SGLang": SGLangEngine(
-            model_dir, EngineSettings(kind="sglang", **shape), dtype="float32", num_threads=num_threads,
+            model_dir, EngineSettings(device="cpu", kind="sglang", **shape), dtype="float32", num_threads=num_threads,
             interruption="recompute", setup=ServerSetup("engine", model_dir.parent / "sglang.log", 1),
         ),
     }  # fmt: skip

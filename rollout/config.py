@@ -8,6 +8,7 @@ from pydantic import Field
 
 from areal_like import limits
 from areal_like.config import AddBos, Threads
+from areal_like.device_names import AUTO
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
 
@@ -111,8 +112,10 @@ class EngineSettings(Settings):
     session_cache_mb: float = Field(256.0, ge=0, le=limits.FILE_MEGABYTES)
     """Embedded engine, workflows of several turns: memory on the engine's device for keys and values of conversations
     between their turns, MB; the least recently used are removed first. 0: every turn computes its whole prompt."""
-    device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    device: str = AUTO
+    """`cpu`, `cuda` or `cuda:N`; `auto`: GPUs if there are enough for all workers without the trainer's (with
+    `placement: colocated`: with them), else `cpu`. On a cluster: if `launch.ray.rollout.gpus` or `pool_gpus` reserves
+    them."""
     dtype: DType | None = None
     """Compute dtype; None: the model's."""
     python: str | None = None

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from areal_like import limits
 from areal_like.config import DEFAULT_TRANSFER, Threads
+from areal_like.device_names import AUTO
 from areal_like.metric_settings import BestSettings
 from areal_like.settings import Settings
 from areal_like.weights.registry import find_transfer
@@ -355,8 +356,9 @@ class TrainerSettings(Settings):
     """For `backend: fsdp`."""
     deepspeed: ZeroSettings = ZeroSettings()
     """For `backend: deepspeed` (extra `[deepspeed]`)."""
-    device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`; ranks take one GPU each, from this one upwards."""
+    device: str = AUTO
+    """`cpu`, `cuda` or `cuda:N`: ranks take one GPU each, from this one upwards; `auto`: GPUs if there are enough for
+    all ranks, else `cpu`. On a cluster: if `launch.ray.trainer.gpus` reserves them."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
@@ -418,8 +420,8 @@ class SftSettings(Settings):
     """AdamW."""
     lora: AdapterSettings | None = None
     """Train an adapter (LoRA), which is merged into the model at the end; null: train the full model."""
-    device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    device: str = AUTO
+    """`cpu`, `cuda` or `cuda:N`; `auto`: the trainer's first."""
     threads: Threads = "auto"
     """Compute threads; auto: all cores (no other process of the run needs them)."""
     max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)

@@ -48,7 +48,7 @@ WITHOUT_GRADIENTS = ("lr_by_ess",)
 
 def settings_of(name: str, **common: Any) -> TrainerSettings:
     """The section `trainer` of a variant. common: keys that all variants share."""
-    return TrainerSettings.model_validate({**common, **VARIANTS[name]})
+    return TrainerSettings.model_validate({"device": "cpu", **common, **VARIANTS[name]})
 
 
 def reference_of(name: str, **common: Any) -> TrainerSettings:
@@ -61,4 +61,4 @@ def reference_of(name: str, **common: Any) -> TrainerSettings:
     section = {"loss": {"weight": {"mode": "exact"}, **kept}} | (
         {"advantage": section["advantage"]} if "advantage" in section else {}
     )
-    return TrainerSettings.model_validate({**common, **section})
+    return TrainerSettings.model_validate({"device": "cpu", **common, **section})

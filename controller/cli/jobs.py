@@ -26,12 +26,14 @@ from areal_like.config import dump_yaml
 from areal_like.errors import UserError
 from areal_like.process import private_files
 from controller.config.earlier_versions import upgrade
+from controller.config.launchers import launcher_of
 from controller.config.loading import build
 from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.data.job_rows import JobRows, Tables, refuse_changed
 from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
+from controller.preflight.machine import unused_gpus
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
 from controller.run_folder.run_notes import write_notes
@@ -92,6 +94,8 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     if (mode := folder.make_private()) is not None:
         what = f"{folder.root} was accessible to other users (mode {mode:o})"
         print(f"warning: {what}; now only you can access it", file=sys.stderr)
+    for note in unused_gpus(config) if launcher_of(config).is_one_machine else ():
+        print(f"note: {note}", file=sys.stderr)
     enlist(folder)
     announce(folder)
     return run_to_end(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())

@@ -163,5 +163,8 @@ def _run_offline(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"# {loaded.source}, resolved\n{dump_yaml(loaded.config)}\n# {loaded.source} is valid\n")
         return 0
     from controller.cli import offline_jobs
+    from controller.preflight.machine import unused_by_one_process
 
+    for note in unused_by_one_process(loaded.config.trainer.device):
+        print(f"note: {note}", file=sys.stderr)
     return offline_jobs.start(loaded, arguments.command)

@@ -99,7 +99,7 @@ class NewJob:
             config["model"] = {"path": self.model, "dtype": config["model"].get("dtype", "float32")}
             if self.hardware == "cpu":
                 config |= _CPU_SIZES
-                config["rollout"] = {"engine": {"num_slots": 16, "max_context": 1024}}
+                config["rollout"] = {"engine": {"device": "cpu", "num_slots": 16, "max_context": 1024}}
         if metrics := TRACKERS[self.tracker]:
             config["metrics"] = metrics
         text = yaml.safe_dump(config, sort_keys=False, width=110)
@@ -125,7 +125,7 @@ class NewJob:
 _CPU_SIZES: dict[str, Any] = {
     "groups_per_step": 4,
     "sampling": {"temperature": 1.0, "max_new_tokens": 256},
-    "trainer": {"micro_batch_tokens": 2048, "optimizer": {"lr": 1.0e-6, "warmup_steps": 2}},
+    "trainer": {"device": "cpu", "micro_batch_tokens": 2048, "optimizer": {"lr": 1.0e-6, "warmup_steps": 2}},
 }
 _HEADER = """\
 # Written by `areal-like init` from the recipe {recipe}. One row per line: {{"prompt": ..., "answer": ...}}; map other

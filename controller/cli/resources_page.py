@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_like.decoder_shape import DecoderShape
+from areal_like.device_names import names_gpu
 from areal_like.errors import UserError
 from controller.config.memory.estimate import ProcessMemory, estimate, shape_of_run
 from controller.config.memory.fit import CONTEXT_BYTES
@@ -41,7 +42,7 @@ def _memory_lines(config: RunConfig, shape: DecoderShape, device_bytes: float | 
     of_gpu = "" if device_bytes is None else f" of {size_text(device_bytes)}"
     lines: list[tuple[str, str, str]] = []
     for process, device in [*((one, places[True]) for one in found.trainer), (found.rollout, places[False])]:
-        is_cuda = device.startswith("cuda")
+        is_cuda = names_gpu(device)
         parts = dict(process.parts) | ({"CUDA context": CONTEXT_BYTES} if is_cuda and not _fills(process) else {})
         name = f"{process.count} {process.name}" if process.count > 1 and process.pool == "rollout" else process.name
         lines.append(

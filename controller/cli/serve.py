@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import yaml
 
+from areal_like.device_names import names_gpu
 from areal_like.errors import OperationError, UserError
 from areal_like.serve_files import ServeSpec
 from areal_like.settings import DType
@@ -99,7 +100,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeSpec:
     """Prepare the model in `folder`, and return how to serve it. Raises UserError, OperationError."""
     model, facts = found.model, found.facts
-    dtype: DType = arguments.dtype or ("bfloat16" if arguments.device.startswith("cuda") else "float32")
+    dtype: DType = arguments.dtype or ("bfloat16" if names_gpu(arguments.device) else "float32")
     if found.checkpoint is not None:
         model = str(folder / "exported")
         export_checkpoint(found.checkpoint, Path(model), None, None)

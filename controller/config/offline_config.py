@@ -7,14 +7,16 @@ Files are read in offline_loading.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from areal_like import limits
 from areal_like.config import ModelSettings, number_as_text
+from areal_like.device_names import AUTO
 from areal_like.prompts import PLACEHOLDER
 from areal_like.settings import Settings
+from controller.config import machine_gpus
 from controller.config.problems import Problem
 from controller.config.run_config import SinkSettings
 from controller.config.validation.lora import no_target_problems
@@ -50,6 +52,15 @@ class OfflineConfig(Settings):
     """Evaluation."""
     metrics: SinkSettings = SinkSettings()
     """Additional destinations of metrics (metrics.jsonl is always written), and the display."""
+
+    @model_validator(mode="after")
+    def _auto_becomes_a_device(self) -> Self:
+        """Replace `device: auto`, so that no code that reads an OfflineConfig sees it."""
+        if self.trainer.device == AUTO:
+            device = "cuda" if machine_gpus.usable_gpus() else "cpu"
+            trainer = self.trainer.model_copy(update={"device": device})
+            object.__setattr__(self, "trainer", trainer)  # immutable for everybody else
+        return self
 
     @field_validator("name", mode="before")
     @classmethod

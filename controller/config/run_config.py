@@ -6,19 +6,20 @@ formulas. Files are read in loading.py, combinations checked in validation/run.p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from areal_like import limits
 from areal_like.config import ModelSettings, SamplingSettings, StalenessSettings, number_as_text
+from areal_like.device_names import AUTO, index_of, resolved
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
+from controller.config.auto_devices import choose_devices, first_gpus
 from controller.config.data_settings import DataSettings as DataSettings
 from controller.config.data_settings import DataSource as DataSource
 from controller.config.dynamic_batch_settings import DynamicBatchSettings
@@ -286,6 +287,24 @@ class RunConfig(Settings):
                 return {**data, "rollout": _filled(rollout, "num_workers", int(size // each))}
         return data
 
+    @model_validator(mode="after")
+    def _auto_becomes_a_device(self) -> Self:
+        """Replace `device: auto`, so that no code that reads a RunConfig sees it."""
+        chosen = choose_devices(self)
+        replaced: dict[str, Settings] = {}
+        if self.trainer.device != chosen.trainer:
+            replaced["trainer"] = self.trainer.model_copy(update={"device": chosen.trainer})
+        if self.rollout.engine.device != chosen.engine:
+            engine = self.rollout.engine.model_copy(update={"device": chosen.engine})
+            replaced["rollout"] = self.rollout.model_copy(update={"engine": engine})
+        start = self.warm_start
+        if start is not None and start.sft.device == AUTO:
+            sft = start.sft.model_copy(update={"device": chosen.trainer})
+            replaced["warm_start"] = start.model_copy(update={"sft": sft})
+        for section, settings in replaced.items():
+            object.__setattr__(self, section, settings)  # immutable for everybody else
+        return self
+
     @property
     def is_colocated(self) -> bool:
         """placement: colocated"""
@@ -348,27 +367,23 @@ class RunConfig(Settings):
         """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (or as many
         in a row as its engine takes, named by the first), without the trainer's GPUs unless they are shared."""
         engine, count = self.rollout.engine, self.rollout.num_workers
+        device = resolved(engine.device)
         if launcher_of(self).chooses_gpus:
-            return (engine.device,) * count
+            return (device,) * count
         width = engine_of(self).devices_per_worker(engine)
-        if engine.device != "cuda" or count * width == 1:
-            return (engine.device,) * count
-        firsts: list[str] = []
-        index = 0
-        while len(firsts) < count:
-            wanted = [f"cuda:{index + offset}" for offset in range(width)]
-            is_free = self.is_colocated or not set(wanted) & set(self.trainer_devices)
-            firsts += wanted[:1] if is_free else []
-            index += width if is_free else 1
-        return tuple(firsts)
+        if device != "cuda" or count * width == 1:
+            return (device,) * count
+        others = () if self.is_colocated else self.trainer_devices
+        taken = {index for other in others if (index := index_of(other)) is not None}
+        return tuple(f"cuda:{index}" for index in first_gpus(count, width, taken))
 
     @property
     def trainer_devices(self) -> tuple[str, ...]:
         """Device of each rank of the trainer: one GPU each, from trainer.device upwards."""
-        match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
-        if match is None or launcher_of(self).chooses_gpus:
+        first = index_of(self.trainer.device)
+        if first is None or launcher_of(self).chooses_gpus:
             return (self.trainer.device,) * self.trainer.ranks
-        return tuple(f"cuda:{int(match.group(1) or 0) + rank}" for rank in range(self.trainer.ranks))
+        return tuple(f"cuda:{first + rank}" for rank in range(self.trainer.ranks))
 
     @property
     def train_sampling(self) -> Sampling:

@@ -12,6 +12,7 @@ from areal_like.emulation.settings import EmulationSettings
 from areal_like.staleness import Mode
 from controller.config.launch_settings import LaunchSettings
 from rollout.config import RolloutSettings
+from trainer.config import TrainerSettings
 
 
 class RunSettings(Protocol):
@@ -25,6 +26,9 @@ class RunSettings(Protocol):
 
     @property
     def rollout(self) -> RolloutSettings: ...
+
+    @property
+    def trainer(self) -> TrainerSettings: ...
 
     @property
     def launch(self) -> LaunchSettings: ...

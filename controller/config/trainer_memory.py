@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
+from areal_like.device_names import names_cpu, names_gpu
 from controller.config.backends import StateDemand, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import ALL_LINEAR, RunConfig
@@ -97,7 +98,7 @@ def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0) ->
 
 def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float | None) -> Problem | None:
     """Problem if the trainer's state does not fit. device_bytes: memory of one rank's device; None: not known."""
-    if not config.trainer.device.startswith("cuda") or config.emulation is not None:
+    if not names_gpu(config.trainer.device) or config.emulation is not None:
         return None
     if backend_of(config).adapts_to_memory and device_bytes is not None:
         return None
@@ -115,7 +116,7 @@ def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float |
 
 def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> Problem | None:
     """Problem if the state of all ranks that is kept in host memory does not fit this machine."""
-    is_on_cpu = config.trainer.device == "cpu"
+    is_on_cpu = names_cpu(config.trainer.device)
     need = (state.device_bytes if is_on_cpu else state.host_bytes) * config.trainer.ranks
     if need <= host_bytes or config.emulation is not None:
         return None

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from areal_like.device_names import names_cpu
 from areal_like.import_check import USER_PATH
 from areal_like.transport.ports import unused_port
 from controller.config.run_config import RunConfig
@@ -124,4 +125,6 @@ def is_forking(config: RunConfig) -> bool:
     """Return whether workers and trainer are forked from one process that has imported torch and transformers."""
     if config.launch.start_method != "auto":
         return config.launch.start_method == "forkserver"
-    return sys.platform == "linux" and {*config.rollout_devices, *config.trainer_devices} == {"cpu"}
+    return sys.platform == "linux" and all(
+        names_cpu(device) for device in (*config.rollout_devices, *config.trainer_devices)
+    )

@@ -6,21 +6,20 @@ controller/launch/cluster/. torch is not imported.
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 import tempfile
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from areal_like.device_names import index_of, names_cpu, names_gpu
 from controller.config.engines import engine_job, engine_of
 from controller.config.launchers import launcher_of
+from controller.config.machine_gpus import count_gpus, is_cpu_build, torch_build
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
-from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
+from controller.config.validation.pool_sizes import fit_problem, gpus_of_run, units
 
 MIN_WORKER_BYTES = 100_000_000
 """Minimum private memory of a rollout worker with any model, for torch and transformers alone."""
@@ -55,14 +54,11 @@ def _cannot_write(folder: Path) -> str:
 def devices(config: RunConfig) -> Iterator[Problem]:
     """Problems of devices that the config requires and this machine lacks."""
     keys = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
-    wanted = [key for key, device in keys.items() if device.startswith("cuda")]
+    wanted = [key for key, device in keys.items() if names_gpu(device)]
     if not wanted:
         return
-    try:
-        build = version("torch")
-    except PackageNotFoundError:
-        build = ""
-    if build.endswith("+cpu"):
+    build = torch_build()
+    if is_cpu_build(build):
         yield Problem(
             tuple(wanted), f"needs CUDA, but the torch installed here ({build}) is the CPU build", "device: cpu"
         )
@@ -74,26 +70,42 @@ def devices(config: RunConfig) -> Iterator[Problem]:
         yield problem
         return
     for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
-        index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
-        if index >= num_gpus:
+        if (index_of(device) or 0) >= num_gpus:
             what = f"{device} is configured, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
             yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
 
 
 def unused_gpus(config: RunConfig) -> Iterator[str]:
-    """Note about GPUs that the run does not use. This is easily overlooked, because `device` is `cpu` by default."""
+    """Note about GPUs of this machine that a run does not use."""
     num_gpus, used = count_gpus(), gpus_of_run(config)
     if config.emulation is not None or used >= num_gpus:
         return
-    remedy = "" if used else "; rollout.engine.device: cuda and trainer.device: cuda use them"
-    yield f"GPUs: this machine has {num_gpus}, and the run uses {used:g}{remedy}"
+    devices = {"trainer.device": config.trainer.device, "rollout.engine.device": config.rollout.engine.device}
+    on_cpu = [key for key, device in devices.items() if names_cpu(device)]
+    is_shareable = len(on_cpu) == 1 and not config.is_colocated
+    remedy = "; placement: colocated with mode: sync lets them share GPUs" if is_shareable else ""
+    yield unused_text(num_gpus - used, on_cpu) + remedy
 
 
-def count_gpus() -> int:
-    """Number of NVIDIA GPUs visible to CUDA, determined without torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
-    return present if visible is None else min(present, len([part for part in visible.split(",") if part.strip()]))
+def unused_by_one_process(device: str, key: str = "trainer.device") -> Iterator[str]:
+    """Same for a run of a single process, on the device of the setting `key`."""
+    if names_cpu(device) and (num_gpus := count_gpus()):
+        yield unused_text(num_gpus, [key])
+
+
+def unused_text(unused: float, on_cpu: Sequence[str]) -> str:
+    """Text about GPUs that a run does not use. on_cpu: keys of the devices that are `cpu`.
+
+    Example:
+        >>> unused_text(1, ["trainer.device"])
+        '1 GPU of this machine is not used: trainer.device is cpu'
+    """
+    text = f"{units(unused, 'GPU')} of this machine {'is' if unused == 1 else 'are'} not used"
+    if on_cpu:
+        text += f": {' and '.join(on_cpu)} {'is' if len(on_cpu) == 1 else 'are'} cpu"
+    if is_cpu_build(build := torch_build()):
+        text += f"; the torch installed here ({build}) is the CPU build"
+    return text
 
 
 def room_for_workers(config: RunConfig) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ import psutil
 
 from areal_like.decoder_shape import DecoderShape
 from areal_like.emulation.machines import gpu_named
+from controller.config.machine_gpus import count_gpus
 from controller.config.memory.estimate import shape_of_run
 from controller.config.memory.fit import fit_problems, fit_remarks, with_smallest_change
 from controller.config.run_config import RunConfig
@@ -22,7 +23,6 @@ from controller.config.trainer_memory import (
     parameters_of,
     trainer_state,
 )
-from controller.preflight import machine
 from controller.preflight.found import Preflight
 
 SMI_TIMEOUT_S = 20.0
@@ -63,7 +63,7 @@ def _look_at_estimate(
 def _gpu_bytes() -> float:
     """Memory of this machine's largest GPU; 0 if there is none or the driver does not report it."""
     command = shutil.which("nvidia-smi")
-    if not machine.count_gpus() or command is None:
+    if not count_gpus() or command is None:
         return 0.0
     arguments = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:

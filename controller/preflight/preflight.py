@@ -7,7 +7,7 @@ and is only a remark in `validate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from areal_like.errors import UserError
@@ -58,7 +58,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems += own_code.problems_of(config, found.train)
     if is_here:
         found.absent += machine.devices(config)
-        found.notes += machine.unused_gpus(config)
+        found.notes += _unused_gpus(config, purpose)
     if purpose != "sft":
         found.absent += reward_services.problems_of(config)
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
@@ -76,6 +76,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             seen.seats,
         )
     return found
+
+
+def _unused_gpus(config: RunConfig, purpose: Purpose) -> Iterator[str]:
+    """Notes about GPUs that the processes of this purpose do not use."""
+    if purpose != "sft":
+        return machine.unused_gpus(config)
+    start = config.warm_start
+    return machine.unused_by_one_process(start.sft.device, "warm_start.sft.device") if start else iter(())
 
 
 def _one_demonstration(config: RunConfig) -> RunConfig:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.device_names import names_cpu
 from areal_like.emulation.roofline import Measured
 from areal_like.errors import UserError
 from controller.config.run_config import RunConfig
@@ -68,9 +69,9 @@ def other_threads(measured: RunConfig, planned: RunConfig) -> str | None:
     equal.
     """
     on_cores: list[Role] = []  # on a GPU the threads do hardly any of the work
-    if planned.rollout.engine.device == "cpu":
+    if names_cpu(planned.rollout.engine.device):
         on_cores.append("rollout")
-    if planned.trainer.device == "cpu":
+    if names_cpu(planned.trainer.device):
         on_cores.append("trainer")
     had, has = ([threads_for(config, role) for role in on_cores] for config in (measured, planned))
     if had == has:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_like.decoder_shape import DecoderShape
+from areal_like.device_names import names_gpu
 from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import gpu_named, model_of_shape
 from areal_like.errors import UserError
@@ -45,7 +46,7 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
 
     lengths: lengths of answers; None: the config's forced lengths, else log-normal with a third of the maximum as mean.
     """
-    if not all(device.startswith("cuda") for device in (config.trainer.device, config.rollout.engine.device)):
+    if not all(names_gpu(device) for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
             "engine and trainer are not both on GPUs",
             remedy="areal-like simulate CONFIG --calibrate RUN takes the costs of a run of yours",

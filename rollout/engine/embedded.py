@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from areal_like.device_names import names_gpu
 from areal_like.errors import EngineError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
@@ -120,7 +121,7 @@ class EmbeddedEngine:
             interruptions=("recompute", "keep_kv", "drain"),
             per_request_seed=True,
             group_ranks=1,
-            device="cuda" if self._settings.device.startswith("cuda") else "cpu",
+            device="cuda" if names_gpu(self._settings.device) else "cpu",
         )
 
     @property

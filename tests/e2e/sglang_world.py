@@ -103,6 +103,7 @@ class World:
             "control_timeout_s": 300.0, "stall_timeout_s": 300.0, "checksums": True, "environment": FORKED, **more,
         }  # fmt: skip
         return EngineSettings(
+            device="cpu",
             kind="sglang",
             num_slots=SLOTS,
             max_context=CONTEXT,
@@ -126,7 +127,7 @@ class World:
     @asynccontextmanager
     async def embedded(self) -> AsyncIterator[EmbeddedEngine]:
         """Our own engine, which has loaded no version yet."""
-        settings = EngineSettings(num_slots=64, max_context=CONTEXT)
+        settings = EngineSettings(device="cpu", num_slots=64, max_context=CONTEXT)
         engine = EmbeddedEngine(self.model_dir, settings, dtype="float32", num_threads=1)
         await engine.start()
         try:

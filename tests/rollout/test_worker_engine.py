@@ -69,7 +69,7 @@ def test_answer_cut_and_continued_under_newer_versions_has_the_log_probs_of_each
     folder = make_folder(tmp_path / "model")
     store = WeightStore(tmp_path / "weights", "disk", keep=4)
     policies = [make_model(seed) for seed in range(3)]
-    settings = EngineSettings(num_slots=4, max_context=96)
+    settings = EngineSettings(device="cpu", num_slots=4, max_context=96)
 
     async def scenario(r):
         await r.ready(version=None)
@@ -109,7 +109,7 @@ def test_answer_cut_and_continued_under_newer_versions_has_the_log_probs_of_each
 
 
 def make_spec(tmp_path, address, **more):
-    given = {"settings": {"engine": {"num_slots": 4, "max_context": 96}}, **more}
+    given = {"settings": {"engine": {"device": "cpu", "num_slots": 4, "max_context": 96}}, **more}
     return ProcessSpec(
         role="rollout",
         name="rollout-0",

@@ -47,7 +47,7 @@ LORA = {"rank": RANK, "alpha": RANK * SCALE}
 
 def opened(prepared: Path, *, lora: dict[str, Any] | None = LORA, **changes: Any) -> Training:
     run_dir = prepared.parent / "run"
-    settings = {"optimizer": {"lr": 0.02}, "lora": lora, **changes.pop("settings", {})}
+    settings = {"device": "cpu", "optimizer": {"lr": 0.02}, "lora": lora, **changes.pop("settings", {})}
     facts: dict[str, Any] = {
         "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(run_dir), "hub_address": "tcp://127.0.0.1:1",
         "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(prepared)),
@@ -286,7 +286,9 @@ def test_an_engines_logprobs_are_those_of_transformers_with_peft(
     receiver = MergingReceiver(files, prepared, [tmp_path / "local"])
 
     async def answers() -> list[tuple[np.ndarray, Segment]]:
-        engine = EmbeddedEngine(prepared, EngineSettings(num_slots=4, max_context=64), dtype="float32", num_threads=1)
+        engine = EmbeddedEngine(
+            prepared, EngineSettings(device="cpu", num_slots=4, max_context=64), dtype="float32", num_threads=1
+        )
         await engine.start()
         try:
             await engine.load_version(await receiver.receive(str(training.publish()().path), 5.0), "recompute")

@@ -63,6 +63,7 @@ def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_zero_options_are_passed_on_and_raw_ones_merged() -> None:
     settings = TrainerSettings(
+        device="cpu",
         backend="deepspeed",
         deepspeed={  # type: ignore[arg-type]
             "stage": 3, "offload_optimizer": True, "reduce_bucket_size": 1000,

@@ -365,8 +365,8 @@ def test_gradients_left_from_elsewhere_do_not_count(folder: Path, tiny_model: An
 def opened(prepared: Path, name: str, *, resume_from: Path | None = None, **settings: Any) -> Training:
     run_dir = prepared.parent / name
     keys = {
-        "optimizer": {"lr": 1e-3}, "critic": {"optimizer": {"lr": 0.01}}, "advantage": {"kind": "gae"},
-        "mini_batches": 2, **settings,
+        "device": "cpu", "optimizer": {"lr": 1e-3}, "critic": {"optimizer": {"lr": 0.01}},
+        "advantage": {"kind": "gae"}, "mini_batches": 2, **settings,
     }  # fmt: skip
     training = Training(
         ProcessSpec(

@@ -91,7 +91,7 @@ def test_a_whole_training_publishes_saves_and_resumes_with_it(
                 group_size=4,
                 num_steps=6,
                 weight_dir=str(tmp_path / "weights"),
-                settings=TOY,
+                settings={"device": "cpu", **TOY},
                 **changes,
             )
         )

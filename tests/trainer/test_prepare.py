@@ -50,7 +50,7 @@ def rows_file(tmp_path: Path) -> Path:
 
 
 def supervised(tmp_path: Path, steps: int = 3, **changes: Any) -> dict[str, Any]:
-    settings = SftSettings(**{"steps": steps, "batch_size": 4, "log_every": 2, **changes})
+    settings = SftSettings(**{"device": "cpu", "steps": steps, "batch_size": 4, "log_every": 2, **changes})
     return {"sft_rows": str(rows_file(tmp_path)), "sft": settings, "status_path": str(tmp_path / "status.jsonl")}
 
 

@@ -65,6 +65,7 @@ VERSIONS: dict[str, Any] = {
 }  # fmt: skip
 VERSION_STEPS = 4
 SETTINGS: dict[str, Any] = {
+    "device": "cpu",
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
     "mini_batches": 2, "micro_batch_tokens": 48, "rank_timeout_s": 120.0,
 }  # fmt: skip

@@ -31,7 +31,8 @@ def spec_of(prepared: Path, **changes: Any) -> ProcessSpec:
         "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
         "num_steps": 5, "weight_dir": str(run_dir / "weights"), "settings": {"optimizer": {"lr": 1e-3}},
     }  # fmt: skip
-    return ProcessSpec(**{**facts, **changes})
+    merged = {**facts, **changes}
+    return ProcessSpec(**{**merged, "settings": {"device": "cpu", **merged["settings"]}})
 
 
 def opened(prepared: Path, **changes: Any) -> Training:

@@ -49,7 +49,8 @@ def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
         "trace": {"max_events": 1000}, "curve_dir": str(keys_of("trainer", "trainer")),
         "settings": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every_steps": 2}},
     }  # fmt: skip
-    return ProcessSpec(**{**facts, **changes})
+    merged = {**facts, **changes}
+    return ProcessSpec(**{**merged, "settings": {"device": "cpu", **merged["settings"]}})
 
 
 # ---------------------------------------------------------------- a policy without torch, a wire without sockets

@@ -33,7 +33,8 @@ def process_spec(tmp_path: Path, **changes: Any) -> ProcessSpec:
         "weight_dir": str(tmp_path / "weights"), "heartbeat_s": 0.25, "controller_silence_s": 6.0,
         "settings": {},
     }  # fmt: skip
-    return ProcessSpec(**{**facts, **changes})
+    merged = {**facts, **changes}
+    return ProcessSpec(**{**merged, "settings": {"device": "cpu", **merged["settings"]}})
 
 
 # ---------------------------------------------------------------- a process from its spec to its exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from areal_like.device_names import names_gpu
 from trainer.backends.descriptor import BackendDescriptor, PassDemand, StateDemand, StateLayout
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.config import TrainerSettings
@@ -24,7 +25,7 @@ class AutoDescriptor(BackendDescriptor):
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
         is_too_much = demand.num_bytes / settings.ranks > demand.largest_device_bytes
-        return StateLayout.even(settings.ranks, on_host=settings.device.startswith("cuda") and is_too_much)
+        return StateLayout.even(settings.ranks, on_host=names_gpu(settings.device) and is_too_much)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """With several ranks as FSDP, which shards the model."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from areal_like.device_names import names_cpu
 from trainer.config import TrainerSettings
 
 
@@ -31,9 +32,9 @@ def zero_config(settings: TrainerSettings) -> dict[str, Any]:
     }
     options = {key: value for key, value in options.items() if value is not None}
     if zero.offload_optimizer:
-        options["offload_optimizer"] = {"device": "cpu", "pin_memory": settings.device != "cpu"}
+        options["offload_optimizer"] = {"device": "cpu", "pin_memory": not names_cpu(settings.device)}
     if zero.offload_param:
-        options["offload_param"] = {"device": "cpu", "pin_memory": settings.device != "cpu"}
+        options["offload_param"] = {"device": "cpu", "pin_memory": not names_cpu(settings.device)}
     made: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

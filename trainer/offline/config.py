@@ -8,6 +8,7 @@ from pydantic import Field
 
 from areal_like import limits
 from areal_like.config import AddBos, Threads
+from areal_like.device_names import AUTO
 from areal_like.settings import Settings
 from trainer.config import AdapterSettings, CheckpointSettings, OptimizerSettings
 
@@ -58,8 +59,8 @@ class OfflineTrainerSettings(Settings):
 
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Training from files runs in one process: only 1 is accepted."""
-    device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    device: str = AUTO
+    """`cpu`, `cuda` or `cuda:N`; `auto`: `cuda` if there is a GPU, else `cpu`."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from areal_like.device_names import names_gpu
 from areal_like.errors import TransferBroken
 from areal_like.weights.process_group import GroupBackend, GroupCall, JoinRequest, NoGroup
 from areal_like.weights.weight_store import WeightManifest, map_payload
@@ -187,7 +188,7 @@ class GroupRounds:
         if self._settings.backend != "auto":
             return self._settings.backend
         on_gpus = all(request.device == "cuda" for request in round_.joined.values())
-        return "nccl" if on_gpus and self._device.startswith("cuda") else "gloo"
+        return "nccl" if on_gpus and names_gpu(self._device) else "gloo"
 
     # ------------------------------------------------------------ the group
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
+from areal_like.device_names import names_gpu
 from controller.config.backends import PassDemand, backend_of
 from controller.config.engines import ServingDemand, engine_job, engine_of
 from controller.config.memory.called_models import called_model_parts, shape_in
@@ -97,7 +98,7 @@ def pass_of(config: RunConfig) -> Pass:
     computed.
     """
     trainer, longest = config.trainer, config.rollout.engine.max_context
-    is_16_bit, is_cuda = trainer.precision == "bfloat16", trainer.device.startswith("cuda")
+    is_16_bit, is_cuda = trainer.precision == "bfloat16", names_gpu(trainer.device)
     all_tokens = -(-config.samples_per_step // (trainer.mini_batches * trainer.ranks)) * longest
     return Pass(
         tokens=min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest)),
@@ -126,7 +127,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     backend, trainer = backend_of(config), config.trainer
     lora = trainer.lora
     state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
-    one, is_cuda = pass_of(config), trainer.device.startswith("cuda")
+    one, is_cuda = pass_of(config), names_gpu(trainer.device)
     reference = float(FLOAT32 * shape.parameters) if has_reference(config) and lora is None else 0.0
     teacher = teacher_bytes(config)
     state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
@@ -202,7 +203,7 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     """
     trainer, parameters = config.trainer, float(shape.parameters)
     adapter, lora = adapter_parameters(config, shape), trainer.lora
-    state, is_cuda = trainer_state(config, parameters, adapter), trainer.device.startswith("cuda")
+    state, is_cuda = trainer_state(config, parameters, adapter), names_gpu(trainer.device)
     whole = parameters * DTYPE_BYTES[config.model.dtype]
     is_lone = lora is not None and lora.publish == "adapter"
     version = FLOAT32 * adapter if is_lone else whole

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from areal_like.decoder_shape import DecoderShape
+from areal_like.device_names import names_gpu
 from controller.config.backends import REGISTERED, backend_of
 from controller.config.engines import engine_job, engine_of
 from controller.config.launchers import launcher_of
@@ -61,9 +62,9 @@ def lacks(config: RunConfig, shape: DecoderShape, device_bytes: float) -> list[L
         return []
     found = estimate(config, shape, device_bytes)
     judged: list[ProcessMemory] = []
-    if config.trainer.device.startswith("cuda") and not backend_of(config).adapts_to_memory:
+    if names_gpu(config.trainer.device) and not backend_of(config).adapts_to_memory:
         judged += found.trainer
-    if config.rollout.engine.device.startswith("cuda"):
+    if names_gpu(config.rollout.engine.device):
         judged.append(found.rollout)
     if len(judged) > 1 and _share_devices(config):
         judged = [_together(judged)]

@@ -5,9 +5,9 @@ The engine's environment is checked in preflight/.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from areal_like.device_names import NAMES, is_device
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.errors import UserError
 from areal_like.import_path import is_import_path
@@ -104,8 +104,8 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
     if config.warm_start is not None:
         devices["warm_start.sft.device"] = config.warm_start.sft.device
     for key, device in devices.items():
-        if not re.fullmatch(r"cpu|cuda|cuda:\d+", device):
-            yield Problem((key,), f"no device `{device}`", "cpu, cuda or cuda:N")
+        if not is_device(device):
+            yield Problem((key,), f"no device `{device}`", NAMES)
 
 
 def hardware_problems(config: RunConfig) -> Iterator[Problem]:

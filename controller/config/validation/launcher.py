@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from areal_like.device_names import resolved
 from controller.config.engines import as_problems, configured_engine
 from controller.config.launchers import LAUNCHERS, launcher_of
 from controller.config.problems import Problem
@@ -76,6 +77,6 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
         if re.fullmatch(r"cuda:\d+", device):
             what = f"{launcher.title} chooses the GPU of a process, not `{device}`"
             yield Problem((key, "launch.kind"), what, f"{key}: cuda")
-        if device == "cuda" and reserved is not None and reserved.gpus == 0:
+        if resolved(device) == "cuda" and reserved is not None and reserved.gpus == 0:
             key_of_gpus = f"launch.{launcher.section}.{name}.gpus"
             yield Problem((key_of_gpus, key), "no GPU is reserved, but the device is cuda", "null")

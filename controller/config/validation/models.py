@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from areal_like.device_names import is_device
 from areal_like.import_path import is_import_path
 from areal_like.token_source import MAX_NAME_CHARS
 from controller.config.problems import Problem
@@ -70,7 +71,7 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
             f"{model.words}: a run trains one policy; to train two separately, start two runs",
             "trained: false; or roles of one policy (source: policy without refresh_every)",
         )
-    if model.device is not None and not re.fullmatch(r"cpu|cuda|cuda:\d+", model.device):
+    if model.device is not None and not is_device(model.device):
         yield Problem((f"{key}.device",), f"no device `{model.device}`", "cpu, cuda or cuda:N")
     if config.emulation is not None:
         yield Problem((key, "emulation"), "a model with weights of its own cannot be emulated", "emulation: null")

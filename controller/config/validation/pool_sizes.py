@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from areal_like.device_names import names_gpu, resolved
 from controller.config.engines import as_problems, configured_engine, engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
@@ -52,7 +53,7 @@ def units(count: float, name: str) -> str:
 def gpus_of_worker(config: RunConfig) -> int:
     """GPUs of one rollout worker: 0 on a CPU."""
     engine = config.rollout.engine
-    if not engine.device.startswith("cuda"):
+    if not names_gpu(engine.device):
         return 0
     return configured_engine(config).devices_per_worker(engine)
 
@@ -70,7 +71,7 @@ def pool_sizes(config: RunConfig) -> list[PoolSize]:
         "rollout": config.rollout.threads if isinstance(config.rollout.threads, int) else 1,
         "trainer": config.trainer.threads if isinstance(config.trainer.threads, int) else 1,
     }
-    trainer_gpus = 1 if config.trainer.device.startswith("cuda") else 0
+    trainer_gpus = 1 if names_gpu(config.trainer.device) else 0
     num_services = 0 if config.reward.addresses or not config.reward.scorers else config.reward.num_services
     pools = (
         ("rollout", config.rollout.num_workers, gpus_of_worker(config), threads["rollout"]),
@@ -96,7 +97,7 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
     Devices named individually (`cuda:3`) may be shared on purpose, so only pools that are counted are checked.
     """
     wanted = gpus_of_run(config)
-    if wanted <= num_gpus or config.rollout.engine.device != "cuda":
+    if wanted <= num_gpus or resolved(config.rollout.engine.device) != "cuda":
         return None
     pools = {pool.name: pool for pool in pool_sizes(config) if pool.gpus}
     listed = " and ".join(f"{name} {pool.words}" for name, pool in pools.items())
@@ -170,7 +171,7 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             "while the trainer works no engine has memory to receive into, and all of them load at the same time",
             "swap: together",
         )
-    on_gpus = [device.startswith("cuda") for device in (trainer.device, engine.device)]
+    on_gpus = [names_gpu(device) for device in (trainer.device, engine.device)]
     if on_gpus[0] != on_gpus[1]:
         yield Problem(
             ("placement", "trainer.device", "rollout.engine.device"),

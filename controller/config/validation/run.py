@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from areal_like import limits
 from areal_like.config import BUILT_IN_TOKENIZERS, ModelSettings
 from areal_like.context_limit import context_limit
+from areal_like.device_names import names_gpu
 from areal_like.import_path import is_import_path
 from areal_like.staleness import MODE_STALENESS
 from controller.config.backends import backend_kind_problems
@@ -127,7 +128,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
 def _model(config: RunConfig) -> Iterator[Problem]:
     yield from model_problems(config.model)
     kernel = config.trainer.attention
-    if kernel in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
+    if kernel in ("flash_attn", "varlen") and not names_gpu(config.trainer.device):
         yield Problem(
             ("trainer.attention", "trainer.device"),
             f"`{kernel}` runs on CUDA only, and trainer.device is {config.trainer.device}",

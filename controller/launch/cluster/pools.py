@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from areal_like.device_names import names_gpu
 from controller.config.cluster_settings import PoolSettings, Strategy
 from controller.config.run_config import RunConfig
 from controller.config.validation.pool_sizes import gpus_of_worker
@@ -47,7 +48,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
         Pool(
             "trainer",
             tuple(trainer_names(config)),
-            _each(ray.trainer, threads_for(config, "trainer"), 1 if _is_gpu(trainer.device) or _is_gpu(sft) else 0),
+            _each(ray.trainer, threads_for(config, "trainer"), 1 if names_gpu(trainer.device) or names_gpu(sft) else 0),
             ray.trainer.strategy,
         ),
         Pool(
@@ -72,10 +73,6 @@ def publish_location(name: str, pools: list[Pool]) -> tuple[str, int | None]:
             return pool.name, pool.members.index(name)
     assert name.startswith("rollout-"), f"{name} belongs to no pool"
     return "rollout", None
-
-
-def _is_gpu(device: str) -> bool:
-    return device.startswith("cuda")
 
 
 def _each(pool: PoolSettings, default_cpus: float, default_gpus: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_like.device_names import names_cpu
 from areal_like.errors import UserError
 from rollout.config import EngineSettings, Interruption
 from rollout.engine.sglang.environment import (
@@ -64,7 +65,7 @@ class Launch:
     @property
     def is_cpu(self) -> bool:
         """Whether it runs on a CPU."""
-        return self.settings.device == "cpu"
+        return names_cpu(self.settings.device)
 
     def command(self, folder: Path, version: int, *, port: int, nccl_port: int, seed: int, key_file: Path) -> list[str]:
         """The server's command line. `version` -1: the folder's weights are not loaded, because the first version
@@ -176,7 +177,7 @@ def plan_launch(
     python = find_python(settings.python or PYTHON)
     found = check_version(python)
     log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
-    extra = extra_words(settings, argument_table(python, is_cpu=settings.device == "cpu"), interruption)
+    extra = extra_words(settings, argument_table(python, is_cpu=names_cpu(settings.device)), interruption)
     return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra), in_turns)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from areal_like.device_names import names_cpu
 from areal_like.errors import UserError
 from areal_like.setting_problem import Recovery, SettingProblem
 from rollout.config import EngineSettings
@@ -70,7 +71,7 @@ class SGLangDescriptor(EngineDescriptor):
             python = find_python(settings.python or PYTHON)
             check_version(python)
             if settings.sglang.arguments:
-                extra_words(settings, argument_table(python, is_cpu=settings.device == "cpu"), job.interruption)
+                extra_words(settings, argument_table(python, is_cpu=names_cpu(settings.device)), job.interruption)
         except UserError as error:
             is_local = error.where == PYTHON_KEY
             yield SettingProblem((error.where,), error.what, error.remedy, is_local=is_local)
@@ -139,7 +140,7 @@ class SGLangDescriptor(EngineDescriptor):
 
     def advice(self, job: EngineJob) -> Iterator[str]:
         """Advice on shared devices, which have no effect on CPUs."""
-        if job.is_colocated and job.settings.device == "cpu":
+        if job.is_colocated and names_cpu(job.settings.device):
             yield (
                 "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"
                 " else works as on GPUs"

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from areal_like.device_names import names_cpu
 from areal_like.errors import EngineError, TransferBroken, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
@@ -164,7 +165,7 @@ class SGLangEngine:
             experts_shape=experts_shape(config) if self._settings.sglang.routed_experts else None,
         )
         num_gpus = self._settings.sglang.tp_size
-        is_cpu = self._settings.device == "cpu"
+        is_cpu = names_cpu(self._settings.device)
         self._turns = DeviceLease(self._keeper, self._attempts, is_cpu=is_cpu, num_gpus=num_gpus)
         if self._starts_empty:
             self._attempts.gate.clear()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from areal_like.device_names import names_cpu
 from areal_like.setting_problem import SettingProblem
 from rollout.config import SGLangSettings
 from rollout.engine.descriptor import KIND_KEY, EngineJob
@@ -58,7 +59,7 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
     """Problems of a process group: servers can take part if their weights can be verified afterwards, and if they can
     be replaced."""
     sglang = job.settings.sglang
-    if job.settings.device != "cpu":
+    if not names_cpu(job.settings.device):
         yield SettingProblem(
             ("rollout.engine.device",), "the weights of an SGLang server on a GPU cannot be verified after a transfer"
         )
@@ -131,7 +132,7 @@ def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
 
 def _device(job: EngineJob) -> Iterator[SettingProblem]:
     sglang = job.settings.sglang
-    if job.settings.device != "cpu":
+    if not names_cpu(job.settings.device):
         return
     needs = {
         "quantization": (sglang.quantization != "none", "SGLang's fp8 kernels need CUDA"),
@@ -178,7 +179,7 @@ def _layers(sglang: SGLangSettings) -> Iterator[SettingProblem]:
 
 def _proof(job: EngineJob) -> Iterator[SettingProblem]:
     sglang = job.settings.sglang
-    if sglang.checksums and job.settings.device != "cpu":
+    if sglang.checksums and not names_cpu(job.settings.device):
         yield SettingProblem(
             (f"{KEY}.checksums", "rollout.engine.device"),
             "SGLang's sum of a tensor on a GPU can only be computed on a GPU, but the published one is in host memory",

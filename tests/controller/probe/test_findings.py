@@ -46,7 +46,7 @@ INIT: dict[str, Any] = {
 PROMPTS = [f"{a}+{b}=" for a in range(10) for b in range(10)]
 ROWS = [{"prompt": prompt, "answer": "7", "origin": "3+3"} for prompt in PROMPTS[:4]]
 SAMPLING = Sampling(max_new_tokens=6)
-SETTINGS = {"engine": {"num_slots": 32, "max_context": 64}}
+SETTINGS = {"engine": {"device": "cpu", "num_slots": 32, "max_context": 64}}
 
 
 class Function:

@@ -80,7 +80,7 @@ class Bench:
         """A started engine with a version loaded."""
         engine = EmbeddedEngine(
             self.root / "model",
-            EngineSettings(num_slots=num_slots, max_context=max_context, **settings),
+            EngineSettings(device="cpu", num_slots=num_slots, max_context=max_context, **settings),
             dtype=str(self.dtype).removeprefix("torch."),
             num_threads=1,
         )

@@ -19,7 +19,8 @@ class Echo(EngineDescriptor):
 
 def job_of(**settings: Any) -> EngineJob:
     return EngineJob(
-        settings=EngineSettings(**settings), num_workers=1, interruption="recompute", model_dtype="bfloat16",
+        settings=EngineSettings(device="cpu", **settings), num_workers=1, interruption="recompute",
+        model_dtype="bfloat16",
         startup_timeout_s=1.0, is_colocated=False,
     )  # fmt: skip
 

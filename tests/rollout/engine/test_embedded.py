@@ -75,7 +75,11 @@ class Bench:
         monkeypatch.setattr(embedded.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(embedded, "finish", lambda device: None)
         self.engine = EmbeddedEngine(
-            Path("model"), EngineSettings(num_slots=2, max_context=64), dtype="float32", num_threads=1, tracer=tracer
+            Path("model"),
+            EngineSettings(device="cpu", num_slots=2, max_context=64),
+            dtype="float32",
+            num_threads=1,
+            tracer=tracer,
         )
         self.core = Core(self)
         self.engine._wake = SimpleNamespace(wait=self.rest, set=lambda: None, clear=lambda: None)  # type: ignore[assignment]

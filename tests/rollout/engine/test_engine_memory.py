@@ -25,7 +25,7 @@ def resident_bytes():
     return psutil.Process().memory_info().rss
 
 async def main(model, manifest):
-    settings = EngineSettings(num_slots=32, max_context=1024)
+    settings = EngineSettings(device="cpu", num_slots=32, max_context=1024)
     engine = EmbeddedEngine(model, settings, dtype="float32", num_threads=1)
     await engine.start()
     await engine.load_version(manifest, "recompute")
@@ -69,7 +69,7 @@ def test_an_engine_that_starts_empty_takes_memory_with_its_first_version(kit: An
         from rollout.config import EngineSettings
         from rollout.engine.embedded import EmbeddedEngine
 
-        settings = EngineSettings(num_slots=4, max_context=128)
+        settings = EngineSettings(device="cpu", num_slots=4, max_context=128)
         engine = EmbeddedEngine(bench.root / "model", settings, dtype="float32", num_threads=1, starts_empty=True)
         await engine.start()
         try:

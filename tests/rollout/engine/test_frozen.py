@@ -15,7 +15,7 @@ GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 24, "n_positions"
 
 
 def frozen(bench: Any, *, is_refreshed: bool = False) -> FrozenEngine:
-    settings = EngineSettings(num_slots=4, max_context=128)
+    settings = EngineSettings(device="cpu", num_slots=4, max_context=128)
     return FrozenEngine(
         bench.root / "model", settings, dtype="float32", num_threads=1, is_refreshed=is_refreshed
     )  # fmt: skip

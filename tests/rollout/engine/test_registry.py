@@ -19,7 +19,7 @@ ALL = [*ENGINES.values(), EMULATED]
 
 def job(engine: EngineDescriptor, **settings: object) -> EngineJob:
     return EngineJob(
-        settings=EngineSettings.model_validate({"kind": engine.name, **settings}),
+        settings=EngineSettings.model_validate({"kind": engine.name, "device": "cpu", **settings}),
         num_workers=2, interruption="recompute", model_dtype="float32", startup_timeout_s=30.0, is_colocated=False,
     )  # fmt: skip
 

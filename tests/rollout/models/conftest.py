@@ -85,7 +85,7 @@ class Desk:
 
     def __init__(self, zoo: Zoo, tmp_path: Path, models: list[dict[str, Any]]) -> None:
         self.zoo = zoo
-        engine = EngineSettings(num_slots=4, max_context=96)
+        engine = EngineSettings(device="cpu", num_slots=4, max_context=96)
         self.settings = RolloutSettings.model_validate({"engine": engine.model_dump(), "models": models})
         self.engine = EmbeddedEngine(zoo.policy, engine, dtype="float32", num_threads=1)
         self.gate = VersionGate()

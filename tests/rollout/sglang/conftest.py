@@ -99,7 +99,12 @@ class FakeWorld:
         return SGLangEngine(
             self.model_dir,
             EngineSettings(
-                kind="sglang", num_slots=4, max_context=128, python=str(self.python), sglang=SGLangSettings(**settings)
+                device="cpu",
+                kind="sglang",
+                num_slots=4,
+                max_context=128,
+                python=str(self.python),
+                sglang=SGLangSettings(**settings),
             ),
             dtype="float32",
             num_threads=1,

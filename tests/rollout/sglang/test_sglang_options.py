@@ -72,7 +72,9 @@ def test_a_server_whose_core_others_want_sleeps_while_it_has_nothing_to_do():
 
 
 def test_an_engine_spread_over_several_servers_is_refused_with_the_reason():
-    settings = EngineSettings(kind="sglang", sglang=SGLangSettings(arguments={"disaggregation-mode": "prefill"}))
+    settings = EngineSettings(
+        device="cpu", kind="sglang", sglang=SGLangSettings(arguments={"disaggregation-mode": "prefill"})
+    )
     with pytest.raises(UserError, match="the others would go on with the old version"):
         extra_words(settings, {"disaggregation-mode": Argument(True, False)}, "recompute")
 

@@ -28,7 +28,9 @@ TABLE = {
 
 def words(interruption="recompute", **arguments):
     named = {name.replace("_", "-"): value for name, value in arguments.items()}
-    return extra_words(EngineSettings(kind="sglang", sglang=SGLangSettings(arguments=named)), TABLE, interruption)
+    return extra_words(
+        EngineSettings(device="cpu", kind="sglang", sglang=SGLangSettings(arguments=named)), TABLE, interruption
+    )
 
 
 def test_further_arguments_become_words_of_the_command_line():

@@ -374,7 +374,8 @@ def process_spec(run_dir: Path, prepared: Path, **changes: Any) -> ProcessSpec:
         "num_steps": STEPS, "weight_dir": str(run_dir / "weights"),
         "settings": {"optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2}, "mini_batches": 2},
     }  # fmt: skip
-    return ProcessSpec(**{**facts, **changes})
+    merged = {**facts, **changes}
+    return ProcessSpec(**{**merged, "settings": {"device": "cpu", **merged["settings"]}})
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def train(tmp_path: Path, stop_at: tuple[int, ...] = (), **changes: object) -> P
 
 
 def test_supervised_training_learns_its_rows(tmp_path: Path) -> None:
-    run_dir = train(tmp_path, epochs=25, trainer={"optimizer": {"lr": 2e-2, "warmup_steps": 3}})
+    run_dir = train(tmp_path, epochs=25, trainer={"device": "cpu", "optimizer": {"lr": 2e-2, "warmup_steps": 3}})
     before, after = rows_of_kind(run_dir, "eval")
     steps = rows_of_kind(run_dir, "step")
     assert before["version"] == 0
@@ -68,7 +68,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
 def test_metrics_do_not_depend_on_micro_batches(tmp_path: Path) -> None:
     losses = []
     for budget in (16, 999):
-        run_dir = train(tmp_path / str(budget), epochs=1, trainer={"micro_batch_tokens": budget})
+        run_dir = train(tmp_path / str(budget), epochs=1, trainer={"device": "cpu", "micro_batch_tokens": budget})
         losses.append([row["loss"] for row in rows_of_kind(run_dir, "step")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 

@@ -46,7 +46,7 @@ def make_spec(tmp_path: Path, **changes: Any) -> OfflineSpec:
         "run_id": "r", "parent_pid": os.getpid(), "seed": 3, "run_dir": str(run_dir), "objective": "sft",
         "model": {"init": INIT, "tokenizer": "characters:running_sum"},
         "data": data, "epochs": 2, "max_steps": None, "batch_size": 4,
-        "trainer": {"micro_batch_tokens": 24, "checkpoint": {"every_steps": 2},
+        "trainer": {"device": "cpu", "micro_batch_tokens": 24, "checkpoint": {"every_steps": 2},
                     "optimizer": {"lr": 2e-2, "warmup_steps": 1}},
         "eval": {"at_start": True},
     }  # fmt: skip

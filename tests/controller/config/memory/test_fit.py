@@ -131,9 +131,12 @@ def test_cpus_emulated_devices_and_backends_that_adapt_are_not_judged() -> None:
 def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 2)
     on_cpu = preflight.look(make(), "validate").notes
-    assert "GPUs: this machine has 2, and the run uses 0; rollout.engine.device: cuda" in " ".join(on_cpu)
+    assert "2 GPUs of this machine are not used: trainer.device and rollout.engine.device are cpu" in " ".join(on_cpu)
+    one = " ".join(preflight.look(make(trainer__device="cuda:0"), "validate").notes)
+    assert "1 GPU of this machine is not used: rollout.engine.device is cpu" in one
+    assert "placement: colocated with mode: sync" in one
     both = make(rollout__engine__device="cuda:0", trainer__device="cuda:1")
-    assert "GPUs:" not in " ".join(preflight.look(both, "validate").notes)
+    assert "not used" not in " ".join(preflight.look(both, "validate").notes)
 
 
 @pytest.mark.processes
