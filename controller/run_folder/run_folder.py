@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import psutil
 
-from areal_like.errors import UserError, add_file_name
+from areal_like.errors import UserError
 from areal_like.process import boot_id, is_same_process, user_umask
+from controller.run_folder.spare_file import replace_file
 
 FORMAT = 1
 """Version of the folder's layout; newer ones are rejected."""
@@ -223,7 +224,10 @@ class RunFolder:
         return {key: value for key, value in state.items() if key not in misfits(state)}
 
     def write_state(self, status: Status, **more: Any) -> None:
-        """Replace the status file atomically; existing keys are kept unless given. Raises UserError, OSError."""
+        """Replace the status file atomically, also on a full disk; existing keys are kept unless given.
+
+        Raises UserError, OSError.
+        """
         old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
         old.pop("ended_s", None)
         me, now_s = psutil.Process(), time.time()
@@ -241,10 +245,7 @@ class RunFolder:
             "reason": "",
             **more,
         }
-        fresh = self.state.with_suffix(".tmp")
-        with add_file_name(fresh):
-            fresh.write_text(json.dumps(state, indent=1))
-        fresh.replace(self.state)
+        replace_file(self.state, json.dumps(state, indent=1).encode())
 
     def refuse_if_running(self) -> None:
         """Raise UserError if the controller of this run is alive."""
