@@ -15,12 +15,15 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from areal_like.errors import UserError
 from controller.report.cores import available, used
 from controller.report.data import Row, RunData, number, series
+from controller.run_folder.run_folder import RunFolder
 
 MIN_STEPS = 3
 """With fewer steps in the steady part, the whole run is used."""
@@ -111,6 +114,23 @@ def measure(data: RunData) -> Shares:
         cores_used=used(pulses),
         verdicts=reward,
     )
+
+
+def summary_shares(folder: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Shares for the summary of a run that has ended, so that it shows the numbers of the diagnosis. Unknown ones are
+    left out. summary: its values so far, whose shares are used where nothing else was recorded.
+    """
+    try:
+        data = RunData.load(folder, max_samples=1)
+    except (UserError, OSError):
+        return {}
+    shares = measure(replace(data, summary=dict(summary)))
+    found = {
+        "trainer_wait_share": shares.trainer_wait,
+        "rollout_idle_share": shares.rollout_idle,
+        "rollout_paused_share": shares.rollout_paused,
+    }
+    return {key: round(share, 4) for key, share in found.items() if math.isfinite(share)}
 
 
 def growth(pulses: Sequence[Row], role: str) -> dict[str, float]:

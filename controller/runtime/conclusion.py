@@ -17,6 +17,7 @@ from areal_like.trace import merge_traces
 from controller.coordinator.coordinator import Coordinator
 from controller.ledger.audit import audit
 from controller.report.at_end import draw_report
+from controller.report.shares import summary_shares
 from controller.run_folder.run_folder import RunFolder, Status
 from controller.runtime.open_session import OpenSession
 from controller.runtime.outcome import Outcome
@@ -85,6 +86,8 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
     if sinks := session.telemetry.sinks.counts():
         counts["sinks"] = sinks
     summary = tally.summary(counts, status=outcome.status, wall_s=wall_s, prepare_s=result.prepare_s)
+    if not session.is_evaluation:
+        summary |= summary_shares(folder, summary)
     write_summary(folder.summary, summary)
     for problem in session.telemetry.sinks.end(summary):
         console.print(problem)

@@ -2,10 +2,13 @@
 
 The text is in summary_page.py, the audit in audit.py.
 
-After a resume, steps, staleness, accuracies, fates and lengths are those of the whole run; times, rates and shares
+After a resume, steps, staleness, accuracies, fates, lengths and shares are those of the whole run; times and rates
 (OF_LAST_STRETCH) are those of the last session. Wherever they are shown, the part is stated (`lives` counts the
-sessions, `trainer_restarts` the restarts of the trainer alone). Shares are of a process's own time: trainer_wait_share
-of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
+sessions, `trainer_restarts` the restarts of the trainer alone).
+
+Shares are of a process's own time: trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and
+paused, each summed over processes. Those of the tally are of the session. At the end they are replaced by those that the
+diagnosis shows (report/shares.py), which leave out the start and the end of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ from controller.telemetry.eval_results import metrics_of
 
 OF_LAST_STRETCH = (
     "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
-    "trainer_wait_share", "rollout_idle_share", "rollout_paused_share",
 )  # fmt: skip
 """Keys that count from the last resume; all others cover the whole run."""
 SINCE_RESUME = "since the last resume"

@@ -144,7 +144,8 @@ def _time(summary: Mapping[str, Any]) -> str:
     waited, idle = summary.get("trainer_wait_share"), summary.get("rollout_idle_share")
     waits = [f"the trainer waited {percent(waited)} of its time"] if waited is not None else []
     waits += [f"rollout workers were idle {percent(idle)} of theirs"] if idle is not None else []
-    parts = [f"{head} {span(wall_s)}{': ' if spent else ''}{', '.join(spent)}", ", ".join(waits)]
+    start = _over(summary) if waits else ""
+    parts = [f"{head} {span(wall_s)}{': ' if spent else ''}{', '.join(spent)}", start.lower() + ", ".join(waits)]
     return f"{'; '.join(filter(None, parts))}."
 
 

@@ -51,6 +51,8 @@ class Session:
         )
         monkeypatch.setattr(conclusion, "draw_report", lambda root: f"report of {root.name}")
         monkeypatch.setattr(conclusion, "audit", self.audit)
+        self.shares: dict[str, float] = {}
+        monkeypatch.setattr(conclusion, "summary_shares", lambda folder, summary: self.shares)
 
     def note(self, what: str) -> Any:
         return lambda *args, **facts: self.done.append((what, *args, *facts.items()))
@@ -85,6 +87,12 @@ def test_a_completed_run_has_a_summary_on_disk_and_on_screen_and_a_report(
     assert session.done == [("write_summary", session.folder.summary, wanted), ("print", wanted)]
     name = session.folder.root.name
     assert capsys.readouterr().out == f"report of {name}\n\nnext: {name}, config.yaml\n"
+
+
+def test_the_summarys_shares_are_those_of_the_diagnosis(session: Session) -> None:
+    session.shares = {"trainer_wait_share": 0.125}
+    session.conclude(Outcome("completed", "all steps are done"), {"trainer_wait_share": 0.5, "groups": 3})
+    assert session.written()["trainer_wait_share"] == 0.125
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [("exhausted", 0), ("stopped", 0)])
