@@ -254,10 +254,11 @@ def test_a_wrong_key_is_the_authentication_error_of_each_sdk() -> None:
     async def run() -> Any:
         async with serving(Policy()) as (_, address, _):
             client = Client(address, "wrong")
-            with pytest.raises(openai.AuthenticationError, match="OPENAI_API_KEY"):
-                await client.openai.responses.create(model="m", input="x")
-            with pytest.raises(anthropic.AuthenticationError, match="ANTHROPIC_API_KEY"):
-                await client.anthropic.messages.create(model="m", messages=ASK["messages"], max_tokens=1)
+            async with client.openai, client.anthropic:
+                with pytest.raises(openai.AuthenticationError, match="OPENAI_API_KEY"):
+                    await client.openai.responses.create(model="m", input="x")
+                with pytest.raises(anthropic.AuthenticationError, match="ANTHROPIC_API_KEY"):
+                    await client.anthropic.messages.create(model="m", messages=ASK["messages"], max_tokens=1)
 
     asyncio.run(run())
 

@@ -104,9 +104,12 @@ def test_both_sdks_get_answers_calls_and_streams() -> None:
     engine = Engine("7<|im_end|>", CALL, "streamed<|im_end|>", "8<|im_end|>", "9<|im_end|>", CALL, "10<|im_end|>")
 
     async def talk() -> None:
-        async with serving(engine) as (_, address):
-            client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0)
-            other = anthropic.AsyncAnthropic(base_url=address, api_key="k", max_retries=0)
+        async with (
+            serving(engine) as (_, address),
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0) as client,
+            anthropic.AsyncAnthropic(base_url=address, api_key="k", max_retries=0) as other,
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="other", max_retries=0) as stranger,
+        ):
             assert [one.id async for one in client.models.list()] == ["tiny"]
             assert (await client.models.retrieve("tiny")).id == "tiny"
             with pytest.raises(openai.NotFoundError, match="there is no model big; there is tiny"):
@@ -132,7 +135,6 @@ def test_both_sdks_get_answers_calls_and_streams() -> None:
                 await other.messages.create(
                     model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x" * 3000}]
                 )
-            stranger = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="other", max_retries=0)
             with pytest.raises(openai.AuthenticationError, match="wrong key"):
                 await stranger.models.list()
 

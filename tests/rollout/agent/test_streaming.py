@@ -116,9 +116,12 @@ def test_both_sdks_read_answers_that_come_in_parts() -> None:
     async def talk() -> None:
         line = '<think>Hm.</think>One, |two. <tool_call>{"name": "add", "arguments": {"x": 3}}</tool_call><|im_end|>'
         engine = Engine(line)
-        async with asyncio.timeout(300), serving(engine) as (_, address):
-            client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0)
-            other = anthropic.AsyncAnthropic(base_url=address, api_key="k", max_retries=0)
+        async with (
+            asyncio.timeout(300),
+            serving(engine) as (_, address),
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0) as client,
+            anthropic.AsyncAnthropic(base_url=address, api_key="k", max_retries=0) as other,
+        ):
             parts, names = [], []
             async with client.chat.completions.stream(**ASK, tools=[ADD]) as chunks:
                 async for chunk in chunks:
