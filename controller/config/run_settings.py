@@ -12,7 +12,16 @@ from areal_like.emulation.settings import EmulationSettings
 from areal_like.staleness import Mode
 from controller.config.launch_settings import LaunchSettings
 from rollout.config import RolloutSettings
-from trainer.config import TrainerSettings
+
+
+class TrainerPool(Protocol):
+    """The processes of the trainer. Satisfied by TrainerSettings."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def ranks(self) -> int: ...
 
 
 class RunSettings(Protocol):
@@ -28,7 +37,7 @@ class RunSettings(Protocol):
     def rollout(self) -> RolloutSettings: ...
 
     @property
-    def trainer(self) -> TrainerSettings: ...
+    def trainer(self) -> TrainerPool: ...
 
     @property
     def launch(self) -> LaunchSettings: ...

@@ -7,8 +7,8 @@ After a resume, steps, staleness, accuracies, fates, lengths and shares are thos
 sessions, `trainer_restarts` the restarts of the trainer alone).
 
 Shares are of a process's own time: trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and
-paused, each summed over processes. Those of the tally are of the session. At the end they are replaced by those that the
-diagnosis shows (report/shares.py), which leave out the start and the end of the run.
+paused, each summed over processes. The shares of a tally are of the session. At the end they are replaced by those of
+the diagnosis (report/shares.py), which leave out the start and the end of the run.
 """
 
 from __future__ import annotations
