@@ -57,7 +57,7 @@ def dpo(config: Config, /, **overrides: Any) -> Run:
         RunFailed: as for `sft`.
 
     Example:
-        >>> areal_like.dpo("offline/dpo", model__path=run.final_model).wait().metrics("eval")[-1]["accuracy"]
+        >>> areal_like.dpo("offline/dpo", model__path=run.final_model).wait().final_model
     """
     return _start("dpo", config, overrides)
 
