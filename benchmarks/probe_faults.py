@@ -168,7 +168,7 @@ def make_model(folder: Path) -> None:
     folder.mkdir(parents=True)
     rows = [{"prompt": prompt, "response": text} for prompt in SUMS for text in "78"]
     (folder / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sft = SftSettings.model_validate({"steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}})
+    sft = SftSettings.model_validate({"device": "cpu", "steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}})
     prepare(
         PrepareSpec(
             run_id="planted", parent_pid=os.getpid(), seed=1, model=ModelSettings(init=INIT, tokenizer="bytes"),

@@ -90,7 +90,7 @@ def make(root: Path, responses: tuple[str, ...], *, seed: int = 1, tokenizer: st
             out_dir=str(root / "model"),
             publish_to=str(root / "weights"),
             sft_rows=str(root / "rows.jsonl"),
-            sft=SftSettings.model_validate({"steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}}),
+            sft=SftSettings.model_validate({"device": "cpu", "steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}}),
         )
     )
     manifest = WeightStore(root / "weights", "disk", keep=2).newest()
