@@ -502,7 +502,7 @@ def test_model_or_device_that_cannot_be_used_is_a_user_error(
 ) -> None:
     for name, text in files.items():
         (kit.root / name).write_text(text)
-    engine = EmbeddedEngine(kit.root, EngineSettings(device="cpu", **settings), dtype="float32", num_threads=1)
+    engine = EmbeddedEngine(kit.root, EngineSettings(**{"device": "cpu", **settings}), dtype="float32", num_threads=1)
     with pytest.raises(UserError, match=words):
         kit.run(engine.start())
 
