@@ -41,7 +41,7 @@ def spec_of(folder: Path, objective: str, lora: dict[str, Any] | None = None, **
     data = {
         "train": write_rows(folder / "train.jsonl", rows(10)), "eval": write_rows(folder / "eval.jsonl", rows(6, 20)),
     }  # fmt: skip
-    settings = {**TRAINER, "lora": {"rank": 3, "alpha": 6.0, **(lora or {})}}
+    settings = {"device": "cpu", **TRAINER, "lora": {"rank": 3, "alpha": 6.0, **(lora or {})}}
     return make_spec(folder, objective=objective, data=data, trainer=settings, **changes)
 
 
