@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-
 import pytest
 import run_zoo as zoo
 from valid_config import SMALL, config_of
@@ -17,21 +14,6 @@ from controller.config.problems import ConfigError
 from controller.python_api import controller_process
 from controller.python_api.jobs import override_text, plain_value
 from rollout.workflow import SingleTurn
-
-
-@pytest.fixture
-def started(monkeypatch, tmp_path):
-    """Replaces the child process; holds the arguments of each start."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(USER_PATH, raising=False)
-    calls: list[SimpleNamespace] = []
-
-    def start(arguments, *, config_text=None):
-        calls.append(SimpleNamespace(arguments=list(arguments), data=json.loads(config_text or "null")))
-        return SimpleNamespace(folder=zoo.make_run(tmp_path / "runs"), is_alive=False)
-
-    monkeypatch.setattr(controller_process, "start", start)
-    return calls
 
 
 def test_path_goes_to_the_command_line_with_the_overrides(started):
