@@ -17,7 +17,7 @@ import psutil
 
 from areal_like.errors import UserError
 from areal_like.process import boot_id, is_same_process, user_umask
-from controller.run_folder.spare_file import replace_file
+from controller.run_folder.spare_file import replace_with_reserve
 
 FORMAT = 1
 """Version of the folder's layout; newer ones are rejected."""
@@ -245,7 +245,7 @@ class RunFolder:
             "reason": "",
             **more,
         }
-        replace_file(self.state, json.dumps(state, indent=1).encode())
+        replace_with_reserve(self.state, json.dumps(state, indent=1).encode())
 
     def refuse_if_running(self) -> None:
         """Raise UserError if the controller of this run is alive."""

@@ -24,7 +24,7 @@ def spare_of(path: Path) -> Path:
     return path.with_suffix(".spare")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_with_reserve(path: Path, content: bytes) -> None:
     """Replace a file atomically, and reserve space for the next time. Raises OSError."""
     fresh = path.with_suffix(".tmp")
     try:

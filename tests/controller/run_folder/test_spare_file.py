@@ -15,7 +15,7 @@ from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
 from controller.run_folder.owner_host import whereabouts
 from controller.run_folder.run_folder import RunFolder
-from controller.run_folder.spare_file import SPARE_BYTES, replace_file, spare_of
+from controller.run_folder.spare_file import SPARE_BYTES, replace_with_reserve, spare_of
 
 REASON = "/runs/a/ledger.sqlite: No space left on device -> make room there, then areal-like resume"
 
@@ -35,15 +35,15 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_file_is_replaced_in_reserved_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     path = tmp_path / "a.json"
-    replace_file(path, b"1")
+    replace_with_reserve(path, b"1")
     assert names(tmp_path) == ["a.json", "a.spare"]
     assert spare_of(path).stat().st_size == SPARE_BYTES
     with monkeypatch.context() as patch:
         fill(patch, number)
-        replace_file(path, b"22")
+        replace_with_reserve(path, b"22")
     assert path.read_bytes() == b"22"
     assert names(tmp_path) == ["a.json"]
-    replace_file(path, b"3")
+    replace_with_reserve(path, b"3")
     assert names(tmp_path) == ["a.json", "a.spare"]  # for the end of the resumed run
 
 
@@ -51,11 +51,11 @@ def test_without_reserved_space_the_error_is_raised_and_the_file_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.json"
-    replace_file(path, b"1")
+    replace_with_reserve(path, b"1")
     spare_of(path).unlink()
     fill(monkeypatch, errno.ENOSPC)
     with pytest.raises(OSError, match="No space left") as found:
-        replace_file(path, b"22")
+        replace_with_reserve(path, b"22")
     assert found.value.filename == str(tmp_path / "a.tmp")
     assert path.read_bytes() == b"1"
     assert names(tmp_path) == ["a.json"]
@@ -63,20 +63,20 @@ def test_without_reserved_space_the_error_is_raised_and_the_file_kept(
 
 def test_contents_longer_than_the_reserved_space_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    replace_file(path, b"1")
+    replace_with_reserve(path, b"1")
     fill(monkeypatch, errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
-        replace_file(path, b"2" * (SPARE_BYTES + 1))
-    replace_file(path, b"2" * SPARE_BYTES)
+        replace_with_reserve(path, b"2" * (SPARE_BYTES + 1))
+    replace_with_reserve(path, b"2" * SPARE_BYTES)
     assert path.read_bytes() == b"2" * SPARE_BYTES
 
 
 def test_other_errors_do_not_use_the_reserved_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    replace_file(path, b"1")
+    replace_with_reserve(path, b"1")
     fill(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
-        replace_file(path, b"22")
+        replace_with_reserve(path, b"22")
     assert names(tmp_path) == ["a.json", "a.spare"]
 
 
