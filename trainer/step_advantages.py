@@ -67,17 +67,18 @@ def step_advantages(
         rewards.trajectory_lengths_B,
     )  # fmt: skip
     if starts is not None:
-        drift_N = _of_all_tokens(prepared, lambda one, place: _drift(one, starts[place]), ranks)
-        log_weights_B = np.add.reduceat(drift_N, np.cumsum([0, *rewards.lengths_B[:-1]]))
-        samples = replace(
-            samples,
-            log_weights_B=log_weights_B,
-            square_norms_B=square_norms_B,
-            start_N=_logprobs(prepared, starts, ranks),
-            reference_N=None if references is None else _logprobs(prepared, references, ranks),
-            teacher_N=None if teachers is None else _logprobs(prepared, teachers, ranks),
-        )
         advantage, options = advantage_of(settings.advantage)
+        if advantage.reads_tokens:
+            samples = replace(
+                samples,
+                start_N=_logprobs(prepared, starts, ranks),
+                reference_N=None if references is None else _logprobs(prepared, references, ranks),
+                teacher_N=None if teachers is None else _logprobs(prepared, teachers, ranks),
+            )
+        else:
+            drift_N = _of_all_tokens(prepared, lambda one, place: _drift(one, starts[place]), ranks)
+            log_weights_B = np.add.reduceat(drift_N, np.cumsum([0, *rewards.lengths_B[:-1]]))
+            samples = replace(samples, log_weights_B=log_weights_B, square_norms_B=square_norms_B)
         metrics |= advantage.metrics(samples, options)
     found = {}
     if values is not None:

@@ -355,9 +355,10 @@ class Advantage:
 
     compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
     keys: fields of `options` that are keys of `trainer.advantage`. needs_values: a critic's values.
-    needs_starts: `start_N` and `log_weights_B`, which cost a forward pass over the step. needs_reference:
-    `reference_N`; needs_teacher: `teacher_N`; each together with `needs_starts`. needs_norms: whether these options
-    need `square_norms_B`, which costs a backward pass for each sample.
+    needs_starts: log-probs at the start of the step, which cost a forward pass over it. needs_reference: `reference_N`;
+    needs_teacher: `teacher_N`; each together with `needs_starts`, and then `start_N` is given as well, else
+    `log_weights_B`. needs_norms: whether these options need `square_norms_B`, which costs a backward pass for each
+    sample.
     targets: called in the same way if there is a critic; returns its training targets for each sampled token [N].
     None: the sum of rewards from the token on.
     metrics: called in the same way if it has `needs_starts`; returns metrics of the step.
@@ -383,3 +384,8 @@ class Advantage:
     is_for_any_policy: bool = False
     single_sample: str = ""
     is_per_trajectory: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """True if it reads log-probs of single tokens, not weights of samples."""
+        return self.needs_reference or self.needs_teacher
