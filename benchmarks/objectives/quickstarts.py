@@ -37,19 +37,23 @@ Row = dict[str, Any]
 
 def measure(measured: Measured, names: Sequence[str], seeds: Sequence[int], runs_dir: Path) -> Row:
     """Run every job; a row each with the accuracies of its evaluations."""
-    rows = []
+    rows: list[Row] = []
     for seed in seeds:
+        done: dict[str, Row] = {}
         for name in names:
-            rows.append({"job": name, "seed": seed, **_job(measured, name, seed, runs_dir)})
+            rows.append({"job": name, "seed": seed, **_job(measured, name, seed, runs_dir, done)})
             shown = "  ".join(f"{step}: {accuracy:.3f}" for step, accuracy in rows[-1]["curve"])
             print(f"{name:16} seed {seed}  {shown}", flush=True)
     return {"seeds": list(seeds), "jobs": {name: list(JOBS[name]) for name in names}, "rows": rows}
 
 
-def _job(measured: Measured, name: str, seed: int, runs_dir: Path) -> Row:
+def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[str, Row]) -> Row:
+    """The row of a job of this seed, run once. done: rows by name."""
+    if name in done:
+        return done[name]
     teacher = ""
     if any(TEACHER in one for one in JOBS[name]):
-        teacher = str(Path(_job(measured, "decoupled_ppo", seed, runs_dir)["folder"]) / "final")
+        teacher = str(Path(_job(measured, "decoupled_ppo", seed, runs_dir, done)["folder"]) / "final")
     settings = [f"seed={seed}", "metrics.report=false", *(one.replace(TEACHER, teacher) for one in JOBS[name])]
 
     def run() -> Row:
@@ -59,4 +63,5 @@ def _job(measured: Measured, name: str, seed: int, runs_dir: Path) -> Row:
         curve = [(row["version"], row["accuracy"]) for row in evals]
         return {"folder": str(folder), "curve": curve, **{key: summary[key] for key in KEYS}}
 
-    return measured.row([str(CONFIG), *settings], run)
+    done[name] = measured.row([str(CONFIG), *settings], run)
+    return done[name]

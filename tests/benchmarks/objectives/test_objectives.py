@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from benchmarks.folders import REPOSITORY
+from benchmarks.measured import Measured
 from benchmarks.objectives import curves, gradients, quickstarts
 from benchmarks.objectives.sampler import Sampler
 from benchmarks.objectives.task import SMALLEST, TASKS, Rows
@@ -162,3 +163,21 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
 def test_every_job_is_a_valid_configuration(name: str) -> None:
     config = load_config(str(quickstarts.CONFIG), list(quickstarts.JOBS[name])).config
     assert config.num_steps == 90
+
+
+def test_a_teacher_is_the_job_that_was_run_and_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[list[str]] = []
+
+    def train(config: str, settings: list[str], runs_dir: Path) -> dict[str, object]:
+        started.append(settings)
+        (folder := tmp_path / str(len(started))).mkdir()
+        (folder / "metrics.jsonl").write_text('{"kind": "eval", "version": 90, "accuracy": 0.9}\n')
+        return {"folder": str(folder), **dict.fromkeys(quickstarts.KEYS, 0)}
+
+    monkeypatch.setattr(quickstarts, "train", train)
+    found = quickstarts.measure(Measured(None), ["decoupled_ppo", "distillation"], [3], tmp_path)
+    assert [row["curve"] for row in found["rows"]] == [[(90, 0.9)], [(90, 0.9)]]
+    assert len(started) == 2
+    assert f"trainer.teacher.path={tmp_path / '1' / 'final'}" in started[1]
