@@ -15,7 +15,9 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0.0 < value <= limits.SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, at most {limits.SECONDS:,.0f}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds above 0 and at most {limits.SECONDS:,.0f}"
+        )
     return value
 
 
@@ -41,4 +43,13 @@ def whole_or_all(text: str) -> int | None:
     try:
         return whole(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither `all` nor a whole number from 0 on") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `all` nor a whole number of at least 0") from error
+
+
+def sample_name(text: str) -> tuple[int, int | None]:
+    """A sample as (group, index in its group) from `12.3` or `g12.3`; `12` names all samples of a group."""
+    group, dot, index = text.removeprefix("g").partition(".")
+    try:
+        return whole(group), whole(index) if dot else None
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a sample: write GROUP.SAMPLE, such as 12.3") from error

@@ -187,6 +187,8 @@ class ProcessSpec(StartSpec):
     """`trainer.weights.options`."""
     merges_adapters: bool = False
     """Rollout worker: versions contain the adapter only (`trainer.lora.publish: adapter`)."""
+    teacher_model: str = ""
+    """Rollout worker: entry of `rollout.models` whose log-probs training samples get (`trainer.teacher.model`)."""
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""

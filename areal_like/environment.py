@@ -137,10 +137,10 @@ def as_step(returned: Any, *, is_reset: bool, max_bytes: int) -> Step:
         "bool",
         "bool_",
     ):  # NumPy's bool is accepted; anything else may be a mistake
-        raise InvalidStep(f"its done is not true or false but {type(returned.is_done).__name__}")
+        raise InvalidStep(f"its `done` is not true or false but {type(returned.is_done).__name__}")
     reward = _number("reward", returned.reward)
     if abs(reward) > MAX_REWARD:
-        raise InvalidStep(f"its reward {reward:g} is beyond float32, {MAX_REWARD:.2g}")
+        raise InvalidStep(f"its reward {reward:g} is outside the range of float32 (at most {MAX_REWARD:.2g})")
     if is_reset and reward:
         raise InvalidStep(f"gave a reward of {reward:g} before the first action")
     return Step(
@@ -155,7 +155,7 @@ def as_step(returned: Any, *, is_reset: bool, max_bytes: int) -> Step:
 
 def _results(found: Any, max_bytes: int) -> tuple[str, ...]:
     if not isinstance(found, tuple | list) or not all(isinstance(one, str) for one in found):
-        raise InvalidStep("its results are not a list of texts")
+        raise InvalidStep("its results are not a list of strings")
     encoded = [str.encode(one, "utf-8", "replace") for one in found]
     if (num_bytes := sum(map(len, encoded))) > max(max_bytes, 0):
         raise InvalidStep(f"its results have {num_bytes} bytes, more than {max_bytes}")
@@ -178,7 +178,7 @@ def _components(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping):
         raise InvalidStep(f"its components are not a dict but {type(found).__name__}")
     if len(found) > MAX_COMPONENTS:
-        raise InvalidStep(f"gave {len(found)} components, at most {MAX_COMPONENTS} are kept")
+        raise InvalidStep(f"returned {len(found)} components, but at most {MAX_COMPONENTS} are allowed")
     pairs = [(str.encode(str(name), "utf-8", "replace").decode("utf-8"), value) for name, value in found.items()]
     return {name[:100]: _number(f"component {name[:40]!r}", value) for name, value in pairs}
 

@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         description="Forks processes from one that has already imported their modules; started by areal-like."
     )
     parser.add_argument(
-        "--starter", type=int, required=True, help="process id of the starter; the server exits with it"
+        "--starter", type=int, required=True, help="process id of the parent; the server exits when its parent exits"
     )
     parser.add_argument("--listen", metavar="SOCKET", help="serve any number of runs (AREAL_LIKE_FORKSERVER=SOCKET)")
     parser.add_argument("modules", nargs="*", help="modules to import")

@@ -45,7 +45,7 @@ def import_object(name: str, where: str) -> Any:
         what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         cause = None if is_missing else error  # only an error of the user's own module needs a traceback
-        raise UserError(what, where=where, remedy="it must be in the current folder or installed") from cause
+        raise UserError(what, where=where, remedy="put it in the current folder, or install it") from cause
     found: Any = module
     parts = attribute.split(".")
     for index, part in enumerate(parts):
@@ -63,7 +63,7 @@ def import_factory(name: str, where: str) -> Any:
     """Import the function or class that creates an implementation. Raises UserError; may import torch."""
     factory = import_object(name, where)
     if not callable(factory):
-        raise UserError(f"{name} cannot be called", where=where, remedy="name a function or a class")
+        raise UserError(f"{name} is not callable", where=where, remedy="name a function or a class")
     return factory
 
 
@@ -120,9 +120,11 @@ def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: s
         try:
             found = found()
         except Exception as error:  # the user's own code
-            raise UserError(f"{name} cannot be made without arguments ({error})", where=where) from error
+            raise UserError(f"{name} cannot be created without arguments ({error})", where=where) from error
     if not isinstance(found, base):
         raise UserError(
-            f"{name} is not a {base.__name__}", where=where, remedy=f"a subclass of {base.__module__}.{base.__name__}"
+            f"{name} is not a {base.__name__}",
+            where=where,
+            remedy=f"name a subclass of {base.__module__}.{base.__name__}",
         )
     return found

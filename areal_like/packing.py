@@ -31,7 +31,7 @@ def pack(lengths: Sequence[int], capacity: int, min_bins: int = 1) -> list[list[
         raise ValueError(f"capacity ({capacity}) and min_bins ({min_bins}) must be at least 1")
     _check_lengths(lengths)
     if lengths and max(lengths) > capacity:
-        raise ValueError(f"a sequence of {max(lengths)} tokens does not fit a micro-batch of {capacity} tokens")
+        raise ValueError(f"a sequence of {max(lengths)} tokens does not fit in a micro-batch of {capacity} tokens")
     bins: list[list[int]] = []
     loads: list[int] = []
     for index in _longest_first(lengths):

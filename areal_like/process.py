@@ -228,7 +228,10 @@ def die_with_starter(starter_pid: int) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        log.warning("prctl: %s; the kernel does not end this process with its parent", os.strerror(ctypes.get_errno()))
+        log.warning(
+            "prctl failed: %s; the kernel will not end this process when its parent exits",
+            os.strerror(ctypes.get_errno()),
+        )
     if os.getppid() != starter_pid:  # it exited before the kernel was asked
         _follow_parent(starter_pid)
 

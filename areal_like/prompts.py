@@ -99,7 +99,7 @@ class PromptEncoder:
         """
         places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
         if not places or places[-1] != len(messages) - 1 or places[0] == 0:
-            raise UserError("`messages` must begin with another role and end with the assistant")
+            raise UserError("`messages` must begin with a role other than `assistant` and end with `assistant`")
         parts: list[tuple[list[int], bool]] = []
         before = 0
         for place in places:
@@ -204,7 +204,7 @@ class PromptEncoder:
             )
         is_list = isinstance(messages, (list, tuple)) and len(messages) > 0
         if not is_list or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages):
-            raise UserError("`messages` must be a list of {role, content}, at least one")
+            raise UserError("`messages` must be a non-empty list of {role, content}")
         is_continuation = messages[-1]["role"] == "assistant"
         try:
             return str(
@@ -218,7 +218,7 @@ class PromptEncoder:
                 )
             )
         except Exception as error:  # the template is a program of the model's author and may raise anything
-            raise UserError(f"the chat template refused the messages ({first_line(error)})") from error
+            raise UserError(f"the chat template rejected the messages ({first_line(error)})") from error
 
     def _encode(self, text: str, *, is_chat: bool) -> list[int]:
         """Tokens of `text` with BOS as configured. A chat template writes its own BOS, so `auto` adds none to its

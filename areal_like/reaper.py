@@ -7,6 +7,7 @@ controller holds open, is closed; it then removes the folders of dead owners (st
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def start() -> Callable[[], None]:
 
     def end() -> None:
         process.kill()  # the controller has removed everything itself
-        process.wait(CLOSE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a busy machine may take longer to end it
+            process.wait(CLOSE_S)
         if process.stdin is not None:
             process.stdin.close()
 

@@ -65,5 +65,5 @@ def check_tokenizer(folder: Path) -> None:
         raise UserError(
             "the tokenizer is not the one that the reward model was trained with",
             where=str(folder),
-            remedy="restore its files with areal-like export of the run that trained it",
+            remedy="restore the tokenizer's files: run areal-like export on the run that trained the model",
         )

@@ -10,6 +10,9 @@ import msgspec
 
 from areal_like.settings import DType
 
+UNNAMED_MODEL = "policy"
+"""Name of the model in requests that give none."""
+
 
 class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The policy to serve, and how to serve it.
@@ -18,6 +21,7 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     its weights as a published version. name: model name for clients. port: 0 for a free one. key: API key of the
     clients; empty: a random one is created. format: format of tool calls; None: detected from the chat template.
     temperature, max_new_tokens: defaults for requests; 0 tokens: as many as fit. num_slots: answers generated at once.
+    adapters: folders of adapters (LoRA) by the names under which clients request them.
     """
 
     folder: str
@@ -35,3 +39,4 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str
     dtype: DType
     num_threads: int
+    adapters: dict[str, str] = {}

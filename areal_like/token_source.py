@@ -50,9 +50,12 @@ def check_sources(sources: Sequence[TokenSource], loss_mask_T: np.ndarray, versi
     before = 0
     for one in sources:
         if not before <= one.start < one.end <= len(loss_mask_T):
-            raise ValueError(f"sources must follow each other within {len(loss_mask_T)} tokens, not {one}")
+            raise ValueError(f"sources must be non-empty, in order and within {len(loss_mask_T)} tokens, got {one}")
         if not 0 < len(one.model) <= MAX_NAME_CHARS or one.version < 0:
-            raise ValueError(f"a source needs the name of a model and a version of at least 0, not {one}")
+            raise ValueError(
+                f"a source needs a model name of 1 to {MAX_NAME_CHARS} characters and a version of at least 0, "
+                f"got {one}"
+            )
         part = slice(one.start, one.end)
         if bool((versions_T[part][loss_mask_T[part]] != one.version).any()):
             raise ValueError(f"versions_T must equal the version of the source where loss_mask_T is True: {one}")

@@ -129,7 +129,7 @@ def by_name(tools: Sequence[Tool], where: str) -> dict[str, Tool]:
     named: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in named:
-            raise UserError(f"two tools are called {tool.name}", where=where, remedy="rename one, or leave it out")
+            raise UserError(f"two tools have the name {tool.name}", where=where, remedy="rename one, or leave it out")
         named[tool.name] = tool
     return named
 

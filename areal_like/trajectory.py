@@ -140,14 +140,14 @@ def as_experts(experts: np.ndarray) -> np.ndarray:
         dtype('uint16')
     """
     if experts.size and (int(experts.min()) < 0 or int(experts.max()) > np.iinfo(np.uint16).max):
-        raise ValueError("routed_experts must be numbers of experts: at least 0, at most 65535")
+        raise ValueError("routed_experts must be expert numbers from 0 to 65535")
     is_small = not experts.size or int(experts.max()) <= np.iinfo(np.uint8).max
     return np.ascontiguousarray(experts, np.uint8 if is_small else np.uint16)
 
 
 def _check_experts(experts: np.ndarray, length: int) -> None:
     if not isinstance(experts, np.ndarray) or experts.ndim != 3 or experts.dtype not in EXPERT_TYPES:
-        raise ValueError("routed_experts must be an array of three dimensions, uint8 or uint16")
+        raise ValueError("routed_experts must be a 3-D array of dtype uint8 or uint16")
     if len(experts) != length - 1:
         raise ValueError(f"routed_experts has {len(experts)} positions where {length - 1} were expected")
 
@@ -155,12 +155,14 @@ def _check_experts(experts: np.ndarray, length: int) -> None:
 def _check_ends(name: str, ends: np.ndarray, num_sampled: int) -> None:
     _check_array(name, ends, np.int32, len(ends))
     if not len(ends) or int(ends[0]) <= 0 or bool((np.diff(ends) <= 0).any()) or int(ends[-1]) != num_sampled:
-        raise ValueError(f"{name} must rise from above 0 to the {num_sampled} sampled tokens")
+        raise ValueError(
+            f"{name} must be positive, strictly increase and end at {num_sampled}, the number of sampled tokens"
+        )
 
 
 def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled: int) -> None:
     if ends is None or ids is None:
-        raise ValueError("answer_ends_A and answer_ids_A go together")
+        raise ValueError("answer_ends_A and answer_ids_A must be given together")
     _check_ends("answer_ends_A", ends, num_sampled)
     _check_array("answer_ids_A", ids, np.int32, len(ends))
     if int(ids.min()) < 0:
@@ -169,7 +171,7 @@ def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled:
 
 def _check_turns(ends: np.ndarray | None, rewards: np.ndarray | None, num_sampled: int) -> None:
     if ends is None or rewards is None:
-        raise ValueError("turn_ends_K and turn_rewards_K go together")
+        raise ValueError("turn_ends_K and turn_rewards_K must be given together")
     _check_ends("turn_ends_K", ends, num_sampled)
     _check_array("turn_rewards_K", rewards, np.float32, len(ends))
     if not bool(np.isfinite(rewards).all()):
@@ -190,6 +192,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     the ledger; the trainer does not use them yet.
     sources: if a workflow calls several models, which one sampled which tokens, trained or given, in order. Tokens
     outside all sources were sampled by the policy where the mask is True, and by no model where it is False.
+    teacher_logprobs_T: with `trainer.teacher.model`, float32, the teacher's log-probs of the tokens at the temperature
+    of sampling, 0.0 where the mask is False. They may be infinite or NaN if the teacher's are; the trainer refuses it.
     """
 
     tokens_T: np.ndarray
@@ -203,6 +207,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     answer_ends_A: np.ndarray | None = None
     answer_ids_A: np.ndarray | None = None
     sources: tuple[TokenSource, ...] = ()
+    teacher_logprobs_T: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
@@ -230,6 +235,10 @@ class Trajectory(msgspec.Struct, frozen=True):
             _check_answers(self.answer_ends_A, self.answer_ids_A, len(sampled))
         if self.sources:
             check_sources(self.sources, mask, self.versions_T)
+        if self.teacher_logprobs_T is not None:
+            _check_array("teacher_logprobs_T", self.teacher_logprobs_T, np.float32, length)
+            if bool((self.teacher_logprobs_T[~mask] != 0.0).any()):
+                raise ValueError("teacher_logprobs_T must be 0.0 where loss_mask_T is False")
 
     def __len__(self) -> int:
         return len(self.tokens_T)
@@ -315,9 +324,8 @@ def check_disjoint(trajectories: Sequence[Trajectory]) -> None:
         )
     if twice := repeated_answers(trajectories):
         raise ValueError(
-            f"answer {twice[0]} of the sample is trained on twice; continue from it in `transcript.forked()`, or "
-            f"add it "
-            "to one transcript by `sampled` and to others by `given`"
+            f"answer {twice[0]} of the sample would be trained on twice; continue in a copy made by "
+            "`transcript.forked()`, or add it with `sampled` to one transcript and with `given` to the others"
         )
 
 

@@ -34,9 +34,9 @@ class TurnCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         arrays = (self.given_places_G, self.given_tokens_G)
         if not all(isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == np.int32 for array in arrays):
-            raise ValueError("given tokens and their places must be int32 arrays of one dimension")
+            raise ValueError("given tokens and their places must be one-dimensional int32 arrays")
         places = self.given_places_G
         if len(places) != len(self.given_tokens_G) or (len(places) and (places[0] < 0 or (np.diff(places) < 0).any())):
-            raise ValueError("each given token needs a place, and places never decrease")
+            raise ValueError("each given token needs a place of at least 0, and places must not decrease")
         if self.num_turns < 0 or len(self.state) > MAX_STATE_BYTES:
-            raise ValueError(f"num_turns must not be negative, and the state at most {MAX_STATE_BYTES} bytes")
+            raise ValueError(f"num_turns must be at least 0, and the state must have at most {MAX_STATE_BYTES} bytes")

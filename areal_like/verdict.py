@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             if self.value is None or not math.isfinite(self.value):
                 raise ValueError(f"a scored verdict needs a finite value, not {self.value}")
         elif self.value is not None:
-            raise ValueError(f"a verdict of kind {self.kind} has no value")
+            raise ValueError(f"a verdict of kind {self.kind} must not have a value")
 
     @property
     def is_scored(self) -> bool:

@@ -85,7 +85,9 @@ def main() -> None:
     if options.lengths and kind == "emulated":
         raise SystemExit("--lengths is for other than emulated devices: those have emulation.mean_tokens.")
     if options.lengths and options.accuracy is not None:
-        raise SystemExit("--lengths and --accuracy exclude each other: the policy does not end forced answers itself.")
+        raise SystemExit(
+            "--lengths and --accuracy are mutually exclusive: the policy does not end forced answers itself."
+        )
     seeds = [1] if options.quick else options.seeds
     extra = ["metrics.report=false", *batch] + (["num_steps=12"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -115,7 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices", default="", help="emulated:GPU, real (cores), or own: those of CONFIG")
     parser.add_argument("--model", default="1.5b", help="size of the emulated policy")
     parser.add_argument("--gpus", type=int, default=8, help="emulated GPUs")
-    parser.add_argument("--share", type=float, default=0.75, help="share of them for rollout, except in sync")
+    parser.add_argument("--share", type=float, default=0.75, help="share of the GPUs for rollout, except in sync")
     parser.add_argument("--floors", type=NUMBERS, default="3", help="shortest decode step in ms, comma-separated")
     parser.add_argument("--sequences", type=INTEGERS, default="16,64,384", help="real: sequences per core")
     parser.add_argument("--lengths", help="force the answers' lengths: thinking@MEAN, MEAN:CV, FILE.json of groups")

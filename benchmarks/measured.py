@@ -67,7 +67,7 @@ def several(read: Callable[[str], T], what: str) -> Callable[[str], list[T]]:
         try:
             return [read(word) for word in text.split(",")]
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: write {what}, with commas between several") from error
+            raise argparse.ArgumentTypeError(f"{text!r}: write {what}, separated by commas") from error
 
     return values
 

@@ -337,6 +337,11 @@ def _gpu_suite(result: Result) -> list[Panel]:
     return panels
 
 
+def _data_faults(result: Result) -> list[Panel]:
+    series = [Series(name, [one[name] for one in result["kinds"]]) for name in ("recall", "precision")]
+    return [Panel("recall and precision", [one["kind"] for one in result["kinds"]], series)]
+
+
 PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "checkpoint": _checkpoint,
     "controller": _controller,
@@ -355,6 +360,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "peer_trl": _peer_trl,
     "probe_faults": _probe_faults,
     "diagnosis": _diagnosis,
+    "data_faults": _data_faults,
     "dashboard": _dashboard,
     "prompt_sharing": _prompt_sharing,
     "sessions": _sessions,

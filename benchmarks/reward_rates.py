@@ -124,7 +124,7 @@ def gold(every: int) -> dict[str, Rows]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="every tenth row, and no result file")
-    parser.add_argument("--only", choices=("code", "maths"), help="one half, and no result file")
+    parser.add_argument("--only", choices=("code", "maths"), help="run one half only, and write no result file")
     options = parser.parse_args()
     if missing := [name for name in FILES if not (DATA / name).is_file()]:
         raise SystemExit(f"AREAL_LIKE_TEST_DATA names a folder with {', '.join(FILES)}; {DATA} lacks {missing[0]}.")

@@ -64,7 +64,7 @@ def main() -> None:
     own = tuple(Case(slots, lengths, min(job.group_size, slots)) for lengths in ("task", "thinking"))
     cases = own if options.config else CASES[: 1 if options.quick else None]
     found = []
-    print(f"{'slots':>6}  {'lengths':10}{'one block, us a token':>26}{'blocks, us a token':>26}{'ratio':>22}")
+    print(f"{'slots':>6}  {'lengths':10}{'one block, us per token':>26}{'blocks, us per token':>26}{'ratio':>22}")
     for case in cases:
         rounds, fewest = (1, QUICK_FEWEST) if options.quick else (options.rounds, FEWEST)
         found.append(measure(config, case, rounds, fewest))

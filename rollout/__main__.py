@@ -43,9 +43,13 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     """Run one worker until `stop` is set."""
     settings = settings_of(spec)
     workflow = load_workflow(settings.workflow, settings.workflow_options)
-    check_models(workflow, [model.name for model in settings.models])
+    check_models(workflow, [model.name for model in settings.models], spec.teacher_model)
     if spec.model.path is None:
-        raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
+        raise UserError(
+            "no model folder",
+            where="model.path",
+            remedy="set it to a model folder (the launcher prepares one from model.init)",
+        )
     model_dir = Path(spec.model.path)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     incidents = Incidents()

@@ -6,14 +6,16 @@ The engine itself measures busy_s, idle_s and paused_s.
     generate      some answer is being generated (or waits for a slot alongside those that are)
     wait:score    none is, and at least one sample waits for its verdict or its environment: the reward service limits
                   the worker
+    wait:teacher  none of these, and samples wait for the log-probs of a teacher (`trainer.teacher.model`)
     wait:version  none of these, and samples wait for a policy version
     load          none of these, and a version is being loaded; before the worker is ready: model and engine
     workflow      none of these, and a workflow runs its own code
     wait:work     there is nothing to do at all: no lease
     swap          generation is paused while weights are swapped (within any of the others)
 
-wait_score_s, wait_version_s, load_s, workflow_s and wait_work_s are exclusive: their sum is the time in which nothing
-generated since the worker was ready. The engine measures idle_s separately: the time in which no slot was active.
+wait_score_s, wait_teacher_s, wait_version_s, load_s, workflow_s and wait_work_s are exclusive: their sum is the time in
+which nothing generated since the worker was ready. The engine measures idle_s separately: the time in which no slot was
+active.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from areal_like.clock import Clock
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 
-Phase = Literal["start", "version", "generate", "score", "environment", "end"]
-"""Phase of one sample. `start`: its workflow's own code. `environment`: a call of its environment."""
-State = Literal["load", "generate", "wait:score", "wait:version", "workflow", "wait:work"]
+Phase = Literal["start", "version", "generate", "score", "environment", "teacher", "end"]
+"""Phase of one sample. `start`: its workflow's own code. `environment`: a call of its environment. `teacher`: it has
+its verdict, and waits for log-probs."""
+State = Literal["load", "generate", "wait:score", "wait:teacher", "wait:version", "workflow", "wait:work"]
 
 COUNTERS: dict[State, str] = {
     "wait:score": "wait_score_s",
+    "wait:teacher": "wait_teacher_s",
     "wait:version": "wait_version_s",
     "load": "load_s",
     "workflow": "workflow_s",
@@ -101,6 +105,8 @@ class WorkerActivity:
             return "generate"
         if num["score"] + num["environment"] > 0:
             return "wait:score"
+        if num["teacher"] > 0:
+            return "wait:teacher"
         if num["version"] > 0:
             return "wait:version"
         if self.is_loading:

@@ -1,4 +1,4 @@
-"""Settings and results of a call of `generate`, for all models: sampling settings, and the reason why an answer
+"""Settings and results of a call of `generate`, for all models: prompt, sampling settings, and the reason why an answer
 ended.
 """
 
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.engine.port import GenerationOutcome
 from rollout.stop_strings import StopStrings
-from rollout.transcript import Answer, EndedBy
+from rollout.transcript import Answer, EndedBy, Transcript
 
 STOP_IDS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
 STOPS: tuple[EndedBy, ...] = (*STOP_IDS, "stop_string")
@@ -33,6 +34,21 @@ class PolicyCall:
     is_parked: bool = False
 
 
+def prompt_tokens(prompt: np.ndarray | Transcript) -> np.ndarray:
+    """The tokens [P] int32 of the prompt of a call. Raises UserError: a workflow has given something else, which an
+    engine must not see."""
+    if isinstance(prompt, Transcript):
+        return prompt.tokens_T
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise UserError(
+            f"a prompt must be a one-dimensional array of token ids, not {type(prompt).__name__} of dtype {ids.dtype}"
+            f" and shape {ids.shape}",
+            remedy="use tools.tokens.prompt(row) or tools.tokens.encode(text)",
+        )
+    return ids.astype(np.int32, copy=False)
+
+
 def call_sampling(
     given: Sampling,
     end_ids: Sequence[int],
@@ -42,10 +58,12 @@ def call_sampling(
     temperature: float | None = None,
 ) -> Sampling:
     """The task's sampling settings with the arguments of one call, and with the model's end-of-sequence ids among the
-    stop ids; no stop ids with `ignore_eos`."""
+    stop ids; no stop ids with `ignore_eos`. Raises UserError: max_new_tokens is not a number."""
     chosen = given.stop_token_ids if stop_token_ids is None else tuple(int(token) for token in stop_token_ids)
     stop = tuple(dict.fromkeys((*chosen, *end_ids)))
     bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if not isinstance(bound, int | float | np.number):
+        raise UserError(f"max_new_tokens must be a number, not {bound!r}")
     if given.ignore_eos:
         stop, bound = (), min(bound, given.max_new_tokens)
     return msgspec.structs.replace(

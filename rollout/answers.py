@@ -55,7 +55,7 @@ def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[Chat
     template = tokens.chat_template
     if not template:
         raise UserError(
-            "agents need a chat template, and the tokenizer has none",
+            "agents need a chat template, but the tokenizer has none",
             where="model.tokenizer",
             remedy="choose another tokenizer",
         )

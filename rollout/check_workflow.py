@@ -1,8 +1,8 @@
 """`python -m rollout.check_workflow IN OUT`: checks that the user's workflow can be imported and created.
 
 It does what a rollout worker does first, in a short-lived process, so that a mistake is found before a run starts. IN
-and OUT are described in areal_like/user_check.py; options are the workflow's `options` and the names of the declared
-`models`. The workflow is not run.
+and OUT are described in areal_like/user_check.py; options are the workflow's `options`, the names of the declared
+`models`, and which of them is the `teacher`. The workflow is not run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout.workflow import check_models, load_workflow
 
 def check(name: str, given: dict[str, Any]) -> None:
     """Import and create a workflow. Raises UserError."""
-    check_models(load_workflow(name, given["options"]), given["models"])
+    check_models(load_workflow(name, given["options"]), given["models"], given.get("teacher", ""))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from areal_like.config import AddBos, Threads
 from areal_like.device_names import AUTO
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
+from rollout.model_settings import by_engine as by_engine
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 """Handling of running answers when a new version is swapped in."""
@@ -106,7 +107,7 @@ class EngineSettings(Settings):
     options: dict[str, Any] = Field({})
     """Settings of your own engine, which its descriptor checks."""
     num_slots: int = Field(64, gt=0, le=limits.PROCESSES)
-    """Answers generated at once (embedded: rows of the preallocated KV cache)."""
+    """Answers generated concurrently (embedded: rows of the preallocated KV cache)."""
     max_context: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longest prompt plus answer, in tokens."""
     session_cache_mb: float = Field(256.0, ge=0, le=limits.FILE_MEGABYTES)

@@ -144,7 +144,7 @@ class EnvironmentEpisode:
         assert turn == len(self._digests), "`reset` comes first, and once"
         if (num_chars := num_action_chars(action)) > MAX_ACTION_CHARS or turn > MAX_TURNS:
             what = f"an action of {num_chars} characters in turn {turn}"
-            self.fail("invalid", f"{what}: at most {MAX_ACTION_CHARS} and {MAX_TURNS}")
+            self.fail("invalid", f"{what}: at most {MAX_ACTION_CHARS} characters and {MAX_TURNS} turns are allowed")
             return None
         action = _as_sent(action)
         self._watch(True)
@@ -246,7 +246,7 @@ class EnvironmentClient:
                 return await self._ask(episode, turn, action)
         except TimeoutError:
             waited_s = self._clock.monotonic_s() - started_s
-            reason = f"no answer from the environment in {waited_s:.0f} s (rollout.score_timeout_s)"
+            reason = f"no reply from the environment in {waited_s:.0f} s (rollout.score_timeout_s)"
             return EnvironmentReply(episode_id=episode.id, turn=turn, status="crashed", reason=reason)
 
     async def _ask(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:

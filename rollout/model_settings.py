@@ -1,11 +1,13 @@
-"""Settings of one model that a workflow calls. Does not import torch.
+"""Settings of one model that a workflow calls, and which models share an engine. Does not import torch.
 
 Combinations with the rest of a run are checked in controller/config/validation/models.py.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -15,6 +17,22 @@ from areal_like.settings import DType, Settings
 MODELS_KEY = "rollout.models"
 
 
+class EngineLimits(Protocol):
+    """The settings of the policy's engine that are a model's defaults."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType | None: ...
+
+
 class CalledModelSettings(Settings):
     """A model that the workflow calls as `tools.models["NAME"]` (docs/models.md)."""
 
@@ -22,9 +40,12 @@ class CalledModelSettings(Settings):
     """Name for the workflow and for its tokens in reports: lower-case letters, digits and `_`."""
     source: Literal["policy", "start"] | None = None
     """`policy`: the model that is trained, in a role of this name; `start`: the run's starting model, frozen. None: the
-    model in `path`."""
+    model in `path`, or with `adapter` and without `path` the starting model."""
     path: str | None = None
     """Hugging Face folder of a frozen model with the policy's tokenizer."""
+    adapter: str | None = None
+    """Folder of an adapter (LoRA, in peft's format) on the frozen model. Frozen models with the same base, dtype,
+    device and limits share one engine, with one copy of the base and one set of slots."""
     refresh_every: int | None = Field(None, gt=0, le=limits.STEPS)
     """With `source: policy`: use a frozen copy with separate weights instead of the policy itself. It is the first
     version that a worker loads, and is replaced whenever the policy's version reaches a multiple of this number."""
@@ -64,4 +85,30 @@ class CalledModelSettings(Settings):
             return f"role of the policy, {'trained' if self.is_trained else 'not trained'}"
         if self.refresh_every is not None:
             return f"copy of the policy, frozen for {self.refresh_every} versions"
-        return "starting model, frozen" if self.source == "start" else f"{self.path}, frozen"
+        base = "starting model" if self.path is None else self.path
+        return f"{base}, frozen" if self.adapter is None else f"{base} with adapter {self.adapter}, frozen"
+
+
+def by_engine(
+    models: Sequence[CalledModelSettings], engine: EngineLimits, dtype: DType
+) -> list[list[CalledModelSettings]]:
+    """The models with separate weights, in a list for each engine: a copy of the policy has one alone, frozen models
+    share one if base, dtype, device and limits are the same.
+
+    Args:
+        models: as declared.
+        engine: the policy's engine.
+        dtype: `model.dtype`.
+    """
+    found: dict[Any, list[CalledModelSettings]] = {}
+    for model in models:
+        if not model.has_weights:
+            continue
+        base = None if model.path is None else Path(model.path).expanduser().resolve()
+        own = (
+            model.num_slots or engine.num_slots, model.max_context or engine.max_context,
+            model.device or engine.device, model.dtype or engine.dtype or dtype,
+        )  # fmt: skip
+        key = (base, *own) if model.refresh_every is None else model.name
+        found.setdefault(key, []).append(model)
+    return list(found.values())

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
-from areal_like.trajectory import Segment, Trajectory
+from areal_like.token_source import TokenSource
+from areal_like.trajectory import FinishReason, Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask
 from rollout.leases import LeaseBook
@@ -72,7 +74,7 @@ class SamplePool:
             self._book.running[task.lease_id] = run
             produced = self._group.create_task(self._produce(run), name=f"lease-{task.lease_id}")
             self._tasks[task.lease_id] = produced
-            produced.add_done_callback(lambda _: self._ended(run, lane))
+            produced.add_done_callback(lambda ended: self._ended(run, lane, ended))
 
     def cancel(self, lease_ids: tuple[int, ...]) -> None:
         """Cancel these leases, finished or not; no reply is expected."""
@@ -80,16 +82,16 @@ class SamplePool:
             run = self._book.running.pop(lease_id, None)
             if run is not None:
                 self._count("cancelled")
-                self._tasks[lease_id].cancel()
+                self._cancel_task(lease_id)
         self._book.ack(lease_ids)
 
     def abandon_unfinished(self) -> None:
-        """Drop all unfinished leases, except those that only wait for their verdict."""
+        """Drop all unfinished leases, except those that only wait for their verdict or for a teacher."""
         for lease_id, run in list(self._book.running.items()):
-            if run.phase != "score":
+            if not run.is_ending:
                 self._count("abandoned")
                 del self._book.running[lease_id]
-                self._tasks[lease_id].cancel()
+                self._cancel_task(lease_id)
 
     def park_all(self) -> None:
         """Stop all generations, keeping their tokens; each continues once its version may be sampled with."""
@@ -97,13 +99,11 @@ class SamplePool:
         for run in self._book.running.values():
             run.park(live)
 
-    async def hand_back_all(self, *, scoring_too: bool) -> None:
+    async def hand_back_all(self, *, ending_too: bool) -> None:
         """Return all leases with their tokens so far, and end their tasks, because the worker shuts down."""
         for run in list(self._book.running.values()):
-            if scoring_too or run.phase != "score":
-                task = self._tasks[run.task.lease_id]
-                await self._hand_back(run, "drain")
-                task.cancel()
+            if ending_too or not run.is_ending:
+                await self._take_back(run, "drain")
 
     async def recall(self, lease_ids: tuple[int, ...]) -> None:
         """Return these leases with their tokens so far, to continue on another worker. Samples that are nearly done, or
@@ -111,10 +111,8 @@ class SamplePool:
         runs = self._book.movable(lease_ids)
         self._count("recalls_kept", sum(lease_id in self._book.running for lease_id in lease_ids) - len(runs))
         for run in runs:
-            task = self._tasks[run.task.lease_id]
             if run.is_movable:  # checked again after others were returned
-                await self._hand_back(run, "migrated")
-                task.cancel()
+                await self._take_back(run, "migrated")
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until the tasks have ended, at most `timeout_s`."""
@@ -128,46 +126,74 @@ class SamplePool:
 
     # ------------------------------------------------------------ one sample
 
-    def _ended(self, run: SampleRun, lane: int) -> None:
+    def _ended(self, run: SampleRun, lane: int, ended: asyncio.Task[None]) -> None:
         run.end()
-        self._tasks.pop(run.task.lease_id, None)
+        if self._tasks.get(run.task.lease_id) is ended:  # the lease may have been cancelled and have come again
+            del self._tasks[run.task.lease_id]
         self._book.give_lane(lane)
 
+    def _cancel_task(self, lease_id: int) -> None:
+        task = self._tasks.get(lease_id)
+        if task is not None:
+            task.cancel()
+
+    async def _take_back(self, run: SampleRun, reason: ReturnReason) -> None:
+        """Return a lease and end its task, unless it has ended while others were returned."""
+        task = self._tasks.get(run.task.lease_id)
+        if task is not None and self._book.running.get(run.task.lease_id) is run:
+            await self._hand_back(run, reason)
+            task.cancel()
+
     async def _produce(self, run: SampleRun) -> None:
-        """Run one sample and catch its failures: the workflow's become verdicts, the engine's end the process."""
+        """Run one sample and catch its failures: the workflow's become verdicts, an engine's end the process."""
         lease_id = run.task.lease_id
         try:
-            sample = _checked(await self._workflow.run(run.task, run))
-            run.check_trained(sample)
-            if run.cut_reason is None:
-                self._finish(run, sample)
+            sample = await self._made(run)
+            if sample is not None and run.cut_reason is None and run.engine_error is None:
+                self._finish(run, await run.with_teacher_logprobs(sample))
         except SampleCut:
             run.cut("cancelled")
         except UserError as error:
-            run.cut("rejected", str(error))
+            run.cut("rejected", printable(str(error)))
         except DeadlineExceeded as error:
             log.warning("lease %d returned: %s", lease_id, error)
             run.cut("drain")
-        except Exception as error:  # the user's own code may raise anything; an engine failure is raised again below
-            self._crashed(run, error)
         if run.engine_error is not None:
             raise run.engine_error
         if run.cut_reason is not None:
             await self._hand_back(run, run.cut_reason, run.cut_detail)
 
-    def _crashed(self, run: SampleRun, error: Exception) -> None:
+    async def _made(self, run: SampleRun) -> Sample | None:
+        """The sample of the workflow; None if it failed without an answer. Raises SampleCut, UserError,
+        DeadlineExceeded.
+        """
+        try:
+            sample = _checked(await self._workflow.run(run.task, run))
+            run.check_trained(sample)
+        except (SampleCut, UserError, DeadlineExceeded):
+            raise
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            return self._crashed(run, error)  # of the user's own code: nobody has cancelled this sample
+        except Exception as error:  # the user's own code may raise anything; `_produce` raises an engine's again
+            return self._crashed(run, error)
+        return sample
+
+    def _crashed(self, run: SampleRun, error: BaseException) -> Sample | None:
         """Handle an exception of the workflow: a `crashed` verdict if an answer exists, else the lease is rejected."""
         if run.engine_error is not None or run.cut_reason is not None:
-            return
+            return None
         self._count("workflow_crashes")
-        what = printable(f"the workflow raised {type(error).__name__}: {error}")
+        what = printable(f"the workflow raised {type(error).__name__}: {_message(error)}")
         log.warning("lease %d: %s", run.task.lease_id, what, exc_info=error)
         if not run.is_resumable or run.answer is None or run.prompt_P is None:
             run.cut("rejected", what)
-            return
+            return None
         answer = run.answer
         trajectory = Trajectory.from_prompt(run.prompt_P, answer.segment, answer.finish_reason, answer.routed_experts)
-        self._finish(run, Sample(trajectory=trajectory, verdict=Verdict(kind="crashed", reason=what), response_text=""))
+        return Sample(trajectory=trajectory, verdict=Verdict(kind="crashed", reason=what), response_text="")
 
     def _finish(self, run: SampleRun, sample: Sample) -> None:
         task = run.task
@@ -206,16 +232,38 @@ class SamplePool:
         self._counters[name] = self._counters.get(name, 0.0) + amount
 
 
+def _message(error: BaseException) -> str:
+    """The message of an exception of the user's own code, which may fail to give one."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its message raised {type(another).__name__})"
+
+
 def _checked(sample: object) -> Sample:
-    """Check that a workflow returned a sample. Raises TypeError: a mistake in the user's workflow."""
+    """Check that a workflow returned a sample that can be sent. Raises TypeError: a mistake in the user's workflow."""
     if not isinstance(sample, Sample):
         raise TypeError(f"a workflow must return a Sample, not {type(sample).__name__}")
     if not isinstance(sample.trajectory, Trajectory) or not isinstance(sample.verdict, Verdict):
         raise TypeError("a Sample needs a Trajectory and a Verdict")
     if not isinstance(sample.others, tuple) or not all(isinstance(one, Trajectory) for one in sample.others):
         raise TypeError("the `others` of a Sample must be a tuple of trajectories")
-    try:
-        msgspec.convert(msgspec.to_builtins(sample.verdict), Verdict)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(f"a Sample with a verdict that cannot be sent: {error}") from error
+    if not isinstance(sample.response_text, str):
+        raise TypeError(f"the `response_text` of a Sample must be text, not {type(sample.response_text).__name__}")
+    _check_sendable("verdict", sample.verdict, Verdict)
+    for one in (sample.trajectory, *sample.others):
+        if one.finish_reason not in get_args(FinishReason):
+            known = ", ".join(get_args(FinishReason))
+            raise TypeError(f"the finish reason of a trajectory must be one of {known}, not {one.finish_reason!r}")
+        if one.sources:
+            _check_sendable("sources of a trajectory", one.sources, tuple[TokenSource, ...])
     return sample
+
+
+def _check_sendable(name: str, value: object, kind: object) -> None:
+    """Raise TypeError if the controller would refuse the value, or if it cannot be encoded: such a message would be
+    sent again and again, and the messages behind it never."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TypeError(f"the {name} of a Sample cannot be sent: {error}") from error

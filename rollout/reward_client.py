@@ -107,7 +107,7 @@ class _Link:
             elif isinstance(message, EnvironmentReply):
                 self._client.environments.resolve(message)
             elif isinstance(message, Goodbye):
-                log.warning("the reward service at %s ends (%s)", self.name, message.reason)
+                log.warning("the reward service at %s is shutting down (%s)", self.name, message.reason)
                 self.is_draining = True
                 self._client.environments.wake(self)
             elif isinstance(message, Welcome):
@@ -118,7 +118,7 @@ class _Link:
         try:
             await self.peer.connect(timeout_s=self._client.silence_s)
         except DeadlineExceeded:
-            log.warning("the reward service at %s does not answer yet", self.name)
+            log.warning("the reward service at %s does not respond yet", self.name)
             return False
         self.is_up = True
         self._client.environments.wake(self)
@@ -159,7 +159,7 @@ class _Link:
         self._looked_s, self.is_full = now_s, False
         is_up = self.peer.hub_silence_s <= self._client.silence_limit_s(self)
         if self.is_up and not is_up:
-            log.warning("the reward service at %s is silent", self.name)
+            log.warning("the reward service at %s is not responding", self.name)
         if self.is_up != is_up:
             self.is_up = is_up
             self._client.environments.wake(self)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
@@ -23,11 +24,12 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
-from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of
+from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.environment_client import EnvironmentEpisode
 from rollout.model_settings import MODELS_KEY, CalledModelSettings
-from rollout.models.calls import CalledModels
+from rollout.models.calls import CalledModels, session_key
+from rollout.models.teacher import with_teacher_logprobs
 from rollout.models.trained import check_trained
 from rollout.sample_context import SampleContext, arrow_of
 from rollout.tokens import PromptTokens, stop_strings
@@ -37,8 +39,6 @@ from rollout.workflow import Resumed, Sample, SampleCut
 
 SHORTEST_S = 2e-6
 """Shortest slice that an arrow can start from; the timeline has a resolution of microseconds."""
-SESSION_SHIFT = 48
-"""Number of bits of a lease's number in the key of a conversation."""
 _TURN_SEED_STEP = 0x9E3779B97F4A7C15
 """Odd 64-bit constant (golden ratio): turns of one sample draw from separate random streams."""
 
@@ -112,7 +112,12 @@ class SampleRun:
     @property
     def is_movable(self) -> bool:
         """Whether another worker can continue it without loss: its tokens can be moved, or it has none yet."""
-        return self.phase != "score" and (self.is_resumable or not self.request_id)
+        return not self.is_ending and (self.is_resumable or not self.request_id)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its tokens are complete, and it only waits for its verdict or for a teacher."""
+        return self.phase in ("score", "teacher")
 
     # ------------------------------------------------------------ for the workflow
 
@@ -131,7 +136,8 @@ class SampleRun:
     ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError if the engine failed; the worker then exits."""
         if self._bench.models.has_roles:
-            raise UserError("the policy is called by its roles here", where=MODELS_KEY, remedy='tools.models["ROLE"]')
+            what = "the policy has roles, and must be called through one of them"
+            raise UserError(what, where=MODELS_KEY, remedy='use tools.models["ROLE"]')
         asked = {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "temperature": temperature}
         return await self.generate_as(None, prompt, **asked)
 
@@ -139,10 +145,12 @@ class SampleRun:
         self, role: CalledModelSettings | None, prompt: np.ndarray | Transcript, **asked: Any
     ) -> Answer:
         """Generate an answer of the policy, in a role if it has roles. `asked`: as in `generate`."""
-        prompt_P = prompt.tokens_T if isinstance(prompt, Transcript) else prompt
+        prompt_P = prompt_tokens(prompt)
         turn, self._num_turns = self._num_turns, self._num_turns + 1
         if turn and self.is_resumable:
-            raise UserError("a resumable workflow generates once", remedy="set is_resumable = False on the workflow")
+            raise UserError(
+                "a resumable workflow can generate only once", remedy="set is_resumable = False on the workflow"
+            )
         sampling = call_sampling(self.task.sampling, self._bench.tokens.stop_ids, **asked)
         call = PolicyCall()
         self._calls.append(call)
@@ -253,6 +261,17 @@ class SampleRun:
         if self._bench.models.declared:
             check_trained((sample.trajectory, *sample.others), self._sampled, self.turns.num_turns)
 
+    async def with_teacher_logprobs(self, sample: Sample) -> Sample:
+        """Return the sample with log-probs of the teacher, if there is one and the sample is for training."""
+        name = self._bench.models.teacher
+        if not name or self.task.purpose != "train":
+            return sample
+        self.phase = "teacher"
+        trajectory, *others = await with_teacher_logprobs(
+            (sample.trajectory, *sample.others), self.models[name], self.task.sampling.temperature
+        )
+        return msgspec.structs.replace(sample, trajectory=trajectory, others=tuple(others))
+
     def all_new(self, running: Mapping[int, Segment]) -> Segment:
         """All new tokens so far that can be continued; `running` is `engine.progress()`. Up to the last checkpoint if
         the workflow is not resumable."""
@@ -285,7 +304,7 @@ class SampleRun:
         self._is_over = True
         for generation in filter(None, (call.generation for call in self._calls)):
             generation.cancel()
-        self.models.end_session(self.task.lease_id)
+        self.models.end_sessions()
         if self.request_id and not self.is_resumable:
             roles = [one for one in self._bench.models.declared.values() if not one.has_weights]
             for role in (*roles, None):
@@ -375,8 +394,7 @@ class SampleRun:
 
     def _session_key(self, role: CalledModelSettings | None) -> int:
         """Key of a role's conversation; each role has a separate one."""
-        place = list(self._bench.models.declared).index(role.name) + 1 if role is not None else 0
-        return self.task.lease_id + (place << SESSION_SHIFT)
+        return session_key(self.task.lease_id, self._bench.models.declared, role.name if role is not None else "")
 
     def _share_key(self) -> int:
         """Key of the prompt, distinct for training and evaluation, whose group ids may be equal. A workflow that is not

@@ -31,8 +31,7 @@ from rollout.agent.endpoint import Endpoint
 from rollout.agent.listener import application, runner_of
 from rollout.answers import chat_of
 from rollout.config import EngineSettings
-from rollout.engine.descriptor import EngineContext
-from rollout.engine.embedded import make
+from rollout.engine.embedded import EmbeddedEngine
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
 
 GRACE_S = 10.0
@@ -60,13 +59,15 @@ async def serve(order: ServeSpec, say: Say, stop: asyncio.Event, cut: asyncio.Ev
         chat, no_tools = chat_of(tokens, name=order.format, where="--format")
         if order.format is not None and no_tools:
             raise UserError(no_tools)
-        engine = make(_context(order, model_dir))
+        engine = _engine(order, model_dir)
         try:
             await engine.start()
             await engine.load_version(Path(order.manifest), "recompute")
             tokens.limit_context(engine.capabilities.max_context)
             sampling = Sampling(temperature=order.temperature, max_new_tokens=order.max_new_tokens)
-            endpoint = Endpoint(engine, tokens, chat, sampling=sampling, key=order.key, no_tools=no_tools)
+            endpoint = Endpoint(
+                engine, tokens, chat, sampling=sampling, key=order.key, no_tools=no_tools, models=_models(order)
+            )
             await _answer(order, endpoint, listener, say, stop, cut)
         finally:
             await engine.close()
@@ -77,20 +78,21 @@ async def serve(order: ServeSpec, say: Say, stop: asyncio.Event, cut: asyncio.Ev
 async def _answer(
     order: ServeSpec, endpoint: Endpoint, listener: socket.socket, say: Say, stop: asyncio.Event, cut: asyncio.Event
 ) -> None:
-    runner = runner_of(application(endpoint, model=order.name, wrong_key=WRONG_KEY))
+    runner = runner_of(application(endpoint, models=_models(order), wrong_key=WRONG_KEY))
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()
         host = f"[{order.host}]" if ":" in order.host else order.host
-        say(f"serving {order.name} at http://{host}:{listener.getsockname()[1]}")
+        say(f"serving {', '.join(_models(order))} at http://{host}:{listener.getsockname()[1]}")
         if not order.key:
             say(f"key: {endpoint.secret}")
         await _first_of(stop, endpoint.broken)
         endpoint.is_closing = True
         if endpoint.engine_error is not None:
             raise endpoint.engine_error
-        if endpoint.num_running:
-            say(f"ending after {endpoint.num_running} answers under way, at most {GRACE_S:g} s; again: at once")
+        if number := endpoint.num_running:
+            noun = "answer" if number == 1 else "answers"
+            say(f"waiting at most {GRACE_S:g} s for {number} running {noun} (interrupt again to exit at once)")
             await _first_of(endpoint.idle, cut, timeout_s=GRACE_S)
     finally:
         await runner.cleanup()
@@ -118,8 +120,10 @@ def _listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} of {host} is in use", where="--port", remedy="0 takes a free one") from error
-        raise UserError(f"cannot listen at {host}:{port} ({error.strerror})", where="--host, --port") from error
+            raise UserError(
+                f"port {port} of {host} is in use", where="--port", remedy="use 0 for a free one"
+            ) from error
+        raise UserError(f"cannot listen on {host}:{port} ({error.strerror})", where="--host, --port") from error
     return made
 
 
@@ -131,16 +135,19 @@ def _tokens(order: ServeSpec, model_dir: Path) -> PromptTokens:
     )  # fmt: skip
 
 
-def _context(order: ServeSpec, model_dir: Path) -> EngineContext:
+def _models(order: ServeSpec) -> list[str]:
+    return [order.name, *order.adapters]
+
+
+def _engine(order: ServeSpec, model_dir: Path) -> EmbeddedEngine:
+    """An engine with one set of weights, which is never replaced."""
     settings = EngineSettings(
         num_slots=order.num_slots, max_context=order.max_context, device=order.device, session_cache_mb=0
     )
-    folder = Path(order.folder)
-    return EngineContext(
-        worker="serve", index=0, model_dir=model_dir, settings=settings, dtype=order.dtype,
-        num_threads=order.num_threads, seed=0, interruption="recompute", max_new_tokens=order.max_context,
-        starts_empty=False, startup_timeout_s=0.0, log_dir=folder, emulation=None,
-        tracer=Tracer.of(folder, "serve", TraceSettings()), report=logging.getLogger(__name__).warning,
+    return EmbeddedEngine(
+        model_dir, settings, dtype=order.dtype, num_threads=order.num_threads, has_spare=False,
+        tracer=Tracer.of(Path(order.folder), "serve", TraceSettings()),
+        adapters={name: Path(folder) for name, folder in order.adapters.items()},
     )  # fmt: skip
 
 
@@ -175,7 +182,7 @@ def main(path: Path) -> int:
     try:
         asyncio.run(_until_signalled(order))
     except EngineError as error:  # its thread has written the traceback
-        print(f"error: {first_line(error)}; start the server again", file=sys.stderr, flush=True)
+        print(f"error: {first_line(error)}; restart the server", file=sys.stderr, flush=True)
         return FAILED
     except Exception as error:  # the fault boundary of the process
         return report_end(error)

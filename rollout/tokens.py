@@ -147,7 +147,7 @@ class PromptTokens:
         try:
             return _each_text(value, self._encoder.plain)
         except RecursionError as error:
-            raise UserError("the messages or tools are nested too deep") from error
+            raise UserError("the messages or tools are nested too deeply") from error
 
     def continuation(
         self,
@@ -219,7 +219,7 @@ def _eos_of(path: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise UserError(f"not readable as JSON ({error})", where=str(path)) from error
+        raise UserError(f"cannot be read as JSON ({error})", where=str(path)) from error
     if not isinstance(config, dict):
         raise UserError("not a JSON object", where=str(path))
     value = config.get("eos_token_id")

@@ -112,7 +112,7 @@ class Transcript:
         if isinstance(answer, Answer) and not answer.is_trainable:
             whose = f" by {answer.model}, which is not trained, or" if answer.model else ""
             raise ValueError(
-                f"an answer sampled{whose} at another temperature than the run's cannot be trained on; add it by"
+                f"an answer sampled{whose} at another temperature than the run's cannot be trained on; add it with"
                 " `given`"
             )
         segment = answer.segment if isinstance(answer, Answer) else answer
@@ -120,7 +120,8 @@ class Transcript:
             return
         if segment.first_version < self.last_version:
             raise ValueError(
-                f"sampled by version {segment.first_version} after tokens of version {self.last_version} "
+                f"an answer sampled by version {segment.first_version} cannot follow tokens of version "
+                f"{self.last_version} "
                 "(`stamped-versions`)"
             )
         self._last = answer if isinstance(answer, Answer) else Answer(segment=segment, finish_reason="stop")
@@ -148,7 +149,7 @@ class Transcript:
             what = what.segment.tokens_R
         if isinstance(what, str):
             if self._encode is None:
-                raise TypeError("text in a transcript without a tokenizer; give `encode=tools.tokens.encode`")
+                raise TypeError("a transcript without a tokenizer cannot take text; pass `encode=tools.tokens.encode`")
             what = self._encode(what)
         ids = np.asarray(what, np.int32)
         if ids.ndim != 1:
@@ -208,7 +209,9 @@ class Transcript:
         """
         places, tokens = checkpoint.given_places_G, checkpoint.given_tokens_G
         if len(places) and int(places[-1]) > len(sampled):
-            raise ValueError(f"a given token at {int(places[-1])} of {len(sampled)} sampled ones")
+            raise ValueError(
+                f"a given token is at position {int(places[-1])}, but there are only {len(sampled)} sampled tokens"
+            )
         made, done = Transcript(tokens[:0], encode=encode), 0
         for place in np.unique(places).tolist():
             made.sampled(sampled.tail(done).head(place - done))

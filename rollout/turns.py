@@ -75,17 +75,20 @@ class Turns:
             transcript = Transcript.restored(sampled, checkpoint, encode=encode)
             return Resumed(transcript=transcript, state=msgspec.msgpack.decode(checkpoint.state))
         except (ValueError, msgspec.DecodeError) as error:
-            raise UserError(f"a checkpoint that cannot be read ({error})") from error
+            raise UserError(f"the checkpoint cannot be read ({error})") from error
 
     def take(self, transcript: Transcript, state: Any, num_turns: int) -> None:
         """See `SampleTools.checkpoint`."""
         if self._is_resumable:
-            raise UserError("a resumable workflow takes no checkpoints", remedy="set is_resumable = False on it")
+            raise UserError(
+                "a workflow with is_resumable = True cannot save checkpoints of its own",
+                remedy="set is_resumable = False on it",
+            )
         if transcript is not self._transcript:  # the same transcript can only have grown
             known = self._put_together()[0].tokens_R
             if not np.array_equal(transcript.sampled_tokens.tokens_R[: len(known)], known):
                 raise UserError(
-                    "a checkpoint must continue the previous one", remedy="begin with the transcript of tools.resumed"
+                    "a checkpoint must continue the previous one", remedy="start with the transcript of tools.resumed"
                 )
         try:
             encoded = msgspec.msgpack.encode(state)
@@ -93,6 +96,6 @@ class Turns:
             raise StateTooLarge(f"the state of a checkpoint must be a JSON-like value ({error})") from error
         if len(encoded) > MAX_STATE_BYTES:
             raise StateTooLarge(
-                f"the state of a checkpoint has {len(encoded)} bytes, at most {MAX_STATE_BYTES} are kept"
+                f"the state of a checkpoint has {len(encoded)} bytes, but at most {MAX_STATE_BYTES} are allowed"
             )
         self._taken, self._transcript = (transcript.copied(), encoded, num_turns), transcript

@@ -9,7 +9,8 @@ Loops: all are tasks of one TaskGroup on one asyncio loop; if one fails, the pro
     receive     a message of the controller        the socket                   sample tasks, announcements, acks
     samples     (pool: one task per lease)         versions loop                SampleFinished into the book,
                 the version, then the engine,      engine                       or SampleReturned into the outbox
-                then the verdict                   rewards loop
+                then the verdict,                  rewards loop
+                then a teacher if there is one     its engine
     versions    an announcement                    receive                      swaps, VersionLoaded or VersionFailed
     progress    `progress_s` to pass               the clock                    Progress: new tokens of running leases
     send        work to send, or `TICK_S`          samples, versions, acks      outbox, incidents inside the engine,
@@ -165,7 +166,9 @@ class RolloutWorker:
         interruption = interruption_of(self._spec, self._settings)
         if interruption not in can.interruptions:
             remedy = f"choose one of {', '.join(can.interruptions)}"
-            raise UserError(f"this engine cannot {interruption}", where="rollout.interruption", remedy=remedy)
+            raise UserError(
+                f"this engine does not support `{interruption}`", where="rollout.interruption", remedy=remedy
+            )
         self._bench.tokens.limit_context(can.max_context)
         self._book = LeaseBook(self._settings.capacity_of(can.num_slots))
         self._peer = self._make_peer(self._book.capacity, self.status)
@@ -176,7 +179,7 @@ class RolloutWorker:
             await self._peer.connect(timeout_s=CONNECT_S)
             freeze_heap()
             self._bench.doing.ready()
-            log.info("connected; room for %d samples", self._book.capacity)
+            log.info("connected; capacity: %d samples", self._book.capacity)
             await self._work(stop)
             closings = {"peer": lambda: self._peer.close(self._shutdown[0]), **closings}
         except BaseExceptionGroup as group:
@@ -221,9 +224,9 @@ class RolloutWorker:
         log.info("leaving (%s) within %.0f s", reason, deadline_s)
         self._is_leaving = self._pool.is_closed = True
         self._post(Draining(reason=reason))
-        await self._pool.hand_back_all(scoring_too=False)
+        await self._pool.hand_back_all(ending_too=False)
         await self._pool.settle(0.4 * deadline_s)
-        await self._pool.hand_back_all(scoring_too=True)
+        await self._pool.hand_back_all(ending_too=True)
         try:
             async with asyncio.timeout(0.4 * deadline_s):
                 while self._outbox or self._book.unacked:
@@ -278,7 +281,7 @@ class RolloutWorker:
         Answers that only wait for their verdict are kept, and finished samples are sent again, because the controller
         accepts late ones.
         """
-        log.warning("the controller had declared this worker lost; it registers again")
+        log.warning("the controller had declared this worker lost; registering again")
         self._count("given_up")
         self._pool.abandon_unfinished()
         self._book.send_again()
@@ -321,7 +324,7 @@ class RolloutWorker:
         while True:
             await asyncio.sleep(self._spec.heartbeat_s)
             if not self._is_leaving and self._peer.hub_silence_s > self._spec.controller_silence_s:
-                raise DeadlineExceeded("a sign of life", "the controller", self._spec.controller_silence_s)
+                raise DeadlineExceeded("a message", "the controller", self._spec.controller_silence_s)
 
     # ------------------------------------------------------------ small parts
 
@@ -384,7 +387,7 @@ async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
             async with asyncio.timeout(CLOSE_S):
                 await closing()
         except Exception as error:  # the process ends anyway; the important error was raised before
-            log.warning("closing the %s: %s: %s", name, type(error).__name__, error)
+            log.warning("closing the %s failed: %s: %s", name, type(error).__name__, error)
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -247,8 +247,10 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     return workflow
 
 
-def check_models(workflow: Workflow, declared: Sequence[str]) -> None:
+def check_models(workflow: Workflow, declared: Sequence[str], teacher: str = "") -> None:
     """Compare the models that a workflow calls (its attribute `models`) with those that are declared.
+
+    teacher: the one that `trainer.teacher.model` names, which need not be called.
 
     Raises:
         UserError: one is not declared, or one is declared and not called.
@@ -257,10 +259,12 @@ def check_models(workflow: Workflow, declared: Sequence[str]) -> None:
     called = getattr(workflow, "models", ())
     if isinstance(called, str) or not all(isinstance(one, str) for one in called):
         what = f"the attribute `models` of {name} must be names of models, not {called!r}"
-        raise UserError(what, where="rollout.workflow", remedy='such as models = ("judge",)')
+        raise UserError(
+            what, where="rollout.workflow", remedy='set it to a tuple of names, for example models = ("judge",)'
+        )
     for missing in (one for one in called if one not in declared):
         what = f"{name} calls a model `{missing}` that is not declared"
         raise UserError(what, where=MODELS_KEY, remedy=f"{MODELS_KEY}: [{{name: {missing}, ...}}]")
-    for unused in (one for one in declared if one not in called):
-        what = f"`{unused}` is declared, and {name} does not call it"
+    for unused in (one for one in declared if one not in called and one != teacher):
+        what = f"`{unused}` is declared, but {name} does not call it"
         raise UserError(what, where=MODELS_KEY, remedy=f"remove it from {MODELS_KEY}, or name it in {name}.models")

@@ -104,7 +104,7 @@ def check_kind(checkpoint: Path, settings: AdapterSettings | None) -> None:
     """Raise UserError if a checkpoint has an adapter and the run has none, or the other way round."""
     has_adapter = (checkpoint / ADAPTER).is_file()
     if has_adapter and settings is None:
-        what, remedy = "the checkpoint holds an adapter, and trainer.lora is not set", "set trainer.lora as it was"
+        what, remedy = "the checkpoint holds an adapter, but trainer.lora is not set", "set trainer.lora as it was"
     elif settings is not None and not has_adapter:
         what, remedy = "trainer.lora is set, and the checkpoint holds a whole model", "lora: null, or start a new run"
     else:

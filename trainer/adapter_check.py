@@ -133,7 +133,7 @@ def _another_policy(version: int, other: str, error: float, near: float) -> User
         f"the engine samples with {other}: answers stamped with version {version} differ by {error:.2g} nats from that"
         f" version and by {near:.2g} nats from {other.partition(',')[0]} (root mean square of the tokens' log-probs)",
         where="rollout.engine",
-        remedy="use an engine that loads the versions it is given, or lora: null",
+        remedy="use an engine that loads the versions it is given, or set trainer.lora: null",
     )
 
 

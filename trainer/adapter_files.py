@@ -107,7 +107,7 @@ def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings
             stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
             if stored != {stored_name(name): tuple(tensor.shape) for name, tensor in own.items()}:
                 raise UserError(
-                    "the checkpoint holds an adapter of another rank, or on other modules",
+                    "the checkpoint's adapter has a different rank or different target modules",
                     where=str(folder),
                     remedy=f"use the run's original trainer.lora ({_describe(folder)}), or start a new run",
                 )
@@ -125,7 +125,7 @@ def _check_base(folder: Path, base: BaseIdentity) -> None:
         raise WeightError(f"{folder / ADAPTER_BASE} cannot be read ({error})") from error
     if not is_same:
         raise UserError(
-            f"the checkpoint's adapter belongs to another base than {base.path}",
+            f"the checkpoint's adapter belongs to a base model other than {base.path}",
             where=str(folder),
             remedy="resume with the model and model.dtype that the run started with",
         )
@@ -138,9 +138,9 @@ def _check_alpha(folder: Path, settings: AdapterSettings) -> None:
         raise WeightError(f"{folder / ADAPTER_CONFIG} cannot be read ({error})") from error
     if alpha != settings.alpha:  # with it, the same A and B are another policy
         raise UserError(
-            f"the checkpoint's adapter has alpha {alpha:g}, trainer.lora has {settings.alpha:g}",
+            f"the checkpoint's adapter has alpha {alpha:g}, but trainer.lora has {settings.alpha:g}",
             where=str(folder),
-            remedy=f"trainer.lora.alpha={alpha:g}, or start a new run",
+            remedy=f"set trainer.lora.alpha={alpha:g}, or start a new run",
         )
 
 

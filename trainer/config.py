@@ -162,10 +162,13 @@ class AdapterSettings(Settings):
 
 
 class TeacherSettings(Settings):
-    """A model whose log-probs the policy is trained towards; it is never changed."""
+    """A model whose log-probs the policy is trained towards: exactly one of the keys."""
 
-    path: str = Field(min_length=1)
-    """Its Hugging Face folder. It must have the policy's tokenizer."""
+    path: str | None = Field(None, min_length=1)
+    """Hugging Face folder of a model with the policy's tokenizer. Every trainer rank holds it."""
+    model: str | None = Field(None, min_length=1)
+    """Name of an entry of `rollout.models` with separate weights. The rollout workers hold it, and compute log-probs of
+    each training sample when it has ended."""
 
 
 class LoraSettings(AdapterSettings):
@@ -331,11 +334,11 @@ class ZeroSettings(Settings):
                 raise ValueError(f"{key} follows from the trainer's own settings: remove it")
             if key not in PASSED_ON:
                 near = difflib.get_close_matches(str(key), PASSED_ON, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PASSED_ON)}"
+                hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(PASSED_ON)}"
                 raise ValueError(f"DeepSpeed's configuration has no {key}; {hint}")
         zero = raw.get("zero_optimization", {})
         if not isinstance(zero, dict) or "stage" in zero:
-            raise ValueError("zero_optimization is a mapping without `stage`, which is trainer.deepspeed.stage")
+            raise ValueError("zero_optimization must be a mapping without `stage`: set trainer.deepspeed.stage instead")
         return raw
 
 
@@ -407,6 +410,11 @@ class TrainerSettings(Settings):
     """The trainer fails if no batch arrives for this long."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """How often a trainer that died (one of its ranks, or all) is restarted from its last checkpoint."""
+
+    @property
+    def teacher_model(self) -> str:
+        """The entry of `rollout.models` that is the teacher; empty: none is."""
+        return "" if self.teacher is None or self.teacher.model is None else self.teacher.model
 
 
 class SftSettings(Settings):

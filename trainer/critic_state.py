@@ -84,4 +84,5 @@ def restore_critic_moments(folder: Path, backend: Backend) -> None:
 def _check_names(file: Path, keys: Iterable[str], weights: Mapping[str, torch.Tensor]) -> None:
     stored = {key.removeprefix(_WEIGHT) for key in keys if key.startswith(_WEIGHT)}
     if different := sorted(stored ^ weights.keys()):
-        raise WeightError(f"{file} belongs to another model: {different[0]} is in one of them only")
+        where = "file" if different[0] in stored else "model"
+        raise WeightError(f"{file} belongs to another model: tensor {different[0]} is only in the {where}")

@@ -17,6 +17,7 @@ from areal_like.errors import UserError
 from areal_like.settings import DType
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.companion_files import copy_companions
+from trainer.checkpoints.provenance import write_provenance
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -100,9 +101,15 @@ def export_policy(
     *,
     dtype: DType,
     weights: Mapping[str, torch.Tensor] | None = None,
+    checkpoint: Path | None = None,
 ) -> Path:
-    """Export the policy for `from_pretrained`, completely or not at all. Companions are copied from `source`."""
+    """Export the policy for `from_pretrained`, completely or not at all. Companions are copied from `source`.
+
+    checkpoint: one of the same version, named in provenance.json; None: that file is not written.
+    """
     with atomic_folder(target) as partial:
         write_model(model, partial, dtype=dtype, weights=weights)
         copy_companions(source, partial)
+        if checkpoint is not None:
+            write_provenance(partial, checkpoint)
     return target

@@ -79,7 +79,7 @@ class Follower:
         try:
             found = self._packed.get(timeout=limit_s)
         except queue.Empty:
-            raise RankLost(f"rank 0 trains on a batch that did not arrive here within {limit_s:g} s") from None
+            raise RankLost(f"rank 0 trains on a batch that this rank did not receive within {limit_s:g} s") from None
         if isinstance(found, BaseException):
             raise found
         return found

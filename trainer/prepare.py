@@ -110,7 +110,7 @@ def _starting_model(
         num_rows = config.get_text_config().vocab_size
         if len(tokenizer) > num_rows:
             raise UserError(
-                f"the tokenizer has {len(tokenizer)} tokens, the model only {num_rows}",
+                f"the tokenizer has {len(tokenizer)} tokens, but the model has only {num_rows}",
                 where="model.tokenizer",
                 remedy="use the tokenizer that belongs to the model",
             )
@@ -152,7 +152,13 @@ def _supervise(
     check_agreement(model, choice, torch.float32, max_context=longest)
     if settings.lora is not None:
         add_adapter(model, settings.lora, seed=spec.seed, where="warm_start.sft.lora")
-    log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
+    log.info(
+        "supervised training: %d rows, %d steps with batch size %d, %s",
+        len(rows),
+        settings.steps,
+        settings.batch_size,
+        choice,
+    )
 
     def report(step: int, loss: float, seconds: float) -> None:
         log.info("supervised step %d of %d: loss %.4f, %.1f s", step, settings.steps, loss, seconds)

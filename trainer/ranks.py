@@ -28,14 +28,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError
 from areal_like.process import report_end
 from areal_like.wire.encoding import decode, encode
@@ -54,7 +53,7 @@ class RankLost(OperationError):
 
 
 class MeetingPlaceTaken(OperationError):
-    """Rank 0 cannot listen at the rendezvous address. A trainer that restarts receives another address."""
+    """Rank 0 cannot listen on the rendezvous address. A trainer that restarts receives another address."""
 
 
 class Order(enum.IntEnum):
@@ -65,6 +64,19 @@ class Order(enum.IntEnum):
     SAVE = 2
     EXPORT = 3
     END = 4
+
+
+class RankSpec(Protocol):
+    """The place of a process among the ranks. has_own_gpus: only its GPUs are visible to it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def ranks_address(self) -> str: ...
+    @property
+    def has_own_gpus(self) -> bool: ...
 
 
 class Ranks:
@@ -84,7 +96,7 @@ class Ranks:
         return Ranks(0, 1, torch.device(device))
 
     @staticmethod
-    def join(spec: ProcessSpec, device: str, *, timeout_s: float, order_timeout_s: float) -> Ranks:
+    def join(spec: RankSpec, device: str, *, timeout_s: float, order_timeout_s: float) -> Ranks:
         """Join the other ranks at `spec.ranks_address`. Raises RankLost if they do not join within `timeout_s`."""
         ranks = Ranks(spec.rank, spec.num_ranks, own_device(device, spec))
         if ranks.device.type == "cuda":
@@ -147,7 +159,7 @@ class Ranks:
     def next_batch(self) -> Batch | None:
         """On other ranks: receive the next batch, or None after the last."""
         assert not self.is_leader
-        with peer_errors_as_rank_lost("waiting for a batch of rank 0"):
+        with peer_errors_as_rank_lost("waiting for a batch from rank 0"):
             head = torch.zeros(1, dtype=torch.int64)
             dist.broadcast(head, 0, group=self._batches)
             if not int(head):
@@ -231,7 +243,7 @@ def leave_at_once(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def own_device(device: str, spec: ProcessSpec) -> torch.device:
+def own_device(device: str, spec: RankSpec) -> torch.device:
     """Return the device of a rank: the CPU, the named GPU plus the rank's offset, or the rank's only visible GPU."""
     first = torch.device(device)
     offset = 0 if spec.has_own_gpus else spec.rank
@@ -250,7 +262,7 @@ def peer_errors_as_rank_lost(what: str) -> Iterator[None]:
         raise RankLost(f"the other ranks of the trainer were lost while {what} ({text})") from error
 
 
-def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
+def _store(spec: RankSpec, timeout: datetime.timedelta) -> dist.Store:
     """Create the store for the rendezvous: a file for ranks of one machine, unreadable for other users, or a port.
 
     With a port, rank 0 listens on the given address only; by default torch would listen on every interface.
@@ -276,7 +288,7 @@ def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
         listener.bind((host, int(port)))
     except OSError as error:
         listener.close()
-        raise MeetingPlaceTaken(f"rank 0 cannot listen at {host}:{port}: {error.strerror}") from error
+        raise MeetingPlaceTaken(f"rank 0 cannot listen on {host}:{port}: {error.strerror}") from error
     listener.listen(LISTEN_BACKLOG)
     return dist.TCPStore(
         host, int(port), spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,

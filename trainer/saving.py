@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from areal_like.errors import OperationError, UserError
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved, Message
 from trainer.activity import Activity
+from trainer.checkpoints.checkpoint import manifest_digest
 from trainer.ranks import RankLost
 from trainer.training import Saved, Training
 
@@ -98,7 +99,8 @@ class Saving:
         """Report that the current version is saved."""
         folder, version = self._training.saved, self._training.version
         if self._reported is None or self._reported.version != version:
-            self._reported = CheckpointSaved(version=version, path=str(folder))
+            digest = "" if folder is None else manifest_digest(folder)
+            self._reported = CheckpointSaved(version=version, path=str(folder), digest=digest)
         await self._link.send(self._reported)
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ class Saving:
             raise
         except (OperationError, UserError) as error:  # writing failed: previous checkpoints are unchanged
             if is_last:
-                remedy = "make room there, then continue with areal-like resume"
+                remedy = "free disk space there, then continue with areal-like resume"
                 raise UserError(f"the last checkpoint is missing: {error}", remedy=remedy) from error
             self._activity.num_failed_checkpoints += 1
             log.warning("no checkpoint of version %d: %s", version, error)
@@ -150,8 +152,9 @@ class Saving:
         if announced is not None:
             await asyncio.wait([announced])  # versions and checkpoints are reported in order
         self._reported = CheckpointSaved(
-            version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes
-        )
+            version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes,
+            digest=manifest_digest(saved.folder),
+        )  # fmt: skip
         if not is_last:  # the last one is reported after the export
             await self._link.send(self._reported)
 

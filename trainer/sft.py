@@ -53,12 +53,13 @@ class Example:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a JSONL file. Raises UserError naming the line that cannot be used."""
     rows = []
+    remedy = f"use rows of the form {ROW_WORDS}"
     for where, row in read_objects(path, row_words=ROW_WORDS):
         has_target = isinstance(row.get("response"), str) or row.get("spans") is not None
         if not has_target and not _ends_with_assistant(row.get("messages")):
-            raise UserError("has no text `response`", where=where, remedy=f"rows are {ROW_WORDS}")
+            raise UserError("`response` is missing or not a string", where=where, remedy=remedy)
         if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
-            raise UserError("has no text `prompt`", where=where, remedy=f"rows are {ROW_WORDS}")
+            raise UserError("`prompt` is missing or not a string", where=where, remedy=remedy)
         rows.append(row)
     return rows
 
@@ -72,7 +73,9 @@ def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
     """Check for [[text, whether it is trained on], ...] with at least one trained text. Raises UserError."""
     is_list = isinstance(spans, list) and all(isinstance(one, list | tuple) and len(one) == 2 for one in spans)
     if not is_list or not all(isinstance(text, str) and isinstance(is_trained, bool) for text, is_trained in spans):
-        raise UserError("`spans` must be a list of [text, true or false]", remedy="true: the model is trained on it")
+        raise UserError(
+            "`spans` must be a list of [text, true or false]", remedy="use true for text that the model is trained on"
+        )
     if not any(text and is_trained for text, is_trained in spans):
         raise UserError("no span is trained on", remedy="give at least one [text, true]")
     return [(text, is_trained) for text, is_trained in spans]

@@ -96,7 +96,8 @@ class TrainStep:
     """Trains policy version n - 1 to version n on one batch. Created once per process.
 
     `reference` is required if the loss needs it (kl_coef > 0). It is a full model on every rank and never changes; with
-    an adapter (`trainer.lora`) the policy without it is the reference. `critic` is given if `trainer.critic` is set.
+    an adapter (`trainer.lora`) the policy without it is the reference. `teacher` is given if `trainer.teacher.path` is
+    set; log-probs of `trainer.teacher.model` come with the samples. `critic` is given if `trainer.critic` is set.
     `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that engines
     receive. Raises UserError if a user's loss cannot be used.
     """
@@ -121,7 +122,7 @@ class TrainStep:
         is_held = needs_reference(settings.loss, settings.advantage)
         if is_held and reference is None and settings.lora is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
-            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
+            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or use another loss")
         assert (critic is None) == (settings.critic is None)
         self.policy, self.critic, self.settings = policy, critic, settings
         self.groups_per_step = groups_per_step
@@ -143,8 +144,11 @@ class TrainStep:
         is_weighted = settings.loss.weight.mode != "off" or any(one.is_weight for one, _ in self._loss.corrections)
         is_unweighted = settings.loss.proximal == "behaviour" or self._advantage.is_for_any_policy
         assert is_weighted or is_unweighted, "a decoupled loss needs a weight"
-        assert (teacher is None) == (not self._advantage.needs_teacher), "a teacher and its advantage go together"
+        is_held = self._advantage.needs_teacher and not settings.teacher_model
+        assert (teacher is not None) == is_held, "a teacher and its advantage go together"
         self._always_recompute = False
+        self.watcher: Callable[[], None] = lambda: None
+        """Called before each update, when its gradient is complete and not clipped yet."""
         for fixed in (self.reference, self.teacher):
             if fixed is not None:
                 fixed.eval().requires_grad_(False)
@@ -196,6 +200,7 @@ class TrainStep:
                         critic.backward(micro_batch, is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
+                self.watcher()
                 self._before_update()
                 if is_policy_trained:
                     if self._cosine is not None:
@@ -235,7 +240,7 @@ class TrainStep:
                 values = self._of_each(prepared, self.critic.values)
         if self._advantage.needs_starts:
             starts = proximal
-            if self._advantage.needs_teacher:
+            if self.teacher is not None:
                 with self._span("teacher"), torch.no_grad():
                     teachers = self._of_each(prepared, self._teacher_logprobs)
             if self._advantage.needs_norms(self._advantage_options):

@@ -54,7 +54,7 @@ def step_advantages(
             `kl_in: reward` the KL divergence from them is subtracted from the rewards.
         values: values of the critic, by place as well.
         starts: log-probs at the start of the step, by place as well.
-        teachers: log-probs under the teacher, by place as well.
+        teachers: log-probs under a teacher that the ranks hold, by place as well. None: those of the samples, if any.
         square_norms_B: squared norms of the samples' gradients.
     """
     rewards, metrics, penalties_N = prepared.rewards, {}, None
@@ -73,7 +73,7 @@ def step_advantages(
                 samples,
                 start_N=_logprobs(prepared, starts, ranks),
                 reference_N=None if references is None else _logprobs(prepared, references, ranks),
-                teacher_N=None if teachers is None else _logprobs(prepared, teachers, ranks),
+                teacher_N=rewards.teacher_N if teachers is None else _logprobs(prepared, teachers, ranks),
             )
         else:
             drift_N = _of_all_tokens(prepared, lambda one, place: _drift(one, starts[place]), ranks)

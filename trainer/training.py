@@ -29,6 +29,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
+from areal_like.device_names import names_gpu
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.process import freeze_heap
 from areal_like.weights.adapter import AdapterInfo
@@ -91,6 +92,13 @@ def trainer_settings(spec: ProcessSpec) -> TrainerSettings:
         first = error.errors()[0]
         key = ".".join(str(part) for part in ("trainer", *first["loc"]))
         raise UserError(first["msg"], where=key, remedy="see areal-like validate") from error
+
+
+def hardware_of(device: str) -> str:
+    """Return the kind of hardware that determines the bits of a result: the GPU's name, or the CPU's vector units."""
+    if names_gpu(device):
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
 
 
 class Training:
@@ -181,7 +189,7 @@ class Training:
         reference = teacher = None
         if needs_reference(self.settings.loss, self.settings.advantage) and adapter is None:
             reference = load_causal_lm(Path(spec.model.path or ""), device=fixed_device)
-        if self.settings.teacher is not None:
+        if self.settings.teacher is not None and self.settings.teacher.path is not None:
             teacher = load_causal_lm(Path(self.settings.teacher.path), device=fixed_device)
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, teacher=teacher,
@@ -249,6 +257,7 @@ class Training:
     def _record_setup(self, chosen: dict[str, Any]) -> None:
         setup = {
             **chosen,
+            "hardware": hardware_of(str(chosen["device"])),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -303,6 +312,16 @@ class Training:
             what = f"the gradient was not finite in {self._bad_steps} steps in a row, up to step {self.version}"
             raise PolicyDiverged(self.version - self._bad_steps, what)
         return metrics
+
+    def watch_gradients(self, watcher: Callable[[Mapping[str, torch.Tensor]], None]) -> None:
+        """Call `watcher` before each update with this rank's part of its gradient, before clipping: the policy's by
+        name, the critic's with `critic/` before the name. Only with backends that give gradients; after `open`."""
+
+        def look() -> None:
+            critic = {} if self._critic is None else self._critic.backend.own_gradients()
+            watcher({**self.policy.own_gradients(), **{f"critic/{name}": one for name, one in critic.items()}})
+
+        self._step.watcher = look
 
     # ------------------------------------------------------------ versions, checkpoints and exports
 
@@ -415,7 +434,10 @@ class Training:
         if self.ranks.is_leader:
             if self._adapter is not None:
                 weights = self._adapter.merged(weights or named_tensors(self.model))
-            export_policy(self.model, self._companions(), target, dtype=self.spec.model.dtype, weights=weights)
+            export_policy(
+                self.model, self._companions(), target, dtype=self.spec.model.dtype, weights=weights,
+                checkpoint=self._saved,
+            )  # fmt: skip
         return target
 
     def close(self) -> None:

@@ -47,14 +47,14 @@ class ReasoningGymOptions(Settings):
     def _size_and_seed_are_ours(cls, tasks: dict[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
         for name, config in tasks.items():
             if taken := sorted({"seed", "size"} & set(config or {})):
-                raise ValueError(f"{name}.{taken[0]} is set by data.seed and limit")
+                raise ValueError(f"{name}.{taken[0]} cannot be set here; use data.seed and limit")
         return tasks
 
     @pydantic.model_validator(mode="after")
     def _weights_belong_to_tasks(self) -> ReasoningGymOptions:
         for name, weight in self.weights.items():
             if name not in self.tasks:
-                raise ValueError(f"weights.{name}: there is no such task among tasks")
+                raise ValueError(f"weights.{name}: there is no task of this name in `tasks`")
             if not 0 < weight < math.inf:
                 raise ValueError(f"weights.{name}: must be a positive number, not {weight}")
         return self
@@ -166,7 +166,9 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
             num_tries += 1
             if num_tries > MAX_TRIES:
                 what = f"has too few different questions to make `{split}` rows of its own"
-                raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose a configuration with more of them")
+                raise UserError(
+                    what, where=f"{_WHERE} task {task}", remedy="choose a configuration with more different questions"
+                )
             continue
         num_tries = 0
         place = TaskOrigin(task=task, config=config, seed=own_seed, index=index, digest=digest_of(entry["question"]))
@@ -184,4 +186,8 @@ def _check_reproducible(task: str, config: str, seed: int) -> None:
     again = dataset.__wrapped__(task, config, seed)
     first = [dataset(task, config, seed)[index]["question"] for index in (0, 1)]
     if [again[index]["question"] for index in (1, 0)] != first[::-1]:
-        raise UserError("does not depend on its seed alone", where=f"{_WHERE} task {task}", remedy="leave it out")
+        raise UserError(
+            "is not reproducible: its questions depend on more than the seed",
+            where=f"{_WHERE} task {task}",
+            remedy="leave it out",
+        )

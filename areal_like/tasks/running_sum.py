@@ -98,7 +98,7 @@ def rows(
     options do not allow as many. Raises UserError for an unknown split, a bad option or a negative limit.
     """
     if split not in get_args(Split):
-        raise UserError(f"no part named {split!r}", where="running_sum split", remedy="sft, train or eval")
+        raise UserError(f"unknown split {split!r}", where="running_sum split", remedy="use sft, train or eval")
     if limit is not None and limit < 0:
         raise UserError(f"{limit} rows cannot be generated", where="running_sum limit", remedy="give 0 or more")
     checked = RunningSumOptions.parse(options)

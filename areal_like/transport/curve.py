@@ -48,7 +48,10 @@ def make_key_pairs(folder: Path) -> None:
         folder: folder of the files; it gets mode 0700, its files 0600.
     """
     if not zmq.has("curve"):
-        raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, which contains libsodium")
+        raise UserError(
+            "the installed pyzmq was built without CURVE",
+            remedy="install the pyzmq wheel from PyPI, which contains libsodium",
+        )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(PermissionError):  # fails on a file system without modes; write_private reports that
         folder.chmod(0o700)

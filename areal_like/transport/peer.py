@@ -131,7 +131,9 @@ class Peer:
         welcome, failure = self._welcome, self._failure
         if welcome is None:
             await self.close()
-            raise failure or DeadlineExceeded("a Welcome", f"the hub at {self._address}", timeout_s)
+            raise failure or DeadlineExceeded(
+                "a reply to the connection request", f"the hub at {self._address}", timeout_s
+            )
         self._beating = asyncio.create_task(self._beat(), name=f"heartbeat:{self._hello.name}")
         self._beating.add_done_callback(self._on_beat_end)
         return welcome
@@ -267,7 +269,7 @@ class Peer:
                 self._writable.set()
             return
         if isinstance(message, Refused):
-            self._failure = ChannelError(f"the hub at {self._address} refused us: {message.reason}")
+            self._failure = ChannelError(f"the hub at {self._address} refused the connection: {message.reason}")
         elif isinstance(message, Welcome):
             previous, self._welcome = self._welcome, message
             if previous is not None and previous.incarnation != message.incarnation:

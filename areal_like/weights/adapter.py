@@ -58,5 +58,5 @@ def own_name(name: str) -> str:
     """Inverse of `peft_name`. Raises ValueError for other names."""
     inner = name.removeprefix(PEFT_PREFIX).removesuffix(".weight")
     if peft_name(inner) != name or inner.rpartition(".")[2] not in PARTS:
-        raise ValueError(f"{name} is no tensor of a LoRA adapter")
+        raise ValueError(f"{name} is not the name of a LoRA adapter tensor")
     return inner

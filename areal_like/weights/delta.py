@@ -62,9 +62,12 @@ class DeltaManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.payload != os.path.basename(self.payload) or not 0 <= self.base_version < self.result.version:
-            raise ValueError(f"payload {self.payload!r} from version {self.base_version} to {self.result.version}")
+            raise ValueError(
+                f"invalid delta {self.payload!r} from version {self.base_version} to {self.result.version}: it must be "
+                "a file name, and lead to a newer version"
+            )
         if [part.name for part in self.tensors] != [entry.name for entry in self.result.tensors]:
-            raise ValueError("a delta must name the tensors of its result, in their order")
+            raise ValueError("a delta must name the tensors of its result in the same order")
         for part in self.tensors:
             if part.offset < 0 or part.num_bytes < 0 or part.offset + part.num_bytes > self.num_bytes:
                 raise ValueError(f"blocks of {part.name} are outside the delta")
@@ -142,7 +145,7 @@ def encode_tensor(base: memoryview, new: memoryview, dtype: str, level: int) -> 
     unsigned = _UNSIGNED[ITEM_BYTES[dtype]]
     old_N, new_N = np.frombuffer(base, unsigned), np.frombuffer(new, unsigned)
     if len(old_N) != len(new_N):
-        raise ValueError(f"{len(base)} bytes cannot become {len(new)}")
+        raise ValueError(f"base and new tensor differ in size: {len(base)} and {len(new)} bytes")
     if np.array_equal(old_N, new_N):
         return
     compressor = zstandard.ZstdCompressor(level=level)
@@ -203,13 +206,13 @@ def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
     except (struct.error, zstandard.ZstdError, ValueError, IndexError) as error:
         raise WeightsDamaged(f"damaged delta: {error}") from error
     if start != len(target_N):
-        raise WeightsDamaged(f"a delta of {start} items for a tensor of {len(target_N)}")
+        raise WeightsDamaged(f"the delta has {start} items, but the tensor has {len(target_N)}")
 
 
 def _plane_sizes(how: int, width: int, num_items: int, num_changed: int) -> list[int]:
     """Bytes of each plane: those of the positions, then those of the values; none if nothing changed."""
     if how not in (_GAPS, _BITMAP, _ALL) or (how == _ALL and num_changed != num_items):
-        raise WeightsDamaged("a delta block of unknown form")
+        raise WeightsDamaged("a delta block has an unknown encoding")
     if not num_changed:
         return []
     places = {_GAPS: [num_changed] * 4, _BITMAP: [(num_items + 7) // 8], _ALL: []}[how]
@@ -224,14 +227,14 @@ def _places(how: int, planes: list[np.ndarray], num_items: int, num_changed: int
     else:
         places_C = np.cumsum(_join(planes).astype(np.int64) + 1) - 1
     if len(places_C) != num_changed or (num_changed and places_C[-1] >= num_items):
-        raise WeightsDamaged("positions of a delta block are outside it")
+        raise WeightsDamaged("a delta block contains invalid positions")
     return places_C
 
 
 def _decompress(decompressor: zstandard.ZstdDecompressor, blob: memoryview, size: int) -> np.ndarray:
     """Decompress one plane of `size` bytes. The size that a frame claims is checked before memory is allocated."""
     if zstandard.frame_content_size(blob) != size:
-        raise WeightsDamaged("a plane of a delta block has another size")
+        raise WeightsDamaged("a byte plane of a delta block has the wrong size")
     return np.frombuffer(decompressor.decompress(blob), np.uint8)
 
 

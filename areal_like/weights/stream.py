@@ -64,9 +64,15 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_bytes < 1 or self.chunk_bytes < 1 or not re.fullmatch(r"[\w.-]{1,128}", self.name):
-            raise ValueError(f"payload {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}")
+            raise ValueError(
+                f"invalid payload {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}: sizes must "
+                "be positive, and the name a file name"
+            )
         if self.chunk_crcs.dtype != np.uint32 or self.chunk_crcs.shape != (self.num_chunks,):
-            raise ValueError(f"payload {self.name} of {self.num_chunks} chunks with {self.chunk_crcs.shape} checksums")
+            raise ValueError(
+                f"payload {self.name}: expected {self.num_chunks} uint32 checksums, got {self.chunk_crcs.dtype} with "
+                f"shape {self.chunk_crcs.shape}"
+            )
 
     @property
     def num_chunks(self) -> int:

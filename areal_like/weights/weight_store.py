@@ -82,12 +82,17 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.payload != os.path.basename(self.payload) or self.version < 0:
-            raise ValueError(f"payload {self.payload!r} of version {self.version}")
+            raise ValueError(
+                f"invalid payload {self.payload!r} or version {self.version}: expected a file name and a version of at "
+                "least 0"
+            )
         for entry in self.tensors:
             if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
                 raise ValueError(f"tensor {entry.name} is outside the payload")
             if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
-                raise ValueError(f"tensor {entry.name} of {entry.num_bytes} bytes is not {entry.dtype}{entry.shape}")
+                raise ValueError(
+                    f"tensor {entry.name}: {entry.num_bytes} bytes do not match {entry.dtype}{entry.shape}"
+                )
 
 
 class WeightStore:
@@ -137,7 +142,10 @@ class WeightStore:
             >>> store.close(remove=True)
         """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
-            raise ValueError(f"version {version} of lineage {lineage!r} with {len(tensors)} tensors")
+            raise ValueError(
+                f"cannot publish version {version} of lineage {lineage!r} with {len(tensors)} tensors: needs a version "
+                "of at least 0, a lineage of 1 to 64 letters, digits or `_.-`, and at least one tensor"
+            )
         stem = _stem(version, lineage)
         payload, manifest_path = self.root / (stem + _SUFFIX[self.kind]), self.root / (stem + _MANIFEST_SUFFIX)
         manifest_path.unlink(missing_ok=True)
@@ -347,8 +355,12 @@ def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[T
     entries, offset = [], 0
     for name in names:
         dtype, shape, data = tensors[name]
-        if data.nbytes != _expected_bytes(dtype, shape) or not data.c_contiguous:
-            raise ValueError(f"tensor {name}: {data.nbytes} bytes are not a contiguous {dtype}{tuple(shape)}")
+        expected = _expected_bytes(dtype, shape)
+        if data.nbytes != expected or not data.c_contiguous:
+            got = f"{data.nbytes} {'' if data.c_contiguous else 'non-'}contiguous bytes"
+            raise ValueError(
+                f"tensor {name}: expected {expected} contiguous bytes for {dtype}{tuple(shape)}, got {got}"
+            )
         if kind == "shm":
             offset += -offset % ALIGNMENT
         entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=data.nbytes, crc32=0)

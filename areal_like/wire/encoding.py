@@ -55,10 +55,10 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bounds on one incoming message. The largest legitimate one is a training batch."""
 
     max_frames: int = 65_536
-    """Largest number of arrays; 8,192 samples with four large arrays each would need half of it."""
+    """Largest number of arrays; 8,192 samples with five large arrays each would need five eighths of it."""
     max_header_bytes: int = 64 << 20
     max_message_bytes: int = 4 << 30
-    """Bytes of all frames together; 4 GiB is 8,192 samples of 40,000 tokens at 13 bytes."""
+    """Bytes of all frames together; 4 GiB is 8,192 samples of 30,000 tokens at 17 bytes."""
 
 
 class _Collector:
@@ -130,7 +130,7 @@ _buffers = _Buffers()
 
 def _read_array(code: int, data: memoryview) -> np.ndarray:
     if code != _ARRAY or len(data) < _DESCRIPTOR.size:
-        raise ValueError("unknown extension or cut array descriptor")
+        raise ValueError("unknown extension or truncated array descriptor")
     dtype_code, num_dims, frame, offset = _DESCRIPTOR.unpack_from(data)
     if dtype_code >= len(_DTYPE_OF) or num_dims > MAX_DIMENSIONS or len(data) != _DESCRIPTOR.size + 8 * num_dims:
         raise ValueError("array descriptor with an unknown dtype or a wrong length")
@@ -140,14 +140,14 @@ def _read_array(code: int, data: memoryview) -> np.ndarray:
     for size in shape:
         count *= size
     if frame >= len(_buffers.frames):
-        raise ValueError(f"array in frame {frame} of {len(_buffers.frames)}")
+        raise ValueError(f"array refers to frame {frame}, but there are only {len(_buffers.frames)}")
     buffer = _buffers.frames[frame]
     num_bytes = count * dtype.itemsize
     if offset % ALIGNMENT or offset + num_bytes > len(buffer):
         raise ValueError("array outside its frame, or misaligned")
     array = np.frombuffer(buffer, dtype, count, offset) if count else np.zeros(0, dtype)
     if dtype_code == 0 and count and int(array.view(np.uint8).max()) > 1:
-        raise ValueError("array of bool with other bytes than 0 and 1")
+        raise ValueError("bool array contains bytes other than 0 and 1")
     array = array.reshape(shape)
     array.flags.writeable = False
     return array
@@ -192,11 +192,11 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
         return list(pieces)
     max_pieces = limits.max_frames + limits.max_message_bytes // MAX_FRAME_BYTES + 1
     if len(pieces) > max_pieces or sum(map(len, pieces)) > limits.max_message_bytes:
-        raise WireError(f"message of {len(pieces)} pieces, {sum(map(len, pieces))} bytes: over the limit")
+        raise WireError(f"message of {len(pieces)} pieces, {sum(map(len, pieces))} bytes exceeds the limit")
     try:
         sizes = _TABLE.decode(pieces[0][1:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"message in pieces without a table of them: {error}") from error
+        raise WireError(f"message in pieces has no valid table: {error}") from error
     frames: list[Frame] = []
     at = 1
     for size in sizes:
@@ -204,10 +204,10 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
         parts = pieces[at : at + num_pieces]
         at += num_pieces
         if sum(map(len, parts)) != size:
-            raise WireError("message in pieces that do not fit their table")
+            raise WireError("pieces of a message do not match its table")
         frames.append(parts[0] if len(parts) == 1 else b"".join(parts))
     if at != len(pieces):
-        raise WireError("message with more pieces than its table says")
+        raise WireError("message has more pieces than its table says")
     return frames
 
 
@@ -234,9 +234,9 @@ def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits 
     """
     limits = limits or _DEFAULT_LIMITS
     if not frames or len(frames) > limits.max_frames:
-        raise WireError(f"message of {len(frames)} frames")
+        raise WireError(f"message of {len(frames)} frames, expected 1 to {limits.max_frames}")
     if len(frames[0]) > limits.max_header_bytes or sum(map(len, frames)) > limits.max_message_bytes:
-        raise WireError(f"message of {sum(map(len, frames))} bytes, header of {len(frames[0])}: over the limit")
+        raise WireError(f"message of {sum(map(len, frames))} bytes with a header of {len(frames[0])} exceeds the limit")
     decoder = _decoder(accept)
     try:
         _buffers.frames = [_aligned(frame) for frame in frames[1:]]

@@ -17,6 +17,7 @@ Senders and receivers:
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -320,6 +321,8 @@ class BatchSample(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Trajectory
     others: tuple[Trajectory, ...] = ()
     reward: float
+    is_reused: bool = False
+    """Of an earlier step (`replay_buffer`)."""
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -411,6 +414,12 @@ class CheckpointSaved(Message, frozen=True, kw_only=True):
     write_s: float = 0.0
     """Time from then until it was complete on disk, while training continued."""
     num_bytes: int = 0
+    digest: str = ""
+    """SHA-256 of its manifest, which has that of every file; empty: unknown."""
+
+    def __post_init__(self) -> None:
+        if self.digest and not re.fullmatch(r"[0-9a-f]{64}", self.digest):
+            raise ValueError(f"digest {self.digest[:80]!r}: expected 64 hexadecimal digits")
 
 
 class CheckpointFailed(Message, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         objectives.objectives,
         planted.probe_faults,
         planted.diagnosis,
+        planted.data_faults,
         parts.dashboard,
         parts.gpu_suite,
     )

@@ -250,7 +250,7 @@ def row_order(result: Result) -> str:
          ranged(row["one_us"], 1), ranged(row["blocks_us"], 1), ranged(row["ratio"], 2))
         for row in result["rows"]
     ]  # fmt: skip
-    head = ("slots", "lengths", "tokens", "rows moved a step", "us a token, one block", "blocks", "ratio")
+    head = ("slots", "lengths", "tokens", "rows moved per step", "us per token, one block", "blocks", "ratio")
     return table(head, rows)
 
 

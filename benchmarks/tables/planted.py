@@ -1,4 +1,4 @@
-"""Tables of injected faults and findings: the probe's faults, the diagnosis of runs."""
+"""Tables of injected faults and findings: the probe's faults, the diagnosis of runs, faults of data."""
 
 from __future__ import annotations
 
@@ -27,3 +27,21 @@ def diagnosis(result: Result) -> str:
     ]  # fmt: skip
     head = ("", "set-up", "steps", "expected", "first finding", "result")
     return f"{table(('runs', *kinds), summed)}\n\n{table(head, rows)}"
+
+
+def data_faults(result: Result) -> str:
+    """One line for each kind of fault, then time and memory."""
+    rows = [
+        (f"`{one['kind']}`", f"{one['planted']}", f"{one['found']}", f"{one['removed']}", f"{one['recall']:.3f}",
+         f"{one['precision']:.3f}", f"{one['unplanted']} ({one['unplanted_true']} true)",
+         f"{one['precision_read']:.3f}")
+        for one in result["kinds"]
+    ]  # fmt: skip
+    head = ("kind", "planted", "found", "removed", "recall", "precision", "unplanted", "precision after reading")
+    measured = [{"rows": result["rows"], **result["run"]}, *([result["speed"]] if "speed" in result else [])]
+    words = [
+        f"{one['rows']:,} rows: {one['cpu_s']:.0f} s of processor time, {one['wall_s']:.0f} s; all processes together "
+        f"{one['memory_mb_first_quarter']:,} MB in the first quarter of the time, {one['memory_mb_peak']:,} MB at most."
+        for one in measured
+    ]
+    return "\n\n".join([table(head, rows), *words])

@@ -11,16 +11,19 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from areal_like.arguments import processes, seconds, whole, whole_or_all
+from areal_like.arguments import processes, sample_name, seconds, whole, whole_or_all
 from controller.cli.checkpoint_arguments import add_checkpoints
+from controller.cli.data_arguments import add_data
 from controller.cli.init_arguments import add_init
+from controller.cli.replay_arguments import add_replay
 from controller.cli.serve_arguments import add_serve
+from controller.cli.verify_arguments import add_verify
 from controller.dashboard.arguments import add_dashboard
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
     "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
-    "doctor", "simulate",
+    "verify", "blame", "doctor", "simulate",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
@@ -33,8 +36,8 @@ _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started
 _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
-                dashboard
-  no run        serve, score, import, mcp
+                verify, blame, replay, capsule, dashboard
+  no run        data, serve, score, import, mcp
   this machine  doctor
 
 Every command explains itself: areal-like COMMAND --help
@@ -101,11 +104,11 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     for name, text in (
         ("train", "run a job"),
         ("validate", "print the resolved config with its derived numbers, or every error at once"),
-        ("sft", "supervised training from files (docs/offline.md); of a config with rollouts, its warm_start alone"),
+        ("sft", "supervised training from files (docs/offline.md), or only the warm_start of a config with rollouts"),
         ("dpo", "train on preferences from files (docs/offline.md)"),
         ("reward-model", "train a reward model on preferences from files (docs/offline.md)"),
         ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
-        ("probe", "a few samples of the starting model: would the reward stay flat, and why"),
+        ("probe", "sample the starting model a few times: would the reward stay flat, and why"),
     ):
         command = _command(commands, name, text)
         command.make_epilog = _config_epilog
@@ -125,24 +128,27 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(
         "--accept-loss", action="store_true",
-        help="continue although files of the run are missing or older than others, from the newest state that ledger "
+        help="continue even if files of the run are missing or older than others, from the newest state that ledger "
         "and checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
     resume.add_argument(
-        "--past-early-stop", action="store_true", help="continue a run that early_stop has ended, without that rule"
+        "--past-early-stop", action="store_true", help="continue a run that early_stop ended, with early_stop disabled"
     )
     add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
     add_checkpoints(commands, _command, seconds, _RUN_HELP)
+    add_replay(commands, _command, _RUN_HELP)
     _add_samples(commands)
     _add_reports(commands)
+    add_verify(commands, _command, _RUN_HELP)
     add_dashboard(commands, _command)
     add_simulate(commands, _command, seconds)
+    add_data(commands, _command)
     _add_score(commands)
     add_serve(commands, _command)
     _command(commands, "mcp", "serve these commands to a coding agent, over stdin and stdout (docs/mcp.md)")
-    _command(commands, "reference", "print the reference page of every key")
+    _command(commands, "reference", "print the reference page of all configuration keys")
     return top
 
 
@@ -172,7 +178,7 @@ def _add_looking(commands: Any) -> None:
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="keep showing it live until the run ends")
     how.add_argument(
-        "--why", action="store_true", help="also a diagnosis of its metrics, and what to change (reads all of them)"
+        "--why", action="store_true", help="also diagnose its metrics and advise what to change (reads all metrics)"
     )
     status.add_argument(
         "--json", action="store_true", help="one JSON object (with --watch one per line, on each change)"
@@ -181,14 +187,14 @@ def _add_looking(commands: Any) -> None:
         "--interval", type=seconds, default=1.0, metavar="S", help="refresh interval of --watch, in seconds (1)"
     )
     logs = _command(
-        commands, "logs", "show the logs of a run's processes, in order of time", _LOGS_EPILOG,
+        commands, "logs", "show the logs of a run's processes, in chronological order", _LOGS_EPILOG,
         "Show the logs of a run's processes: all of them merged by time, or those named.",
     )  # fmt: skip
     logs.add_argument("run", metavar="RUN", help=_RUN_HELP)
     logs.add_argument(
         "-p", "--process", action="append", default=[], metavar="P",
-        help="only this one: controller, trainer, reward, rollout-0, ...; `rollout` means all rollout workers; "
-        "may be given several times",
+        help="show only this process: controller, trainer, reward, rollout-0, ...; `rollout` means all rollout "
+        "workers; may be given several times",
     )  # fmt: skip
     logs.add_argument("-f", "--follow", action="store_true", help="keep showing new lines until the run ends")
     logs.add_argument(
@@ -197,7 +203,7 @@ def _add_looking(commands: Any) -> None:
     listing = _command(
         commands,
         "ps",
-        "the runs of this machine",
+        "list the runs of this machine",
         _PS_EPILOG,
         "List the runs of this machine, in whichever folder they are stored.",
     )
@@ -211,7 +217,7 @@ def _add_looking(commands: Any) -> None:
 def _add_steering(commands: Any) -> None:
     stop = _command(
         commands, "stop", "stop a run gracefully and wait for it to exit", _STOP_EPILOG,
-        "Ask a run to end: it finishes the running step, saves, and exits with 0. Waits, and says how it ended.",
+        "Ask a run to end: it finishes the current step, saves, and exits with 0. Waits, and says how it ended.",
     )  # fmt: skip
     stop.add_argument("run", metavar="RUN", help=_RUN_HELP)
     stop.add_argument(
@@ -235,46 +241,52 @@ def _add_steering(commands: Any) -> None:
     drain = _command(
         commands, "drain", "remove a rollout worker from a run in progress", _CREW_EPILOG,
         "A rollout worker hands its running samples to the others and exits; it is not restarted. SIGTERM to its "
-        "process does the same (the notice of a spot machine).",
+        "process does the same (for example the termination notice of a spot machine).",
     )  # fmt: skip
     add = _command(
         commands, "add", "add a rollout worker to a run in progress", _CREW_EPILOG,
-        "Starts another rollout worker, under the lowest free number: one that was drained, or a new one.",
+        "Start another rollout worker under the lowest free number: that of a drained worker, or a new one.",
     )  # fmt: skip
     for command in (drain, add):
         command.add_argument("run", metavar="RUN", help=_RUN_HELP)
         command.add_argument(
             "--timeout", type=seconds, default=60.0, metavar="S", help="wait at most this many seconds (60)"
         )
-    drain.add_argument("worker", metavar="WORKER", help="rollout-0, rollout-1, ... as `areal-like status` names them")
+    drain.add_argument("worker", metavar="WORKER", help="rollout-0, rollout-1, ..., as shown by `areal-like status`")
 
 
 def _add_samples(commands: Any) -> None:
     samples = _command(
         commands, "samples", "prompts, answers and rewards", _SAMPLES_EPILOG,
-        "Finished training samples with prompt, answer, reward and its parts, versions, staleness and worker, from "
-        "the run's ledger, also while it goes on.",
+        "Print finished training samples with prompt, answer, reward and its parts, versions, staleness and worker, "
+        "from the run's ledger, also while the run is in progress.",
     )  # fmt: skip
     samples.add_argument("run", metavar="RUN", help=_RUN_HELP)
-    samples.add_argument("--step", type=whole, metavar="N", help="those that step N used")
-    samples.add_argument("--group", type=whole, metavar="G", help="those of one prompt, by group number")
+    samples.add_argument("--step", type=whole, metavar="N", help="only samples that step N used")
+    samples.add_argument("--group", type=whole, metavar="G", help="only samples of one prompt, by group number")
+    samples.add_argument(
+        "--life", type=sample_name, metavar="GROUP.SAMPLE",
+        help="tell the life of one sample instead: from its draw to its step, with times",
+    )  # fmt: skip
     order = samples.add_mutually_exclusive_group()
     order.add_argument("--worst", action="store_true", help="lowest reward first (samples without a score left out)")
     order.add_argument("--best", action="store_true", help="highest reward first (samples without a score left out)")
-    samples.add_argument("--grep", default="", metavar="TEXT", help="those with TEXT in prompt or answer, any case")
+    samples.add_argument(
+        "--grep", default="", metavar="TEXT", help="only samples with TEXT in the prompt or answer, ignoring case"
+    )
     samples.add_argument(
         "--limit",
         type=whole_or_all,
         default=-1,
         metavar="N",
-        help="at most N (20; jsonl and html 200); `all` for every one",
+        help="at most N samples (20; for jsonl and html 200); `all` for no limit",
     )
     samples.add_argument("--format", choices=("text", "jsonl", "html"), default="text", help="output format (text)")
     samples.add_argument(
         "--out",
         default="",
         metavar="FILE",
-        help="write to this file; without it html goes to RUN/samples.html; `-` prints it",
+        help="write to this file, `-` for stdout (html: RUN/samples.html; other formats: stdout)",
     )
     samples.add_argument("--full", action="store_true", help="do not shorten long texts")
 
@@ -287,7 +299,7 @@ def _add_reports(commands: Any) -> None:
     )  # fmt: skip
     report.add_argument("run", metavar="RUN", help=_RUN_HELP)
     compare = _command(
-        commands, "compare", "runs side by side: table and plot", "",
+        commands, "compare", "compare runs side by side in a table and a plot", "",
         "Print a table of several runs side by side, and write a page and a plot of them.",
     )  # fmt: skip
     compare.add_argument("runs", nargs="+", metavar="RUN", help=_RUN_HELP)
@@ -298,9 +310,9 @@ def _add_reports(commands: Any) -> None:
         help="folder of the page and the plot (next to the first run)",
     )
     doctor = _command(
-        commands, "doctor", "what this machine can do, what is missing and how to get it", "",
-        "Check this machine: Python, torch and devices, memory, limits, optional packages, sandbox, disk; each with "
-        "how to get it.",
+        commands, "doctor", "check what this machine can do, what is missing and how to get it", "",
+        "Check this machine: Python, torch and devices, memory, limits, optional packages, sandbox, disk; and print "
+        "how to get what is missing.",
     )  # fmt: skip
     doctor.add_argument("--bench", action="store_true", help="also run short benchmarks, for some seconds")
     doctor.add_argument("--json", action="store_true", help="one JSON object")
@@ -308,19 +320,22 @@ def _add_reports(commands: Any) -> None:
 
 def _add_score(commands: Any) -> None:
     score = _command(
-        commands, "score", "verdicts for a file of answers, without a run", _SCORE_EPILOG,
-        "Score every row of a JSONL file with a reward scorer, in processes that can be killed: one verdict per line, "
-        "in the order of the rows. If it is interrupted, the same command continues.",
+        commands, "score", "score a file of answers, without a run", _SCORE_EPILOG,
+        "Score every row of a JSONL file with a reward scorer, in separate processes: one verdict per line, in input "
+        "order. If interrupted, run the same command again to continue.",
     )  # fmt: skip
     score.add_argument("--scorer", required=True, metavar="S", help="math, code, or module:function of your own")
     score.add_argument("--input", required=True, metavar="FILE", help="rows: JSON Lines, UTF-8")
-    score.add_argument("--output", required=True, metavar="FILE", help="verdicts: line k judges line k of the input")
+    score.add_argument(
+        "--output", required=True, metavar="FILE", help="verdicts: line k is the verdict on line k of the input"
+    )
     score.add_argument(
         "--workers", type=processes, default=0, metavar="N", help="scoring processes (as many as there are cores)"
     )
     score.add_argument(
         "--timeout", type=seconds, metavar="S",
-        help="seconds for one row; then it is `timed_out` (10; code: 61.5, and rows have limits of their own)",
+        help="time limit per row in seconds; a row that exceeds it is `timed_out` (10; code: 61.5, and a row may set "
+        "its own)",
     )  # fmt: skip
     score.add_argument(
         "--overwrite", action="store_true", help="start from the beginning, whatever the output contains"
@@ -355,7 +370,7 @@ shut down), or it ended as failed or was killed; 2 there is no such run, or it i
 machine and can only be stopped there.
 """
 _CREW_EPILOG = """\
-The run's controller is asked through the run's folder and answers within a second.
+The request is passed to the run's controller through the run's folder; the controller replies within a second.
 
 exit status: 0 it is done; 1 it was refused (the only worker cannot be removed), or is not done after --timeout and
 continues; 2 there is no such run, or it is not running.
@@ -365,6 +380,7 @@ examples:
   areal-like samples quickstart --worst --limit 5
   areal-like samples quickstart --step 12 --format html
   areal-like samples quickstart --format jsonl --limit all --out samples.jsonl
+  areal-like samples quickstart --life 12.3
 
 Without --out the page is stored in the run's folder: samples.html.
 

@@ -47,15 +47,15 @@ def add_checkpoints(
     """Add the commands to the parser."""
     save = command(
         commands, "checkpoint", "save a checkpoint of a run in progress", _SAVE_EPILOG,
-        "Save a checkpoint: it is taken after the running step, while training continues. Waits until it is on disk, "
-        "and prints where.",
+        "Save a checkpoint after the current step, without stopping training. Waits until it is on disk, then prints "
+        "its path.",
     )  # fmt: skip
     save.add_argument("run", metavar="RUN", help=run_help)
     save.add_argument(
         "--timeout", type=positive, default=600.0, metavar="S", help="wait at most this many seconds (600)"
     )
     export = command(
-        commands, "export", "a checkpoint as a Hugging Face folder", _EXPORT_EPILOG,
+        commands, "export", "convert a checkpoint to a Hugging Face folder", _EXPORT_EPILOG,
         "Convert a checkpoint to a Hugging Face folder: config, tokenizer and weights that `from_pretrained` reads.",
     )  # fmt: skip
     export.add_argument(
@@ -72,14 +72,14 @@ def add_checkpoints(
     )
     export.add_argument(
         "--lora", choices=("merged", "adapter"),
-        help="of a run with trainer.lora: a whole model (the default), or the adapter alone as peft reads it",
+        help="for a run with trainer.lora: the merged model (the default), or only the adapter in the format of peft",
     )  # fmt: skip
     export.add_argument(
-        "--push-to-hub", metavar="REPO", help="also send the folder to this repository of the Hugging Face hub"
+        "--push-to-hub", metavar="REPO", help="also upload the folder to this repository on the Hugging Face hub"
     )
     export.add_argument("--public", action="store_true", help="if the repository is created, make it public")
     importing = command(
-        commands, "import", "a Hugging Face folder as a checkpoint", _IMPORT_EPILOG,
+        commands, "import", "convert a Hugging Face folder to a checkpoint", _IMPORT_EPILOG,
         "Convert a Hugging Face folder to a checkpoint (version 0, no optimizer state).",
     )  # fmt: skip
     importing.add_argument("source", metavar="HF_FOLDER", help="a folder with config.json and safetensors")

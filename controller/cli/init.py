@@ -42,7 +42,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
     if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
         ask = input
     if ask is None and "data" not in given:
-        raise UserError("no file of rows is given", where="--data", remedy="--data train.jsonl[,heldout.jsonl]")
+        raise UserError("no data file is given", where="--data", remedy="give --data train.jsonl[,heldout.jsonl]")
     target, answers = Path(arguments.config).expanduser(), {**DEFAULTS, **given}
     if ask is not None:
         try:
@@ -50,9 +50,9 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
         except (EOFError, KeyboardInterrupt) as error:
             print(file=sys.stderr)  # end the line of the question
             unanswered = UserError(
-                "the questions were not answered, so nothing is written",
+                "the questions were not answered, so no file was written",
                 where="areal-like init",
-                remedy=f"flags answer them: {' '.join(_flags(target))}",
+                remedy=f"answer them with flags: {' '.join(_flags(target))}",
             )
             if isinstance(error, EOFError):
                 raise unanswered from None
@@ -96,7 +96,7 @@ def _write(files: Mapping[Path, str]) -> None:
     """Write all files or none. Raises UserError if one of them exists or cannot be written."""
     for path in files:
         if path.exists():
-            raise UserError("exists already, and is not overwritten", where=str(path), remedy="name another file")
+            raise UserError("already exists, and is not overwritten", where=str(path), remedy="name another file")
     written: list[Path] = []
     for path, text in files.items():
         try:

@@ -12,12 +12,12 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command; `make` creates its parser."""
     command = make(
         commands, "init", "write a first config, and a scorer with its test where one is needed", "",
-        "Ask five questions, or take the flags, and write a config from the nearest recipe. Then validate it. Existing "
-        "files are never overwritten.",
+        "Ask five questions, or read the answers from flags, write a config based on the most similar recipe, and "
+        "validate it. Existing files are never overwritten.",
     )  # fmt: skip
     command.add_argument("config", nargs="?", default="job.yaml", metavar="FILE", help="file to write (job.yaml)")
     command.add_argument("--data", metavar="ROWS", help="train.jsonl, or train.jsonl,heldout.jsonl")
     command.add_argument("--answer", choices=list(ANSWER_KINDS), help="kind of the answers (math)")
     command.add_argument("--model", metavar="M", help="hub name, folder, or tiny (the default: random weights)")
-    command.add_argument("--hardware", choices=list(HARDWARE), help="what it will run on (cpu)")
+    command.add_argument("--hardware", choices=list(HARDWARE), help="hardware that the job will run on (cpu)")
     command.add_argument("--tracker", choices=list(TRACKERS), help="service that also receives the metrics (none)")

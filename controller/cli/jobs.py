@@ -72,14 +72,18 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     folder.refuse_if_running()
     state = folder.read_state()
     if (command := state.get("command", "train")) != "train":
-        raise UserError(f"this is the folder of `areal-like {command}`", where=str(folder.root), remedy="run it again")
+        raise UserError(
+            f"this folder was created by `areal-like {command}`, which cannot be resumed",
+            where=str(folder.root),
+            remedy="run that command again",
+        )
     has_stopped_early = str(state.get("reason", "")).startswith(EARLY_STOP)
     if state.get("status") == "finished" and has_stopped_early and not past_early_stop:
         remedy = f"areal-like resume --past-early-stop {folder.root} continues without that rule"
         raise UserError(f"this run is finished ({state['reason']})", where=str(folder.root), remedy=remedy)
     if state.get("status") == "finished" and not has_stopped_early:
         raise UserError(
-            "this run is finished", where=str(folder.root), remedy="start another with more steps (num_steps=...)"
+            "this run is finished", where=str(folder.root), remedy="start another run with more steps (num_steps=...)"
         )
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
@@ -212,7 +216,7 @@ def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> No
         raise UserError(
             "does not record which data the run was started with",
             where=str(folder.state),
-            remedy="restore it from a copy, or start a new run",
+            remedy="restore it from a backup, or start a new run",
         )
     found = rows.fingerprints
     changed = [key for key, fingerprint in recorded.items() if found.get(key) != fingerprint]

@@ -57,6 +57,10 @@ def _command(argv: Sequence[str]) -> int:
             from controller.cli.score import score
 
             return score(arguments)
+        if arguments.command == "data":
+            from controller.cli.data import data
+
+            return data(arguments)
         if arguments.command == "mcp":
             from controller.cli.mcp_server import serve as serve_tools
 
@@ -67,6 +71,10 @@ def _command(argv: Sequence[str]) -> int:
             from controller.cli.serve import serve
 
             serve(arguments)
+        if arguments.command in ("replay", "capsule"):
+            from controller.runs.replay.command import replay_command
+
+            return replay_command(arguments)
         return _run(arguments)
     except UserError as error:
         return _complain(str(error))
@@ -159,12 +167,16 @@ def _run_offline(arguments: argparse.Namespace) -> int:
     loaded = load_offline(arguments.config, arguments.overrides)
     if arguments.command == "validate":
         from areal_like.config import dump_yaml
+        from controller.preflight.offline import check_whole
 
+        check_whole(loaded)
         sys.stdout.write(f"# {loaded.source}, resolved\n{dump_yaml(loaded.config)}\n# {loaded.source} is valid\n")
         return 0
     from controller.cli import offline_jobs
     from controller.preflight.machine import unused_by_one_process
+    from controller.preflight.offline import check_offline
 
+    check_offline(loaded)
     for note in unused_by_one_process(loaded.config.trainer.device):
         print(f"note: {note}", file=sys.stderr)
     return offline_jobs.start(loaded, arguments.command)

@@ -138,9 +138,11 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
     from controller.probe.probe import Probe
 
     if is_offline_file(config, overrides):
-        raise UserError("this config trains from files: there is no reward", where=config, remedy="areal-like validate")
+        raise UserError(
+            "this config trains from files: there is no reward", where=config, remedy="use areal-like validate"
+        )
     if prompts < 1 or num_samples < 1:
-        raise UserError("there is nothing to sample", where="prompts, samples", remedy="1 or more of each")
+        raise UserError("there is nothing to sample", where="prompts, samples", remedy="set both to 1 or more")
     loaded = load_config(config, overrides)
     table = look_at_machine(loaded, "probe").train
     assert table is not None, "preflight reads the rows"

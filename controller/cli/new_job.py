@@ -54,7 +54,9 @@ class NewJob:
             what = f"the run would be called {self.target.stem!r}, which cannot be the name of a folder"
             raise UserError(what, where=repr(str(self.target)), remedy=f"choose another file name: {NAME_REMEDY}")
         if self.model == TINY and self.hardware != "cpu":
-            raise UserError("the tiny model is for a CPU", where="--model", remedy="--hardware cpu, or a real model")
+            raise UserError(
+                "the tiny model is only for a CPU", where="--model", remedy="use --hardware cpu, or name another model"
+            )
         files = {self.target: self._config_text()}
         if self.answer == "text":
             name = self.target.name.replace("\\", "\\\\").replace('"', '\\"')
@@ -76,7 +78,7 @@ class NewJob:
         wanted = f"{self.target.stem}_reward"
         if self.answer != "text" or self.module == wanted:
             return []
-        return [f"the scorer is called {self.module}, because `{wanted}` cannot be the name of a Python module"]
+        return [f"the scorer is named {self.module}, because `{wanted}` cannot be the name of a Python module"]
 
     @property
     def recipe(self) -> str:

@@ -66,7 +66,7 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
-            raise UserError(f"`{pair}` is not an option of the scorer", remedy="write key=value")
+            raise UserError(f"scorer option `{pair}` is not of the form key=value", remedy="write key=value")
         options[key.strip()] = parse_value(value)
     return options
 
@@ -84,7 +84,7 @@ def summary(standing: ScoreStatus, target: Path) -> str:
     if totals.mean_value is not None:
         lines.append(f"  mean value {totals.mean_value:>8.4f} over the scored rows")
     if totals.first_fault:
-        lines.append(f"first without a score: {totals.first_fault}")
+        lines.append(f"first row without a score: {totals.first_fault}")
     if standing.stopped_by:
         lines.append("interrupted: run the same command again to continue from here")
     return "\n".join([*lines, f"verdicts: {target}", ""])

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +24,11 @@ import yaml
 
 from areal_like.device_names import names_gpu
 from areal_like.errors import OperationError, UserError
-from areal_like.serve_files import ServeSpec
+from areal_like.serve_files import UNNAMED_MODEL, ServeSpec
 from areal_like.settings import DType
 from areal_like.store_owner import claim, sweep_dead
 from areal_like.transport.ports import can_listen
+from areal_like.weights.adapter_folder import AdapterFolder, base_problem, read_adapter
 from areal_like.weights.weight_store import WeightStore
 from controller.config import model_folder
 from controller.launch.local import child_environment
@@ -69,12 +70,13 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         # Checked here, because the preparation may take minutes.
         raise UserError(
             f"port {arguments.port} of {arguments.host} is in use or not permitted", where="--port",
-            remedy="0 selects any free one",
+            remedy="choose another port, or 0 for a free one",
         )  # fmt: skip
     found = find(arguments.model, arguments.version)
     if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
         what = "its tokenizer has no chat template, which the messages of clients need"
         raise UserError(what, where=arguments.model, remedy="serve a model with one, such as a chat model")
+    adapters = adapters_of(arguments.adapter, arguments.name or found.name)
     place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
@@ -82,7 +84,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     try:
         claim(folder)
         order = folder / "order.json"
-        made = msgspec.json.encode(prepare(arguments, found, key, folder))
+        made = msgspec.json.encode(prepare(arguments, found, key, folder, adapters))
         order.touch(mode=0o600)
         order.write_bytes(made)
         sys.stdout.flush()
@@ -97,7 +99,9 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path) -> ServeSpec:
+def prepare(
+    arguments: argparse.Namespace, found: Found, key: str, folder: Path, adapters: Mapping[str, AdapterFolder]
+) -> ServeSpec:
     """Prepare the model in `folder`, and return how to serve it. Raises UserError, OperationError."""
     model, facts = found.model, found.facts
     dtype: DType = arguments.dtype or ("bfloat16" if names_gpu(arguments.device) else "float32")
@@ -105,6 +109,10 @@ def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path)
         model = str(folder / "exported")
         export_checkpoint(found.checkpoint, Path(model), None, None)
     assert model is not None
+    weights = model_folder.tensor_shapes(model) if adapters else {}
+    for adapter in adapters.values() if weights else ():  # of a model of the hub it is checked by the engine
+        if (problem := base_problem(adapter, weights)) is not None:
+            raise problem
     spec = serve_spec(model, dtype=dtype, out_dir=folder / "model", publish_to=folder / "weights")
     spec.save(folder / "prepare.json")
     run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
@@ -119,6 +127,7 @@ def prepare(arguments: argparse.Namespace, found: Found, key: str, folder: Path)
         max_new_tokens=arguments.max_tokens,
         max_context=_first(arguments.max_context, _fact(facts, "rollout", "engine", "max_context"), DEFAULT_CONTEXT),
         num_slots=arguments.slots, device=arguments.device, dtype=dtype, num_threads=num_cores(),
+        adapters={name: str(adapter.folder) for name, adapter in adapters.items()},
     )  # fmt: skip
 
 
@@ -127,7 +136,7 @@ def find(source: str, version: int | None) -> Found:
     folder = Path(source).expanduser()
     is_model, name = (folder / "config.json").is_file(), folder.resolve().name
     if version is not None and (is_model or is_checkpoint(folder)):
-        raise UserError("only a run has several versions", where="--version", remedy="leave it out, or name the run")
+        raise UserError("only a run has several versions", where="--version", remedy="omit --version, or name the run")
     if is_model:
         model_folder.check_weights(folder)
         return Found(name, str(folder.resolve()), None, {})
@@ -147,6 +156,19 @@ def find(source: str, version: int | None) -> Found:
     return Found(run.name, None, checkpoint_of(source, version), facts)
 
 
+def adapters_of(given: Sequence[tuple[str, str]], model: str) -> dict[str, AdapterFolder]:
+    """The adapters by their names. model: name of the base. Raises UserError."""
+    found: dict[str, AdapterFolder] = {}
+    for name, folder in given:
+        if name in (model, UNNAMED_MODEL):
+            what = f"{name} is the name of the base in requests"
+            raise UserError(what, where="--adapter", remedy="give the adapter another name, or the base with --name")
+        if name in found:
+            raise UserError(f"two adapters have the name {name}", where="--adapter", remedy="give each another name")
+        found[name] = read_adapter(Path(folder).expanduser().resolve())
+    return found
+
+
 def key_of(arguments: argparse.Namespace) -> str:
     """The clients' key; empty: a random one is generated. Raises UserError, also if the address is reachable from other
     machines and no key is given.
@@ -161,7 +183,7 @@ def key_of(arguments: argparse.Namespace) -> str:
         if not key:
             raise UserError(f"{arguments.key_file} is empty", where=where)
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError("a key is one word of ASCII characters", where=where)
+        raise UserError("a key must consist of printable ASCII characters without spaces", where=where)
     if not key and not is_loopback(arguments.host):
         what = f"{arguments.host} is reachable from other machines, and there is no key"
         raise UserError(what, where="--host", remedy=f"set {KEY_VARIABLE}, or give --key-file")

@@ -49,7 +49,7 @@ def _choose(config: RunSettings) -> Devices:
     launcher = launcher_of(config)
     if config.emulation is not None:
         return Devices("cpu", "cpu")
-    if launcher.chooses_gpus or not launcher.is_one_machine:
+    if not launcher.is_one_machine:
         has_pool_gpus = config.rollout.pool_gpus is not None
         return Devices(_reserved(config, "trainer", False), _reserved(config, "rollout", has_pool_gpus))
     num_gpus = machine_gpus.usable_gpus()

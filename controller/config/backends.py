@@ -10,7 +10,8 @@ from controller.config.problems import Problem
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.descriptor import PassDemand as PassDemand
 from trainer.backends.descriptor import StateDemand as StateDemand
-from trainer.backends.registry import BACKENDS, find_backend
+from trainer.backends.registry import BACKENDS
+from trainer.backends.registry import find_backend as find_backend
 from trainer.backends.registry import ranks_fault as ranks_fault
 
 if TYPE_CHECKING:

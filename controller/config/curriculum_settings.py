@@ -41,7 +41,9 @@ class CurriculumSettings(Settings):
         if not ends or ends[-1] != 1.0:
             raise ValueError("the last band must have `up_to: 1.0`")
         if ends != sorted(set(ends)):
-            raise ValueError(f"`up_to` must increase from band to band, not {', '.join(f'{end:g}' for end in ends)}")
+            raise ValueError(
+                f"`up_to` must increase from band to band, but the values are {', '.join(f'{end:g}' for end in ends)}"
+            )
         return self
 
     def keep(self, rate: float) -> float:

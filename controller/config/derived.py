@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.import_path import is_import_path
 from controller.config.engines import engine_job, engine_of
 from controller.config.memory.estimate import shape_of_run
 from controller.config.run_config import RunConfig
@@ -16,6 +17,13 @@ from controller.config.stall_limit import longest_recovery, stall_limit_s
 from controller.config.trainer_memory import adapter_parameters, parameters_of, trainer_state
 from controller.config.validation.pool_sizes import gpus_of_run, pool_sizes, units
 from controller.run_folder.units import size_text
+
+TOKEN_BYTES = 13
+"""Bytes of a token in a segment file: id, log-prob and version of 4 bytes, and whether it is trained on."""
+TEXT_BYTES = 4
+"""Bytes of text of a sampled token; about as many in most languages and tokenizers."""
+SAMPLE_BYTES = 100
+"""Bytes of a record without its arrays and text."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,24 @@ def _updates_per_step(config: RunConfig) -> str:
 
 
 def _models(config: RunConfig) -> Iterator[Derived]:
-    """Models that the workflow calls."""
+    """Models that the workflow calls, and a teacher among them."""
     if models := config.rollout.models:
-        yield Derived("models called", str(len(models)), "; ".join(f"{one.name}: {one.words}" for one in models))
+        roles = {config.trainer.teacher_model: ", the teacher"}
+        words = "; ".join(f"{one.name}: {one.words}{roles.get(one.name, '')}" for one in models)
+        yield Derived("models called", str(len(models)), words)
+
+
+def _replay_tokens(config: RunConfig) -> Derived:
+    """Size of the tokens that `areal-like replay` needs to start at step 1, and whether they are kept."""
+    num_bytes = config.num_steps * (
+        config.max_trained_tokens_per_step * TOKEN_BYTES
+        + config.max_sampled_tokens_per_step * TEXT_BYTES
+        + config.samples_per_step * SAMPLE_BYTES
+    )
+    keep_mb = config.ledger.keep_mb
+    kept = "all are kept" if keep_mb is None else f"ledger.keep_mb: {keep_mb:,g} MB are kept, null keeps all"
+    how = f"num_steps x (trained tokens x {TOKEN_BYTES} B + sampled tokens x {TEXT_BYTES} B of text); {kept}"
+    return Derived("tokens for a replay of all steps", f"<= {size_text(num_bytes)}", how)
 
 
 def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, Any] | None = None) -> list[Derived]:
@@ -60,14 +83,16 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         Derived(
             "groups in flight",
             unbounded if config.max_groups_in_flight is None else f"<= {config.max_groups_in_flight:,}",
-            "(max_staleness + 1) x groups_per_step: capacity under the bound",
+            "(max_staleness + 1) x groups_per_step: the most that max_staleness allows",
         ),
         Derived(
             "samples in flight",
             unbounded if config.max_samples_in_flight is None else f"<= {config.max_samples_in_flight:,}",
             "(max_staleness + 1) x groups_per_step x group_size",
         ),
-        Derived("slots", f"{config.num_slots:,}", "rollout.num_workers x engine.num_slots: answers generated at once"),
+        Derived(
+            "slots", f"{config.num_slots:,}", "rollout.num_workers x engine.num_slots: answers generated concurrently"
+        ),
         Derived(
             "samples held by workers", f"<= {config.rollout.num_workers * config.worker_capacity:,}", "slots + queues"
         ),
@@ -75,6 +100,7 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
             "longest prompt with a full answer", f"{longest_prompt(config):,}", "engine.max_context - max_new_tokens"
         ),
     ]
+    found.append(_replay_tokens(config))
     longest = longest_recovery(config)
     found.append(Derived("stall limit", f"{stall_limit_s(config):g} s", f"longest recovery: {longest.longest_s:g} s"))
     cache = kv_cache_bytes(model or config.model.init or {}, config)
@@ -145,19 +171,30 @@ def _length_advice(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _teacher_advice(config: RunConfig) -> Iterator[str]:
+    """Advice on a teacher that has a cache for answers but never answers, because no workflow of the user calls it."""
+    for model in config.rollout.models:
+        slots = model.num_slots or config.rollout.engine.num_slots
+        if model.name == config.trainer.teacher_model and slots > 1 and not is_import_path(config.rollout.workflow):
+            yield (
+                f"rollout.models: the teacher `{model.name}` gives no answers, so its cache for {slots} stays empty"
+                " (num_slots: 1)"
+            )
+
+
 def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
     """Sentences about settings that work but waste resources."""
     advice = []
     in_flight = config.max_samples_in_flight
     if in_flight is not None and config.num_slots > in_flight:
         advice.append(
-            f"rollout.engine.num_slots: {config.num_slots} slots, but the bound allows at most {in_flight} samples in"
-            " flight: the rest stay empty"
+            f"rollout.engine.num_slots: {config.num_slots} slots, but max_staleness allows at most {in_flight} samples"
+            " in flight: the rest stay empty"
         )
     if config.group_size > config.worker_capacity:
         advice.append(
             f"group_size: a worker holds {config.worker_capacity} samples, fewer than a group of {config.group_size}:"
-            " groups are split over leases, and their prompt is prefilled more than once"
+            " groups are split, and their prompt is prefilled more than once"
         )
     if config.groups_per_step % config.trainer.mini_batches:
         advice.append(
@@ -183,6 +220,7 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
             f" groups_per_step asks for {config.num_groups}: the run ends after about"
             f" {draws // config.groups_per_step} steps"
         )
+    advice += _teacher_advice(config)
     advice += engine_of(config).advice(engine_job(config))
     if not config.data.eval_sources:
         advice.append("data.eval: not set, so the summary has no accuracy")

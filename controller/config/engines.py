@@ -15,6 +15,8 @@ from areal_like.setting_problem import SettingProblem
 from controller.config.problems import Problem
 from controller.config.run_settings import RunSettings
 from rollout.config import EngineSettings
+from rollout.engine.adapter_layout import fused_parameters as fused_parameters
+from rollout.engine.adapter_layout import product_widths as product_widths
 from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
 from rollout.engine.descriptor import ServingDemand as ServingDemand
 from rollout.engine.registry import ENGINES, find_engine

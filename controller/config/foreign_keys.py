@@ -144,7 +144,7 @@ _OF_SEVERAL: Mapping[str, Equivalent] = {
     "batch_size": Equivalent(("groups_per_step", "warm_start.sft.batch_size"), _PROMPTS),
     "n_gpus_per_node": Equivalent(("rollout.num_workers", "trainer.ranks")),
     "max_off_policy_threshold": Equivalent(
-        ("staleness.max_staleness",), "one less: verl counts 1 for a sample of the policy that is trained"
+        ("staleness.max_staleness",), "set a value lower by 1: verl counts 1 for a sample of the current policy"
     ),
 }
 

@@ -225,7 +225,9 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not a text file in UTF-8", where=str(path), remedy="a config is YAML text") from error
+        raise UserError(
+            "is not a UTF-8 text file", where=str(path), remedy="save the config as YAML text in UTF-8"
+        ) from error
 
 
 # ---------------------------------------------------------------- overrides

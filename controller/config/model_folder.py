@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from areal_like.weights.safetensors_header import read_header, shapes_in
 from controller.config.problems import nearest
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_MAX_HEADER_BYTES = 100_000_000
 
 
 def weight_bytes(folder: Path) -> int:
@@ -62,13 +62,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model. Raises UserError."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError("there is no config.json", where=str(folder), remedy="a Hugging Face model folder has one")
+        raise UserError("there is no config.json", where=str(folder), remedy="use a Hugging Face model folder")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"is not JSON ({error})", where=str(path), remedy="download the file again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError("has no model_type", where=str(path), remedy="use the config.json of the model's folder")
+        raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")
     return config
 
 
@@ -92,7 +92,7 @@ def check_weights(folder: Path) -> None:
         if not files and not list(folder.glob("pytorch_model*.bin*")):
             raise UserError("contains no weights", where=str(folder), remedy="it must contain model.safetensors")
     for file in files:
-        _check_safetensors(file)
+        read_header(file)
 
 
 def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
@@ -101,41 +101,16 @@ def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
     try:
         folder = find_model(path)
         for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
-            header = _check_safetensors(file)
-            shapes |= {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
-    except (UserError, OSError, KeyError, TypeError):
+            shapes |= shapes_in(file)
+    except (UserError, OSError, KeyError, TypeError, ValueError, OverflowError):
         return {}
     return shapes
-
-
-def _check_safetensors(file: Path) -> dict[str, Any]:
-    """Check the header. Raises UserError if the file is incomplete."""
-
-    def damaged(why: str) -> UserError:
-        what = f"is not a complete safetensors file ({why})"
-        return UserError(what, where=str(file), remedy="download the file again")
-
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        head = opened.read(8)
-        length = int.from_bytes(head, "little")
-        if len(head) < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise damaged("its header is missing" if size else "it is empty")
-        try:
-            header = json.loads(opened.read(length))
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise damaged("its header cannot be read") from error
-    if max(ends, default=0) != size - 8 - length:
-        raise damaged(f"its header describes {max(ends, default=0)} bytes, and the file has {size - 8 - length}")
-    found: dict[str, Any] = header
-    return found
 
 
 def check_tokenizer(folder: Path) -> None:
     """Check the tokenizer. Raises UserError if a folder has no tokenizer files."""
     if not folder.is_dir():
-        raise UserError("no such tokenizer folder", where=str(folder), remedy="from_model, bytes, or a folder")
+        raise UserError("no such tokenizer folder", where=str(folder), remedy="use from_model, bytes, or a folder")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
             "contains no tokenizer", where=str(folder), remedy="copy tokenizer.json there, or set model.tokenizer"

@@ -17,6 +17,7 @@ from areal_like.device_names import AUTO
 from areal_like.prompts import PLACEHOLDER
 from areal_like.settings import Settings
 from controller.config import machine_gpus
+from controller.config.backends import find_backend, ranks_fault
 from controller.config.problems import Problem
 from controller.config.run_config import SinkSettings
 from controller.config.validation.lora import no_target_problems
@@ -57,7 +58,7 @@ class OfflineConfig(Settings):
     def _auto_becomes_a_device(self) -> Self:
         """Replace `device: auto`, so that no code that reads an OfflineConfig sees it."""
         if self.trainer.device == AUTO:
-            device = "cuda" if machine_gpus.usable_gpus() else "cpu"
+            device = "cuda" if machine_gpus.usable_gpus() >= self.trainer.ranks else "cpu"
             trainer = self.trainer.model_copy(update={"device": device})
             object.__setattr__(self, "trainer", trainer)  # immutable for everybody else
         return self
@@ -71,8 +72,8 @@ class OfflineConfig(Settings):
 def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
     """Contradictions between keys that are valid on their own."""
     yield from model_problems(config.model)
-    if config.trainer.ranks > 1:
-        yield Problem(("trainer.ranks",), "training from files runs in one process", "trainer.ranks: 1")
+    if (fault := ranks_fault(find_backend(config.trainer.backend), config.trainer.ranks)) is not None:
+        yield Problem(("trainer.ranks", "trainer.backend"), fault[0], "trainer.backend: fsdp or auto")
     if config.trainer.lora is not None:
         yield from no_target_problems("trainer.lora", config.trainer.lora)
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:

@@ -48,12 +48,12 @@ class RayDescriptor(LauncherDescriptor):
         local = launch.ray.local_dir
         if local is not None and not Path(local).expanduser().is_absolute():
             what = f"`{local}` is relative"
-            yield SettingProblem(("launch.ray.local_dir",), what, "an absolute path on the controller's disk")
+            yield SettingProblem(("launch.ray.local_dir",), what, "use an absolute path on the controller's disk")
         for name in ("rollout", "trainer", "reward"):
             key = f"launch.ray.{name}.resources"
             for resource, amount in getattr(launch.ray, name).resources.items():
                 if resource in ("CPU", "GPU"):
-                    remedy = f"launch.ray.{name}.{resource.lower()}s"
+                    remedy = f"set launch.ray.{name}.{resource.lower()}s instead"
                     yield SettingProblem((key,), f"{resource} is not a custom resource", remedy)
                 elif amount <= 0:
                     yield SettingProblem((key,), f"{resource} must be more than 0, not {amount:g}", "remove it")

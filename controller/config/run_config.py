@@ -28,9 +28,11 @@ from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
 from controller.config.launchers import launcher_of, written_launcher
+from controller.config.replay_buffer_settings import ReplayBufferSettings
 from rollout.config import BUILT_IN_WORKFLOWS as BUILT_IN_WORKFLOWS
 from rollout.config import CalledModelSettings as CalledModelSettings
 from rollout.config import RolloutSettings
+from rollout.config import by_engine as by_engine
 from services.reward.config import RewardSettings
 from services.reward.config import contradictions as contradictions
 from services.reward.config import missing as missing
@@ -58,7 +60,7 @@ class EvalSettings(Settings):
     """Scoring of data.eval at one pinned version, without stopping rollouts."""
 
     at_start: bool = True
-    """Score the starting policy (`accuracy_before` of the summary), on the rows of the final evaluation."""
+    """Score the initial policy (`accuracy_before` of the summary), on the rows of the final evaluation."""
     every_steps: int = Field(0, ge=0, le=limits.STEPS)
     """Steps between periodic evaluations; 0: none."""
     num_prompts: int | None = Field(200, gt=0, le=limits.ROWS)
@@ -86,7 +88,8 @@ class LedgerSettings(Settings):
     segment_mb: float = Field(64.0, gt=0, le=limits.FILE_MEGABYTES)
     """Size at which a segment file is closed and the next one started, MB."""
     keep_mb: float | None = Field(2048.0, ge=0, le=limits.FILE_MEGABYTES)
-    """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: keep all."""
+    """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: keep all, so that
+    `areal-like replay` can start at step 1 (`areal-like validate` gives their size)."""
 
 
 class WandbSettings(Settings):
@@ -232,6 +235,9 @@ class RunConfig(Settings):
     dynamic_batch: DynamicBatchSettings | None = None
     """With filter_zero_signal: a step takes fewer groups after so many attempts; null: it waits until all
     groups_per_step carry a signal."""
+    replay_buffer: ReplayBufferSettings | None = None
+    """Groups of earlier steps that each step trains on again, within an age; null: each group is trained on in one
+    step."""
     launch: LaunchSettings = LaunchSettings()
     """Processes."""
     ledger: LedgerSettings = LedgerSettings()
@@ -314,6 +320,11 @@ class RunConfig(Settings):
     def samples_per_step(self) -> int:
         """groups_per_step * group_size"""
         return self.groups_per_step * self.group_size
+
+    @property
+    def trained_groups_per_step(self) -> int:
+        """groups_per_step + replay_buffer.groups_per_step"""
+        return self.groups_per_step + (0 if self.replay_buffer is None else self.replay_buffer.groups_per_step)
 
     @property
     def num_updates(self) -> int:

@@ -39,7 +39,7 @@ def recoveries(config: RunConfig) -> list[Recovery]:
             config.trainer.weights.deadline_s,
         ),
         Recovery(
-            "a damaged version is not written again, and workers load it as it is",
+            "workers try again to load a damaged version that was not rewritten",
             ("trainer.weights.deadline_s",),
             (1 + REWRITE_PATIENCE) * config.trainer.weights.deadline_s,
         ),
@@ -47,7 +47,7 @@ def recoveries(config: RunConfig) -> list[Recovery]:
     if config.is_colocated:  # an engine first ends the load under way, then has as long to release its memory
         found.append(
             Recovery(
-                "a rollout worker that does not release shared memory is replaced",
+                "a rollout worker that does not release its device memory is replaced",
                 ("trainer.weights.deadline_s", "launch.startup_timeout_s"),
                 2 * config.trainer.weights.deadline_s + launch.startup_timeout_s,
             )
@@ -79,5 +79,5 @@ def stall_problems(config: RunConfig) -> Iterator[Problem]:
             (KEY, *longest.keys),
             f"would end the run after {given_s:g} s without progress, but {longest.longest_s:g} s may pass before"
             f" {longest.what}",
-            f"leave {KEY} out (then {longest.longest_s + MARGIN_S:g}), or lower {' or '.join(longest.keys)}",
+            f"leave {KEY} out (it is then {longest.longest_s + MARGIN_S:g}), or lower {' or '.join(longest.keys)}",
         )

@@ -109,7 +109,7 @@ def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float |
     return Problem(
         ("trainer.backend", "trainer.ranks", "model.path"),
         f"weights, gradients and AdamW's state of one rank take {size_text(state.device_bytes)} ({state.words}),"
-        f" and {room}",
+        f" but {room}",
         _remedy(config, state.device_bytes, most),
     )
 
@@ -123,11 +123,11 @@ def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> P
     return Problem(
         ("trainer.ranks", "trainer.device", "model.path"),
         f"weights, gradients and AdamW's state of the trainer take {size_text(need)} of host memory ({state.words}),"
-        f" and this machine has {size_text(host_bytes)}",
-        "a smaller model, or a machine with more memory",
+        f" but this machine has {size_text(host_bytes)}",
+        "use a smaller model, or a machine with more memory",
     )
 
 
 def _remedy(config: RunConfig, need: float, most: float) -> str:
     ranks = -(-int(need * config.trainer.ranks) // int(most))
-    return f"trainer.backend: fsdp and trainer.ranks: {ranks} or more, or a smaller model"
+    return f"set trainer.backend: fsdp and trainer.ranks: {ranks} or more, or use a smaller model"

@@ -112,7 +112,9 @@ def parse_document(text: str, source: str) -> Document:
         if node is None:
             raise UserError("the file is empty", where=source, remedy="see configs/quickstart.yaml for a working one")
         if not isinstance(node, yaml.MappingNode):
-            raise UserError("a config is a mapping of keys to values", where=f"{source}:{node.start_mark.line + 1}")
+            raise UserError(
+                "a config must be a mapping of keys to values", where=f"{source}:{node.start_mark.line + 1}"
+            )
         document = Document(data={}, source=source)
         _note_lines(node, "", document)
         document.data = _construct(node)
@@ -152,7 +154,7 @@ def _text_keys(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return {str(key): _text_keys(item, depth + 1) for key, item in value.items()}
     if isinstance(value, str) and "\0" in value:  # no file, host or name can have one; the system's calls raise
-        raise ValueError("a text holds the character NUL")
+        raise ValueError("a string contains the NUL character")
     return [_text_keys(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 

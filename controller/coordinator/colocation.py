@@ -185,7 +185,7 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
                 reason = f"it did not release its memory within {limit_s:g} s, and the trainer waits for it"
                 state.emit(EndWorker(worker=worker.name, reason=reason))
             case EngineAction.REPORT_LATE:
-                state.note("ignored", f"{worker.name} answered an earlier request to release its memory")
+                state.note("ignored", f"{worker.name} replied to an earlier request to release its memory")
 
 
 def _latest_begin_s(state: RunState, worker: Worker) -> float:

@@ -8,6 +8,8 @@ Decisions by module:
   sample_intake.py     tokens and finished samples
   group_outcome.py     whether a group is ready, filtered or dropped
   batch_selection.py   the groups of a step
+  replay_buffer.py     groups of earlier steps that it reuses
+  batch_shipping.py    the answer to the trainer's request: a new or a recorded batch
   admission.py         whether another group may start
   leasing.py           what is leased next
   routing.py           which worker receives it, how much credit counts
@@ -35,6 +37,7 @@ from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
 from controller.coordinator import (
     batch_selection,
+    batch_shipping,
     colocation,
     evaluation,
     leasing,
@@ -52,10 +55,8 @@ from controller.coordinator.effects import (
     Effect,
     EndRun,
     PurgePayloads,
-    RecordBatch,
     RecordCheckpoint,
     RecordLineage,
-    SendBatch,
 )
 from controller.coordinator.events import (
     BatchRequested,
@@ -84,10 +85,9 @@ from controller.coordinator.events import (
     WorkerVersionStaged,
 )
 from controller.coordinator.group_outcome import drop_group
-from controller.coordinator.groups import Group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.snapshot import BatchGroup, Counts, EvaluationUnderWay, LedgerState
+from controller.coordinator.snapshot import Counts, EvaluationUnderWay, LedgerState
 
 QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
                 WorkerVersionLoaded)  # fmt: skip
@@ -312,7 +312,7 @@ class Coordinator:
         self._is_started = True
         self._begin_lineage(event.lineage, event.checkpoint_version)
         # Steps up to the checkpoint are in its weights. Later versions are trained and evaluated again.
-        trainer.recorded = {step: groups for step, groups in trainer.recorded.items() if step > trainer.base}
+        trainer.recorded = {step: batch for step, batch in trainer.recorded.items() if step > trainer.base}
         state.evaluations.done = {version: () for version in state.evaluations.done if version <= trainer.base}
         state.start_lease_ids()
         for group in batch_selection.surplus_groups(state):
@@ -325,9 +325,9 @@ class Coordinator:
         state = self._state
         trainer = state.trainer
         if not 0 <= event.checkpoint_version <= trainer.shipped:
-            raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {trainer.shipped}")
+            raise AssertionError(f"checkpoint {event.checkpoint_version} is not in the range 0 to {trainer.shipped}")
         self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
-        trainer.recorded = {batch.step: batch.groups for batch in event.batches}
+        trainer.recorded = {batch.step: batch for batch in event.batches}
         # Requests of the lost trainer are void, and its successor is notified of the end again. Its newest version
         # stays the workers' target, but the files may be deleted: nothing is announced until it is published again.
         trainer.requested, state.ending.is_trainer_notified, trainer.manifest_path = None, False, ""
@@ -338,7 +338,7 @@ class Coordinator:
         state.progress += 1
         num_behind = trainer.shipped - trainer.base
         behind = f", {num_behind} recorded batches are replayed" if num_behind > 0 else ""
-        text = f"the trainer starts again from version {trainer.base}{behind} ({event.reason})"
+        text = f"the trainer restarts from version {trainer.base}{behind} ({event.reason})"
         state.note("trainer_restarted", text)
 
     def _begin_lineage(self, lineage: str, base: int, *, trainer_died: str = "") -> None:
@@ -359,6 +359,9 @@ class Coordinator:
                 on_stale=settings.on_stale,
                 passes_per_batch=settings.passes_per_batch,
                 least_groups=None if settings.max_attempts is None else settings.least_groups,
+                replay_groups=None if settings.replay is None else settings.replay.groups_per_step,
+                replay_max_age=None if settings.replay is None else settings.replay.max_age,
+                replay_max_reuses=None if settings.replay is None else settings.replay.max_reuses,
                 trainer_died=trainer_died,
             )
         )
@@ -374,7 +377,7 @@ class Coordinator:
             state.note("ignored", f"version {event.version} of lineage {event.lineage} was published out of order")
             return
         trainer.trained = event.version
-        trainer.recorded = {step: groups for step, groups in trainer.recorded.items() if step > event.version}
+        trainer.recorded = {step: batch for step, batch in trainer.recorded.items() if step > event.version}
         state.progress += 1
         colocation.published(state)
         evaluation.published_again(state, event)
@@ -391,15 +394,20 @@ class Coordinator:
         state = self._state
         trainer = state.trainer
         if event.version in trainer.checkpoints or event.version > trainer.trained:
-            state.note("ignored", f"checkpoint {event.version} was reported out of order")
+            state.note("ignored", f"checkpoint {event.version} was reported twice or out of order")
             return
         keep = self.settings.keep_checkpoints
         trainer.checkpoints = [*trainer.checkpoints, event.version][-keep:]
         state.progress += 1
-        state.emit(RecordCheckpoint(version=event.version, lineage=trainer.lineage, path=event.path))
+        recorded = RecordCheckpoint(
+            version=event.version, lineage=trainer.lineage, path=event.path, digest=event.digest
+        )
+        state.emit(recorded)
         # With fewer than `keep` checkpoints a resume may have to start from step 0, which needs every payload.
         covered = trainer.checkpoints[0] if len(trainer.checkpoints) == keep else 0
-        state.emit(PurgePayloads(covered_step=covered))
+        # A step after it may reuse a group that was generated for one of the `max_age` steps before.
+        reuse = self.settings.replay
+        state.emit(PurgePayloads(covered_step=covered if reuse is None else max(0, covered - reuse.max_age)))
 
     def _end_now(self, reason: str) -> None:
         state = self._state
@@ -416,7 +424,7 @@ class Coordinator:
         # Before the trainer is served, since an overdue group must not get into its batch; and after a new batch, which
         # brings all deadlines one step nearer. A batch that is sent again changes no deadline.
         self._drop_overdue()
-        if self._serve_trainer():
+        if batch_shipping.serve_trainer(state):
             self._drop_overdue()
         # The handover decides whether engines may be used at all, pins decide what is announced to a worker, and both
         # what it is leased: hence this order.
@@ -435,74 +443,3 @@ class Coordinator:
     def _drop_overdue(self) -> None:
         for group in batch_selection.overdue_groups(self._state):
             drop_group(self._state, group, "stale", f"too old for step {self._state.trainer.next_step}")
-
-    def _serve_trainer(self) -> bool:
-        """Answer the trainer's request if possible; return whether a new batch was formed."""
-        state, step = self._state, self._state.trainer.requested
-        trainer = state.trainer
-        if step is None or (state.phase is Phase.FINISHING and step > state.ending.last_step):
-            return False
-        if not colocation.may_hand_over(state, step):
-            return False
-        if step <= trainer.shipped:
-            self._send_recorded(step)
-            return False
-        if step > trainer.next_step:
-            state.note("ignored", f"batch {step} was requested before batch {trainer.next_step}")
-            trainer.requested = None
-            return False
-        is_wanted = state.phase is Phase.RUNNING and step <= self.settings.num_steps
-        chosen = batch_selection.choose_batch(state) if is_wanted else None
-        if chosen is None:
-            return False
-        self._ship(step, chosen)
-        return True
-
-    def _ship(self, step: int, chosen: list[Group]) -> None:
-        state = self._state
-        trainer = state.trainer
-        groups = tuple(
-            BatchGroup(
-                group_id=group.group_id,
-                sample_indices=tuple(sample.index for sample in group.samples if sample.is_kept),
-                first_version=group.floor,
-            )
-            for group in chosen
-        )
-        for group in chosen:
-            state.forget_group(group)
-        # Counted in the same event in which the groups are removed: `bounded-admission` counts live and consumed groups
-        # together.
-        state.groups.num_consumed += len(groups)
-        state.groups.num_vacant += self.settings.groups_per_step - len(groups)
-        state.groups.num_failed = 0
-        trainer.shipped, trainer.recorded[step] = step, groups
-        state.progress += 1
-        state.emit(RecordBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=False))
-        self._send(step, groups, is_replay=False)
-
-    def _send_recorded(self, step: int) -> None:
-        """Send a recorded batch: in a replay after a resume (`exactly-once`), or again because the trainer repeats its
-        request.
-        """
-        state = self._state
-        trainer = state.trainer
-        groups = trainer.recorded.get(step)
-        is_replay = step <= trainer.replay_until
-        # A trainer that skipped a recorded step would train on batches in a different order than recorded.
-        if groups is None or step > max(trainer.sent, trainer.base) + 1:
-            state.note("ignored", f"batch {step} was requested out of order")
-            trainer.requested = None
-            return
-        if is_replay and step not in trainer.replayed:
-            trainer.replayed.add(step)
-            state.progress += 1
-            state.emit(RecordBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=True))
-        self._send(step, groups, is_replay=is_replay)
-
-    def _send(self, step: int, groups: tuple[BatchGroup, ...], *, is_replay: bool) -> None:
-        state = self._state
-        trainer = state.trainer
-        trainer.requested = None
-        trainer.sent = max(trainer.sent, step)
-        colocation.hand_over(state, SendBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=is_replay))

@@ -54,6 +54,10 @@ class RecordLineage(Effect, frozen=True):
     """How often each sample of a step is trained on in it."""
     least_groups: int | None = None
     """What a step takes at least; None: groups_per_step."""
+    replay_groups: int | None = None
+    """Most reused groups of a step; None, as for the next two: nothing is reused (`replay_buffer`)."""
+    replay_max_age: int | None = None
+    replay_max_reuses: int | None = None
     trainer_died: str = ""
     """Why, where the trainer alone was started again; empty: the whole run was."""
 
@@ -137,6 +141,8 @@ class RecordBatch(Effect, frozen=True):
     lineage: str
     groups: tuple[BatchGroup, ...]
     is_replay: bool
+    reused: tuple[BatchGroup, ...] = ()
+    """Groups of earlier steps, which keep their fate."""
 
 
 class RecordCheckpoint(Effect, frozen=True):
@@ -146,6 +152,8 @@ class RecordCheckpoint(Effect, frozen=True):
     version: int
     lineage: str
     path: str
+    digest: str = ""
+    """SHA-256 of its manifest; empty: unknown."""
 
 
 class RecordEval(Effect, frozen=True):
@@ -251,6 +259,7 @@ class SendBatch(Effect, frozen=True):
     lineage: str
     groups: tuple[BatchGroup, ...]
     is_replay: bool
+    reused: tuple[BatchGroup, ...] = ()
 
 
 class SendRewrite(Effect, frozen=True):

@@ -40,7 +40,7 @@ def request(state: RunState, kind: EvalKind) -> None:
     state.evaluations.jobs.append(job)
     waiting = [job for job in state.evaluations.jobs if not job.workers and job.kind == "periodic"]
     for job in waiting[: max(0, len(waiting) - MAX_WAITING)]:
-        drop(state, job, "evaluations fall behind the training steps")
+        drop(state, job, "evaluations are falling behind training")
 
 
 def on_published(state: RunState) -> None:
@@ -243,7 +243,7 @@ def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
     if event.reason == "rejected":
         _release(state, job, lease)
         job.values[lease.group_id] = None
-        state.note("eval_rejected", f"eval row {lease.group_id}: rejected: {event.detail}")
+        state.note("eval_rejected", f"eval row {lease.group_id} was rejected: {event.detail}")
     else:
         _requeue(state, job, lease)
     _finish_if_done(state, job)

@@ -196,10 +196,11 @@ class VersionRewritten(Event, frozen=True):
 
 
 class CheckpointTaken(Event, frozen=True):
-    """A checkpoint of `version` is complete."""
+    """A checkpoint of `version` is complete. digest: SHA-256 of its manifest; empty: unknown."""
 
     version: int
     path: str
+    digest: str = ""
 
 
 class TrainerLost(Event, frozen=True):

@@ -23,7 +23,9 @@ def remember(state: RunState, ledger: LedgerState) -> None:
             settings.max_attempts is None and len(batch.groups) != settings.groups_per_step
         ):
             raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
-        trainer.recorded[batch.step] = batch.groups
+        trainer.recorded[batch.step] = batch
+        groups.replay_buffer.record(batch.step, batch.groups, batch.reused)
+    groups.replay_buffer.keep_only(ledger.stored)
     trainer.shipped = len(ledger.batches)
     assert sorted(trainer.recorded) == list(range(1, trainer.shipped + 1)), "recorded batches have holes"
     trainer.num_lineages = ledger.num_lineages

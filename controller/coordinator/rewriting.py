@@ -55,8 +55,8 @@ def damage_reported(state: RunState, worker: Worker) -> bool:
     state.emit(SendRewrite(version=rewrite.version, lineage=rewrite.lineage))
     state.note(
         "rewrite",
-        f"version {rewrite.version} is damaged for {worker.name}: the trainer writes it again "
-        f"({rewrite.count} of {MAX_REWRITES})",
+        f"{worker.name} found version {rewrite.version} damaged; the trainer writes it again "
+        f"(attempt {rewrite.count} of {MAX_REWRITES})",
     )
     return True
 

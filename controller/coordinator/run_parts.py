@@ -17,8 +17,9 @@ from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.groups import GroupTable
 from controller.coordinator.handover import Turn
 from controller.coordinator.length_estimator import LengthStatistics
+from controller.coordinator.replay_buffer import ReplayBuffer
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.snapshot import BatchGroup
+from controller.coordinator.snapshot import BatchRecord
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class TrainerState:
     requested: int | None = None
     replay_until: int = 0
     """Last step that was recorded in earlier sessions."""
-    recorded: dict[int, tuple[BatchGroup, ...]] = field(default_factory=dict)
+    recorded: dict[int, BatchRecord] = field(default_factory=dict)
     """Batches by step, until the trainer has published the version trained on them."""
     replayed: set[int] = field(default_factory=set)
     checkpoints: list[int] = field(default_factory=list)
@@ -96,6 +97,7 @@ class GroupState:
 
     table: GroupTable
     draws: Draws
+    replay_buffer: ReplayBuffer
     num_drawn: int = 0
     num_consumed: int = 0
     num_filtered: int = 0

@@ -13,6 +13,7 @@ from controller.coordinator.effects import Effect, Note, SendCancel
 from controller.coordinator.groups import Group, GroupTable
 from controller.coordinator.length_estimator import LengthStatistics
 from controller.coordinator.notes import NoteKind
+from controller.coordinator.replay_buffer import ReplayBuffer
 from controller.coordinator.run_parts import (
     DeviceState,
     EndingState,
@@ -53,7 +54,9 @@ class RunState:
         self._effects: list[Effect] = []
         self.trainer = TrainerState()
         self.devices = DeviceState()
-        self.groups = GroupState(GroupTable(settings.group_size), InOrder(settings.max_draws))
+        self.groups = GroupState(
+            GroupTable(settings.group_size), InOrder(settings.max_draws), ReplayBuffer(settings.replay)
+        )
         self.workers = Workers()
         self.leases: dict[int, Lease] = {}
         self._next_lease_id = 0

@@ -26,7 +26,7 @@ def take_finished(state: RunState, event: SampleReported) -> None:
     outcome = event.outcome
     lease = state.leases.get(outcome.lease_id)
     if lease is None or (lease.group_id, lease.sample_index) != (outcome.group_id, outcome.sample_index):
-        state.note("duplicate", f"{event.worker} reports lease {outcome.lease_id} again or too late")
+        state.note("duplicate", f"{event.worker} reported lease {outcome.lease_id} twice, or after the lease had ended")
     elif lease.purpose == "eval":
         evaluation.take_result(state, lease, event)
     else:
@@ -71,9 +71,9 @@ def _refusal(state: RunState, group: Group, lease: Lease, outcome: SampleOutcome
     if outcome.num_tokens < 1 or outcome.last_version < outcome.first_version:
         return "no tokens, or versions that decrease"
     if outcome.first_version < group.version or outcome.last_version < lease.min_version:
-        return f"sampled below its lease's minimum version {lease.min_version}"
+        return f"sampled by a version older than its lease's minimum version {lease.min_version}"
     if state.settings.is_strict and outcome.first_version < group.floor:
-        return f"late, and its first version {outcome.first_version} is older than the group's floor {group.floor}"
+        return f"its first version {outcome.first_version} is older than the group's floor {group.floor}"
     return ""
 
 
@@ -132,13 +132,18 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     if part.num_tokens == 0 or num_fresh <= 0:
         return
     if skip < 0 or part.start < 0:
-        state.note("gap", f"lease {part.lease_id} reports from token {part.start}, but {sample.num_tokens} are known")
+        state.note(
+            "gap",
+            f"lease {part.lease_id} reports from token {part.start}, but only {sample.num_tokens} tokens are known",
+        )
         return
     # If known tokens are skipped, the version of the first new token is not reported; it is at most that of the last
     # token.
     oldest = part.first_version if skip == 0 else part.last_version
     if oldest < group.min_version(sample) or part.last_version < part.first_version:
-        state.note("refused", f"lease {part.lease_id}: tokens sampled below version {group.min_version(sample)}")
+        state.note(
+            "refused", f"lease {part.lease_id}: tokens were sampled by a version older than {group.min_version(sample)}"
+        )
         return
     state.emit(
         StorePartial(

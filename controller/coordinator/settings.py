@@ -11,6 +11,7 @@ import msgspec
 
 from areal_like.staleness import OVER_AGE, Mode, OnStale, OverAgePolicy, bound_of
 from controller.coordinator.events import EvalKind, OnFailure, RoutingPolicy
+from controller.coordinator.replay_buffer import ReplayLimits
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_step."""
     min_groups: int = 1
     """With max_attempts: the least that a step takes."""
+    replay: ReplayLimits | None = None
+    """Groups of earlier steps that a step reuses (`replay_buffer`); None: none."""
     max_filtered_batches: int = 10
     """After this many batches' worth of groups in a row without one that is kept, the run ends with advice. 0:
     never.
@@ -91,8 +94,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("groups_per_step, group_size and num_workers must be positive, num_steps not negative")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError("max_staleness must not be negative")
+        if self.replay is not None and self.is_strict and self.replay.max_age > (self.bound or 0):
+            raise ValueError("a reused group must be within the staleness bound")
         if not 0 <= self.drain_s < self.load_deadline_s:
-            raise ValueError("drain_s is a part of load_deadline_s")
+            raise ValueError("drain_s must not be negative, and must be less than load_deadline_s")
 
     @property
     def least_groups(self) -> int:

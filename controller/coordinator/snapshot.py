@@ -44,6 +44,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     lineage: str
     groups: tuple[BatchGroup, ...]
+    reused: tuple[BatchGroup, ...] = ()
+    """Groups of earlier steps that it trains on as well (`replay_buffer`)."""
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first, in the order they were reported."""
     evals: tuple[int, ...]
     """Versions whose evaluation is complete."""
+    stored: frozenset[int] = frozenset()
+    """Consumed groups whose tokens are still stored."""
 
     @property
     def first_draw(self) -> int:

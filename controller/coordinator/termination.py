@@ -51,7 +51,7 @@ def _check_end_conditions(state: RunState) -> None:
         begin(
             state,
             "exhausted",
-            f"the data is used up: {groups.num_drawn} groups drawn, {len(groups.table.live)} left where a step needs "
+            f"the data is used up: {groups.num_drawn} groups drawn, {len(groups.table.live)} left, but a step needs "
             f"{settings.groups_per_step}; raise data.epochs for more steps",
         )
     elif (reason := no_usable_group_reason(settings, groups)) or (reason := no_workers_reason(state)):
@@ -96,7 +96,7 @@ def no_workers_reason(state: RunState) -> str:
         return ""
     if trainer.is_busy and any(worker.weights.quarantine and worker.is_present for worker in workers):
         return ""  # a new version is on its way and may be loadable
-    causes = "; ".join(f"{w.name}: {w.weights.quarantine if w.is_present else 'gone'}" for w in workers)
+    causes = "; ".join(f"{w.name}: {w.weights.quarantine if w.is_present else 'lost'}" for w in workers)
     return f"no rollout worker is left for batch {trainer.requested} ({causes})"
 
 

@@ -26,7 +26,7 @@ def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
     worker = state.workers.get(event.worker)
     is_known = worker is not None and event.lineage in state.trainer.lineages
     if worker is None or not is_known or not _is_stage_expected(worker.weights, event.version):
-        state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
+        state.note("ignored", f"{event.worker} unexpectedly staged version {event.version} of lineage {event.lineage}")
         return
     worker.weights.stage()
     state.progress += 1
@@ -47,7 +47,7 @@ def expire_loads(state: RunState) -> None:
     """
     for worker in state.workers.values():
         if worker.is_present and state.now_s > worker.weights.load_due_s:
-            doing = "swap it in" if worker.weights.has_turn else "get it"
+            doing = "load the version" if worker.weights.has_turn else "receive the version"
             reason = f"it did not {doing} within {state.settings.load_deadline_s:g} s"
             worker.weights.expire(reason, _retry_at_s(state))
             _quarantined(state, worker)
@@ -77,7 +77,7 @@ def version_loaded(state: RunState, event: WorkerVersionLoaded) -> None:
     worker = state.workers.get(event.worker)
     if worker is None or event.lineage not in state.trainer.lineages or event.version > worker.weights.announced:
         # not from a lost worker (it may return and then has the version), but from an exited predecessor
-        state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
+        state.note("ignored", f"{event.worker} unexpectedly loaded version {event.version} of lineage {event.lineage}")
         return
     worker.weights.load(event.version)
     state.workers.changed(worker)
@@ -92,7 +92,7 @@ def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
     if worker is None or not worker.is_present:
         return
     if (event.version, event.lineage) != (worker.weights.announced, worker.weights.announced_lineage):
-        state.note("ignored", f"{worker.name} could not load version {event.version}, superseded meanwhile")
+        state.note("ignored", f"{worker.name} could not load version {event.version}, which has been superseded")
         return
     if event.is_damaged and rewriting.damage_reported(state, worker):
         _fail(state, worker, event.reason or "it is damaged")

@@ -18,7 +18,7 @@ def waits(state: RunState) -> list[str]:
     if trainer.version < 0:
         lines.append("all processes wait for the trainer to publish its starting version")
     elif trainer.trained < trainer.base:
-        lines.append(f"the trainer starts again from version {trainer.base}")
+        lines.append(f"the trainer restarts from version {trainer.base}")
     elif trainer.trained < trainer.version:
         lines.append(f"the trainer replays step {trainer.trained + 1} of {trainer.replay_until}")
     if state.phase is Phase.FINISHING:
@@ -85,7 +85,7 @@ def _worker_wait(state: RunState, worker: Worker) -> str:
     if weights.quarantine:
         return f"{worker.name} is quarantined, it could not load version {weights.announced}: {weights.quarantine}"
     if weights.is_staged and weights.announced > weights.version:
-        return f"{worker.name} has staged version {weights.announced} and waits for permission to swap it in"
+        return f"{worker.name} has staged version {weights.announced} and waits for permission to load it"
     if weights.version < weights.announced and not worker.outstanding:
         return f"{worker.name} loads version {weights.announced}"
     is_idle = state.phase is Phase.RUNNING and worker.is_usable and not worker.outstanding

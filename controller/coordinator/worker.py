@@ -43,7 +43,7 @@ class Worker:
     incarnation: str = ""
     capacity: int = 0
     num_slots: int = 1
-    """Part of the capacity: answers generated at once."""
+    """Part of the capacity: answers generated concurrently."""
     speed: float = 0.0
     """Sampled tokens per busy second; 0: not measured yet."""
     steps_per_s: float = 0.0

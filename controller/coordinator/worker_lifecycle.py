@@ -26,7 +26,7 @@ def join(state: RunState, event: WorkerJoined) -> None:
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.ended_incarnation == event.incarnation:
         # Sent before it ended and read after its loss for good: nobody would ever report the loss again.
-        state.note("ignored", f"{worker.name} sent Hello, but its process has ended")
+        state.note("ignored", f"{worker.name} registered, but its process has ended")
         return
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)

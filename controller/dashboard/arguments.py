@@ -24,8 +24,8 @@ process list shows.
 def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command; `make` creates its parser."""
     command = make(
-        commands, "dashboard", "a live web page over the runs of a folder", _EPILOG,
-        "Serve a live page over all runs of a folder: curves, throughput, staleness, timeline, samples, events, logs. "
+        commands, "dashboard", "a live web page of the runs in a folder", _EPILOG,
+        "Serve a live page of all runs in a folder: curves, throughput, staleness, timeline, samples, events, logs. "
         "It only reads files, and only while a page is open.",
     )  # fmt: skip
     command.add_argument("runs_dir", nargs="?", default="runs", metavar="RUNS_DIR", help="folder of runs (runs)")
@@ -37,5 +37,5 @@ def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
 def _port(text: str) -> int:
     number = whole(text)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port number (0 to 65535)")
     return number

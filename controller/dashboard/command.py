@@ -102,5 +102,5 @@ def greeting(made: Dashboard, port: int) -> list[str]:
     if not access.reads_need_token:
         lines.append(f"actions (checkpoint, stop, drain, add) need this token: {access.token}")
     if not is_loopback(access.host):
-        lines.append("note: plain HTTP; across a network that you do not trust use ssh -L and a loopback address")
+        lines.append("note: this is plain HTTP; on an untrusted network, use ssh -L and a loopback address")
     return [*lines, "Ctrl-C stops it; runs are not affected"]

@@ -109,7 +109,7 @@ def row_of(root: Path) -> dict[str, Any]:
 def state_words(kind: str, state: Mapping[str, Any]) -> str:
     """Explanation of a run's state, without times that would become outdated on the page."""
     if kind == "crashed":
-        return "its controller is gone; areal-like resume continues it"
+        return "its controller is no longer running; areal-like resume continues the run"
     if kind == "foreign":
         return text(f"recorded as running on {state.get('host') or 'another machine'}")
     return text(state.get("reason") or "")

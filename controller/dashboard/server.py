@@ -33,7 +33,7 @@ from controller.runs.sample_groups import GroupReader
 log = logging.getLogger(__name__)
 _QUIET = logging.getLogger(f"{__name__}.http")
 """Log level of the HTTP server, which logs a traceback for a request that is not HTTP; the client gets status 400."""
-_QUIET.setLevel(logging.CRITICAL + 1)
+_QUIET.setLevel(logging.CRITICAL)
 
 HEARTBEAT_S = 15.0
 """Interval of comments in an idle stream, which detect disconnected browsers and keep the connection open."""
@@ -93,7 +93,7 @@ class Dashboard:
         except UserError as error:
             answer = _refusal(request, 409 if isinstance(error, Busy) else 404, str(error))
         except OSError as error:
-            answer = _refusal(request, 500, f"cannot be read ({error.strerror or error})")
+            answer = _refusal(request, 500, f"a file cannot be read ({error.strerror or error})")
         except Exception as error:  # fault boundary: every request gets a response
             log.exception("%s %s", request.method, request.path)
             answer = _refusal(request, 500, f"this cannot be shown ({first_line(error)})")
@@ -179,7 +179,7 @@ class Dashboard:
         folder = find_run(self.runs_dir, request.match_info["name"])
         worker = body.get("worker", "")
         if not isinstance(worker, str):
-            raise web.HTTPBadRequest(text="worker: the name of a rollout worker")
+            raise web.HTTPBadRequest(text="worker must be the name of a rollout worker")
         return web.json_response(await self.actions.perform(folder, request.match_info["action"], worker))
 
     # -------------------------------------------------------- events
@@ -194,7 +194,7 @@ class Dashboard:
 
     async def _stream(self, request: web.Request, name: str, make: Callable[[], Any]) -> web.StreamResponse:
         if sum(len(feed.viewers) for feed in self.feeds.values()) >= MAX_VIEWERS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_VIEWERS} pages are open already: close some")
+            raise web.HTTPServiceUnavailable(text=f"{MAX_VIEWERS} pages are already open; close some of them")
         feed = self.feeds.setdefault(name, Feed(make))
         async with feed.watching() as viewer:
             answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8",

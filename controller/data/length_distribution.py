@@ -53,7 +53,7 @@ def _positive(text: str, where: str) -> float:
         raise UserError(
             f"{text!r} is neither a file nor a positive number",
             where=where,
-            remedy="thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups; @MEAN after a name scales it",
+            remedy="use thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups (NAME@MEAN scales it)",
         )
     return value
 
@@ -64,7 +64,7 @@ def _of_file(path: Path) -> tuple[tuple[int, ...], ...]:
         groups = found["groups"] if isinstance(found, dict) else found
         checked = tuple(tuple(int(length) for length in group) for group in groups if len(group))
         if not checked or min(map(min, checked)) < 1:
-            raise ValueError("it must be a list of lists of lengths, each at least 1")
+            raise ValueError("expected a list of lists of lengths, each at least 1")
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"the lengths cannot be read ({error})", where=str(path)) from error
     return checked

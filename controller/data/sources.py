@@ -81,7 +81,7 @@ def _read_files(pattern: str, key: str, limit: int | None) -> RawRows:
     """Rows of all files of a glob, in the order of their names."""
     parts: list[RawRows] = []
     left = limit
-    for path in _find_files(pattern, key):
+    for path in find_files(pattern, key):
         if left is not None and left <= 0:
             break
         part = _read_file(path, left)
@@ -99,7 +99,8 @@ def _read_files(pattern: str, key: str, limit: int | None) -> RawRows:
     )  # fmt: skip
 
 
-def _find_files(pattern: str, key: str) -> list[Path]:
+def find_files(pattern: str, key: str) -> list[Path]:
+    """The files of a name or glob, in the order of their names. key: the setting that names them. Raises UserError."""
     text = os.path.expanduser(pattern)
     if has_magic(text):
         found = sorted(Path(name) for name in glob(text, recursive=True) if Path(name).is_file())
@@ -217,7 +218,7 @@ def _read_json(path: Path, limit: int | None) -> RawRows:
         raise UserError(f"invalid JSON ({error})", where=str(path)) from error
     if not isinstance(rows, list):
         raise UserError(
-            "must be a list of rows", where=str(path), remedy="[{...}, {...}], or one object per line in .jsonl"
+            "must be a list of rows", where=str(path), remedy="write [{...}, {...}], or one object per line in .jsonl"
         )
     for index, row in enumerate(rows[:limit]):
         if not isinstance(row, dict):
@@ -280,7 +281,7 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
     except UserError:
         raise
     except Exception as error:  # fault boundary: datasets, the hub client and pyarrow share no base class
-        remedy = f"a local folder, a hub name with {key}.config and {key}.split, or {key}.path for a file"
+        remedy = f"use a local folder, a hub name with {key}.config and {key}.split, or {key}.path for a file"
         raise UserError(
             f"cannot be loaded ({type(error).__name__}: {first_line(error)})", where=where, remedy=remedy
         ) from error

@@ -241,7 +241,7 @@ class RowReader:
                 raise UserError(
                     f"`{self.prompt}` has a system message already",
                     where=where,
-                    remedy=f"remove it, or {self.key}.system_prompt",
+                    remedy=f"remove this message, or {self.key}.system_prompt",
                 )
             if self.is_demonstration and self.target is None:
                 if sum(message["role"] == "assistant" for message in messages) > 1:
@@ -251,7 +251,7 @@ class RowReader:
                 raise UserError(
                     f"`{self.prompt}` ends with the assistant's own answer",
                     where=where,
-                    remedy="RL needs the conversation up to the user's last message",
+                    remedy="end the conversation with the user's last message",
                 )
             row["messages"] = messages
             kept.pop("prompt", None)
@@ -356,7 +356,9 @@ def _plain_value(value: Any, name: str, where: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"`{name}` contains half a character (a lone surrogate)", where=where) from error
+            raise UserError(
+                f"`{name}` contains half of a surrogate pair, which is not valid Unicode", where=where
+            ) from error
         return value
     if isinstance(value, int):
         if not -_MAX_INTEGER <= value < 2 * _MAX_INTEGER:

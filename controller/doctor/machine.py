@@ -198,7 +198,7 @@ class Machine:
             _kill(child, is_guarded)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=KILL_WAIT_S)
-            return Ran(None, fault=f"no answer within {deadline_s:g} s")
+            return Ran(None, fault=f"no result within {deadline_s:g} s")
         finally:
             with self._lock:
                 self._children.pop(child, None)

@@ -63,7 +63,7 @@ def _line(check: Check, finding: Finding | None, wall_s: float) -> Line | None:
 def _overdue(check: Check) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
-        f"no answer within {check.deadline_s:g} s",
+        f"no result within {check.deadline_s:g} s",
         "a lower layer hangs (a driver, a network file system) or the machine is overloaded: try again when it is idle",
     )
 
@@ -71,7 +71,9 @@ def _overdue(check: Check) -> Finding:
 def _raised(check: Check, error: BaseException) -> Finding:
     if isinstance(error, ModuleNotFoundError):
         words = f"cannot be determined: {error}"
-        return Finding("problem" if check.is_needed else "warning", words, "fix the line `packages` first")
+        return Finding(
+            "problem" if check.is_needed else "warning", words, "fix the problem in the line `packages` first"
+        )
     text = " ".join(str(error).split())[:200]
     place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" ({Path(place.filename).name}:{place.lineno})" if place else ""

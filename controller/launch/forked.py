@@ -167,7 +167,7 @@ class Forker:
             answer = self._answer = asyncio.get_running_loop().create_future()
             self._writer.write(json.dumps(request).encode() + b"\n")
             try:
-                await self._unless_gone(asyncio.shield(answer), ANSWER_S, "it does not answer")
+                await self._unless_gone(asyncio.shield(answer), ANSWER_S, "it does not respond")
             except BaseException:
                 self._abandon(answer)
                 raise
@@ -230,7 +230,7 @@ class Forker:
 
     def _hear(self, words: dict[str, Any]) -> None:
         if self._unresponsive:
-            log.info("the fork server answers again")
+            log.info("the fork server responds again")
             self._unresponsive = ""
         if self._num_abandoned and ("pid" in words or "error" in words):
             self._num_abandoned -= 1

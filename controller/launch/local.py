@@ -94,7 +94,11 @@ class LocalLauncher(Launcher):
                 await forker.open(child_environment(1, user_path=self.user_path))
                 self._forker = forker
             except (OSError, TimeoutError) as error:
-                log.warning("no fork server, every process imports its own modules: %s", error)
+                log.warning(
+                    "the fork server could not be started (%s); processes import their modules themselves and start "
+                    "more slowly",
+                    error,
+                )
         return True
 
     async def close(self) -> None:
@@ -111,7 +115,7 @@ class LocalLauncher(Launcher):
             try:
                 return await self._forker.fork(argv[1], argv[2:], environment, self.log_of(name))
             except ForkServerGone as error:
-                log.warning("%s imports its own modules: %s", name, error)
+                log.warning("%s is started without the fork server and imports its modules itself: %s", name, error)
         return LocalProcess(await start_python(argv, environment, self.log_of(name)))
 
 

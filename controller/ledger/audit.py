@@ -20,7 +20,9 @@ import numpy as np
 from areal_like.errors import LedgerError, UserError
 from areal_like.staleness import OVER_AGE, OnStale
 from areal_like.trajectory import NO_VERSION, repeated_answers
+from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.ledger import LEDGER_FILE, REMEDY, SEGMENT_FOLDER
+from controller.ledger.read_only import is_purged
 from controller.ledger.schema import decode_groups
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample, unpack_segment
 from controller.ledger.source_audit import declared_models, source_findings
@@ -48,6 +50,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """Samples trained on, each in one step."""
     num_repeats: int
     """Additional passes over them within that step (`trainer.passes_per_batch`)."""
+    num_reused: int
+    """Times that later steps trained on samples again (`replay_buffer`)."""
 
     @property
     def is_clean(self) -> bool:
@@ -64,6 +68,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.num_repeats:
             head += f"; {self.num_trained} samples trained on, each in one step, with {self.num_repeats} repeats in it"
+        if self.num_reused:
+            head += f"; later steps trained on samples again {self.num_reused} times"
         return [head, *(self.findings or ("all invariants hold",))]
 
 
@@ -76,6 +82,9 @@ class _Lineage(NamedTuple):
     on_stale: OnStale
     passes_per_batch: int
     least_groups: int
+    replay_groups: int
+    replay_max_age: int
+    replay_max_reuses: int
 
 
 class _Group(NamedTuple):
@@ -131,10 +140,14 @@ def audit(run_dir: Path) -> AuditReport:
 
 class _Audit:
     def __init__(self, db: sqlite3.Connection, run_dir: Path) -> None:
-        self._db = db
+        self._db, self._run_dir = db, run_dir
         self._findings: list[str] = []
         self._staleness: Counter[int] = Counter()
         self._num_payloads = 0
+        self._num_reused = 0
+        self._num_reuses: Counter[int] = Counter()
+        self._first_steps: dict[int, int] = {}
+        """The step that each group was generated for."""
         self._samples_of_step: dict[int, int] = {}
         self._passes_of_step: dict[int, int] = {}
         """Passes over the samples of each step, in the lineage that last recorded it."""
@@ -142,10 +155,12 @@ class _Audit:
         self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=1, fsync=False)
         columns = "seq, checkpoint_version, groups_per_step, group_size, max_staleness, on_stale, "
         # A ledger of an older version is read without migration (migrations.py).
-        has_passes = any(row[1] == "passes_per_batch" for row in db.execute("PRAGMA table_info(lineages)"))
-        columns += "passes_per_batch" if has_passes else "1"
-        has_least = any(row[1] == "least_groups" for row in db.execute("PRAGMA table_info(lineages)"))
-        columns += ", coalesce(least_groups, groups_per_step)" if has_least else ", groups_per_step"
+        known = {row[1] for row in db.execute("PRAGMA table_info(lineages)")}
+        columns += "passes_per_batch" if "passes_per_batch" in known else "1"
+        columns += ", coalesce(least_groups, groups_per_step)" if "least_groups" in known else ", groups_per_step"
+        for name in ("replay_groups", "replay_max_age", "replay_max_reuses"):
+            columns += f", coalesce({name}, 0)" if name in known else ", 0"
+        self._reused = "reused" if "replay_groups" in known else "NULL"
         self._lineages = [_Lineage(*row) for row in db.execute(f"SELECT {columns} FROM lineages ORDER BY seq")]
         columns = "group_id, version, started, seq, fate, reason, step, end_seq"
         self._groups = {row[0]: _Group(*row[1:]) for row in db.execute(f"SELECT {columns} FROM groups")}
@@ -177,6 +192,7 @@ class _Audit:
             num_payloads=self._num_payloads,
             staleness=dict(sorted(self._staleness.items())),
             num_trained=sum(self._samples_of_step.values()),
+            num_reused=self._num_reused,
             num_repeats=sum(num * (self._passes_of_step[step] - 1) for step, num in self._samples_of_step.items()),
         )
 
@@ -204,7 +220,8 @@ class _Audit:
             group = self._groups[group_id]
             if group.started != started:
                 self._find(
-                    "bounded-admission", f"group {group_id} was admitted as number {group.started}, recounted {started}"
+                    "bounded-admission",
+                    f"group {group_id} was admitted as number {group.started}, but the recount gives {started}",
                 )
             lineage = self._lineage_at(seq)
             if lineage is None:
@@ -214,7 +231,8 @@ class _Audit:
                 if batch > group.version + lineage.bound:
                     self._find(
                         "bounded-admission",
-                        f"group {group_id} of batch {batch} was admitted at version {group.version}",
+                        f"group {group_id} of batch {batch} was admitted at version {group.version}, although the "
+                        f"staleness bound is {lineage.bound}",
                     )
 
     def _vacancies(self) -> Iterator[tuple[int, int]]:
@@ -231,7 +249,7 @@ class _Audit:
         for group_id, samples in self._samples.items():
             group = self._groups.get(group_id)
             if group is None:
-                self._find("exactly-once", f"samples of group {group_id}, which was never drawn")
+                self._find("exactly-once", f"there are samples of group {group_id}, which was never drawn")
                 continue
             for index, sample in samples.items():
                 if sample.first_version < group.version:
@@ -249,13 +267,18 @@ class _Audit:
 
     def _recount_tokens(self, group_id: int, index: int, sample: _Sample) -> None:
         assert sample.file is not None
-        payload = self._segments.read(Location(sample.file, sample.offset, sample.size))
+        try:
+            payload = self._segments.read(Location(sample.file, sample.offset, sample.size))
+        except LedgerError:
+            if is_purged(self._run_dir, sample.file):  # after this view of the ledger began
+                return
+            raise
         trajectories, _ = unpack_sample(payload)
         sampled = [trajectory.versions_T[trajectory.loss_mask_T] for trajectory in trajectories]
         versions = np.concatenate(sampled)
         self._num_payloads += 1
         if any(bool((np.diff(one) < 0).any()) for one in sampled):
-            self._find("stamped-versions", f"versions of group {group_id} sample {index} decrease")
+            self._find("stamped-versions", f"policy versions decrease within group {group_id} sample {index}")
         for answer in repeated_answers(trajectories):
             self._find("exactly-once", f"group {group_id} sample {index} has the tokens of answer {answer} twice")
         for fault in source_findings(trajectories, self._models):
@@ -264,14 +287,14 @@ class _Audit:
         if len(trajectories) != recorded:
             self._find(
                 "exactly-once",
-                f"group {group_id} sample {index} has {len(trajectories)} trajectories, {recorded} recorded",
+                f"group {group_id} sample {index} has {len(trajectories)} trajectories, but {recorded} in its record",
             )
         if (int(versions.min()), int(versions.max())) != (sample.first_version, sample.last_version):
             self._find("stamped-versions", f"versions of group {group_id} sample {index} differ from what was recorded")
         if len(versions) != sample.num_tokens:
             self._find(
                 "exactly-once",
-                f"group {group_id} sample {index} has {len(versions)} tokens, {sample.num_tokens} recorded",
+                f"group {group_id} sample {index} has {len(versions)} tokens, but {sample.num_tokens} in its record",
             )
 
     def _recount_partials(self) -> None:
@@ -281,13 +304,17 @@ class _Audit:
         for group_id, index, start, num_tokens, *place in rows:
             group = self._groups.get(group_id)
             if group is None or group.fate != "live" or index in self._samples.get(group_id, {}):
-                self._find("exactly-once", f"partial tokens of group {group_id} sample {index}, which is not in flight")
+                self._find(
+                    "exactly-once",
+                    f"there are partial tokens of group {group_id} sample {index}, which is not in flight",
+                )
                 continue
             length, last = known.get((group_id, index), (0, NO_VERSION))
             segment = unpack_segment(self._segments.read(Location(*place)))
             if start != length or len(segment) != num_tokens:
                 self._find(
-                    "exact-interruption", f"partial tokens of group {group_id} sample {index} have a gap at {length}"
+                    "exact-interruption",
+                    f"partial tokens of group {group_id} sample {index} have a gap at token {length}",
                 )
             if segment.first_version < max(last, group.version):
                 self._find("stamped-versions", f"versions of group {group_id} sample {index} decrease at token {start}")
@@ -298,11 +325,12 @@ class _Audit:
     def _recount_batches(self) -> dict[int, set[int]]:
         """Group ids by step along the surviving lineage."""
         steps: dict[int, set[int]] = {}
-        blobs: dict[int, bytes] = {}
+        blobs: dict[int, tuple[bytes, bytes | None]] = {}
         lasts: dict[int, int] = {}
-        for seq, step, is_replay, blob in self._db.execute(
-            "SELECT seq, step, is_replay, groups FROM batches ORDER BY seq"
+        for seq, step, is_replay, *recorded in self._db.execute(
+            f"SELECT seq, step, is_replay, groups, {self._reused} FROM batches ORDER BY seq"
         ):
+            blob, reused = recorded
             lineage = self._lineage_at(seq)
             if lineage is None:
                 self._find("exactly-once", f"step {step} was recorded before the run started")
@@ -313,7 +341,7 @@ class _Audit:
             lasts[lineage.seq] = step
             self._passes_of_step[step] = lineage.passes_per_batch
             if is_replay or step in blobs:
-                if blobs.get(step) != blob or not is_replay:
+                if blobs.get(step) != (blob, reused) or not is_replay:
                     self._find("exactly-once", f"step {step} was recorded twice and differs")
                 if step <= lineage.checkpoint_version:
                     self._find(
@@ -321,7 +349,7 @@ class _Audit:
                         f"step {step} was replayed although checkpoint {lineage.checkpoint_version} covers it",
                     )
                 continue
-            blobs[step] = blob
+            blobs[step] = (blob, reused)
             groups = decode_groups(blob)
             steps[step] = {group.group_id for group in groups}
             self._samples_of_step[step] = sum(len(group.sample_indices) for group in groups)
@@ -331,6 +359,8 @@ class _Audit:
                 self._find("exactly-once", f"step {step} has {len(groups)} groups, not {wanted}")
             for group in groups:
                 self._recount_consumed(step, group.group_id, group.sample_indices, lineage)
+            self._recount_reused(step, () if reused is None else decode_groups(reused), lineage)
+            self._first_steps.update(dict.fromkeys(steps[step], step))
         if sorted(steps) != list(range(1, len(steps) + 1)):
             self._find("exactly-once", f"recorded steps have gaps: {sorted(steps)[:20]}")
         return steps
@@ -345,7 +375,7 @@ class _Audit:
         kept = {index for index, sample in samples.items() if sample.is_kept}
         if set(indices) != kept or len(indices) != len(kept):
             self._find(
-                "exactly-once", f"step {step} used samples {indices} of group {group_id}, kept were {sorted(kept)}"
+                "exactly-once", f"step {step} used samples {indices} of group {group_id}, but {sorted(kept)} were kept"
             )
         if not samples:
             return
@@ -360,6 +390,31 @@ class _Audit:
                 "bounded-staleness",
                 f"step {step} used group {group_id} at staleness {staleness}, but the bound is {lineage.bound}",
             )
+
+    def _recount_reused(self, step: int, groups: tuple[BatchGroup, ...], lineage: _Lineage) -> None:
+        """Check the groups of earlier steps that a step trained on again."""
+        if len(groups) > lineage.replay_groups or len({group.group_id for group in groups}) != len(groups):
+            self._find("exactly-once", f"step {step} reused {len(groups)} groups, at most {lineage.replay_groups}")
+        for group in groups:
+            if group.group_id not in self._first_steps:
+                self._find("exactly-once", f"step {step} reused group {group.group_id} of no earlier step")
+            self._num_reused += len(group.sample_indices)
+            self._num_reuses[group.group_id] += 1
+            if self._num_reuses[group.group_id] > lineage.replay_max_reuses:
+                self._find(
+                    "exactly-once",
+                    f"step {step} reused group {group.group_id} for time {self._num_reuses[group.group_id]}, "
+                    f"at most {lineage.replay_max_reuses}",
+                )
+            samples = self._samples.get(group.group_id, {})
+            oldest = min((sample.first_version for sample in samples.values()), default=NO_VERSION)
+            if step - 1 - oldest > lineage.replay_max_age:
+                self._find(
+                    "bounded-staleness",
+                    f"step {step} reused group {group.group_id} at staleness {step - 1 - oldest}, but "
+                    f"replay_buffer.max_age is {lineage.replay_max_age}",
+                )
+            self._recount_consumed(step, group.group_id, group.sample_indices, lineage)
 
     def _recount_fates(self, steps: dict[int, set[int]]) -> None:
         if sorted(self._groups) != list(range(len(self._groups))):

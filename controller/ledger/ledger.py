@@ -36,6 +36,8 @@ from controller.coordinator.effects import (
     StoreFinished,
 )
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
+from controller.ledger.batch_reader import samples_of_batch
+from controller.ledger.digests import first_link
 from controller.ledger.log_copier import LogCopier, copy_log
 from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
 from controller.ledger.run_lock import lock_folder
@@ -56,7 +58,7 @@ log = logging.getLogger(__name__)
 LEDGER_FILE = "ledger.sqlite"
 SEGMENT_FOLDER = "segments"
 _VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
-REMEDY = "restore the run folder from a copy, or start a new run"
+REMEDY = "restore the run folder from a backup, or start a new run"
 MILESTONES = (RecordBatch, RecordCheckpoint, RecordLineage)
 """Facts (milestones) after which the log is copied into the database file."""
 LONG_LOG = 256
@@ -108,9 +110,12 @@ class Ledger:
             os.close(self._lock)
             raise
         try:
-            self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync)
+            (run_dir / SEGMENT_FOLDER).mkdir(exist_ok=True)
+            (used,) = self._db.execute("SELECT COALESCE(MAX(CAST(file AS INTEGER)), 0) FROM digests").fetchone()
+            self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync, used=used)
             self._check_segments()
             (self._seq,) = self._db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'seq'").fetchone()
+            self._last_digest = _last_digest(self._db, self._path)
             copy_log(self._db, self._path, "PASSIVE")
             self._copier = LogCopier(self._path)
         except BaseException:
@@ -137,14 +142,16 @@ class Ledger:
                 burst.add(entry)
             self._segments.flush()
             self._db.execute("BEGIN IMMEDIATE")
-            burst.write(self._db)
+            last_digest = burst.write(self._db, self._last_digest)
             self._db.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
+        except BaseException as error:
             self._segments.discard()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
-        self._seq = burst.seq
+            if isinstance(error, sqlite3.Error | OSError):
+                raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
+            raise
+        self._seq, self._last_digest = burst.seq, last_digest
         self._num_uncopied += 1
         if self._num_uncopied >= LONG_LOG or any(isinstance(entry.effect, MILESTONES) for entry in entries):
             self._num_uncopied = 0
@@ -206,6 +213,11 @@ class Ledger:
     def seq(self) -> int:
         """Number of facts recorded so far."""
         return int(self._seq)
+
+    @property
+    def last_digest(self) -> bytes:
+        """Digest of the newest fact, which covers all facts before (digests.py)."""
+        return self._last_digest
 
     @property
     def run_id(self) -> str:
@@ -340,11 +352,12 @@ class Ledger:
         except ValueError as error:
             raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
-    def batch_samples(self, groups: Sequence[BatchGroup]) -> tuple[BatchSample, ...]:
+    def batch_samples(self, groups: Sequence[BatchGroup], reused: Sequence[BatchGroup] = ()) -> tuple[BatchSample, ...]:
         """Read payloads and rewards of a batch. Repeated reads are from disk.
 
         Args:
             groups: the batch's groups.
+            reused: groups of earlier steps that it trains on as well.
 
         Returns:
             Its samples, ordered by (group_id, sample_index).
@@ -352,25 +365,10 @@ class Ledger:
         Raises:
             LedgerError: a payload was purged or is damaged.
         """
-        samples: list[BatchSample] = []
-        for group in sorted(groups, key=lambda group: group.group_id):
-            rewards = dict(
-                self._db.execute("SELECT sample_index, value FROM samples WHERE group_id = ?", (group.group_id,))
-            )
-            for index in sorted(group.sample_indices):
-                trajectory, *others = self.trajectories(group.group_id, index)
-                samples.append(
-                    BatchSample(
-                        group_id=group.group_id,
-                        sample_index=index,
-                        trajectory=trajectory,
-                        others=tuple(others),
-                        reward=rewards[index],
-                    )
-                )
-        for group in groups:
+        samples = samples_of_batch(groups, reused, self._rewards, self.trajectories)
+        for group in (*groups, *reused):
             self._cache.forget(group.group_id)
-        return tuple(samples)
+        return samples
 
     def wait_for_copy(self, timeout_s: float) -> bool:
         """Wait until the database file contains everything committed before the last milestone.
@@ -401,6 +399,9 @@ class Ledger:
         self.close()
 
     # ------------------------------------------------------------ inside
+
+    def _rewards(self, group_id: int) -> dict[int, float]:
+        return dict(self._db.execute("SELECT sample_index, value FROM samples WHERE group_id = ?", (group_id,)))
 
     def _check_segments(self) -> None:
         """Check that the bytes of every row exist (checksums are verified when they are read)."""
@@ -440,3 +441,14 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
     if 0 < schema < SCHEMA_VERSION:
         log.info("%s: migrated from schema %d to %d", path, schema, SCHEMA_VERSION)
     return db
+
+
+def _last_digest(db: sqlite3.Connection, path: Path) -> bytes:
+    """Digest that the next fact follows. Raises LedgerError (damaged)."""
+    meta = dict(db.execute("SELECT key, value FROM meta"))
+    try:
+        if meta["last_digest"]:
+            return bytes.fromhex(meta["last_digest"])
+        return first_link(meta["run_id"], int(meta["digests_since"]))
+    except (KeyError, ValueError) as error:
+        raise LedgerError(f"{path} is damaged (last_digest or digests_since: {error}); {REMEDY}") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from areal_like.errors import UserError
 from controller.ledger.schema import SCHEMA
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 8
 """Incremented, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or the records change so that an older version
 would misread them.
 """
@@ -45,6 +45,20 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     ),
     # Until then every step took groups_per_step groups.
     5: ("ALTER TABLE lineages ADD COLUMN least_groups INTEGER",),
+    # Until then no step trained on groups of earlier steps.
+    6: (
+        "ALTER TABLE lineages ADD COLUMN replay_groups INTEGER",
+        "ALTER TABLE lineages ADD COLUMN replay_max_age INTEGER",
+        "ALTER TABLE lineages ADD COLUMN replay_max_reuses INTEGER",
+        "ALTER TABLE batches ADD COLUMN reused BLOB",
+    ),
+    # Facts recorded until then have no digests.
+    7: (
+        """CREATE TABLE IF NOT EXISTS digests (
+  seq INTEGER PRIMARY KEY, digest BLOB NOT NULL, content BLOB, file INTEGER)""",
+        "INSERT OR REPLACE INTO meta SELECT 'digests_since', value FROM meta WHERE key = 'seq'",
+        "INSERT OR REPLACE INTO meta VALUES ('last_digest', '')",
+    ),
 }
 """Statements that convert schema N to N + 1. Never edited once released, unlike `SCHEMA`."""
 
@@ -58,7 +72,7 @@ def schema_version(db: sqlite3.Connection) -> int:
         return 0
     text = str(row[0])[:20]
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"its schema is {text!r}, not a number")
+        raise ValueError(f"its schema version is {text!r}, not a positive integer")
     return int(text)
 
 
@@ -70,7 +84,8 @@ def is_readable(schema: int) -> bool:
 def newer_schema(path: Path, schema: int) -> UserError:
     """The error for a ledger written by a newer version of areal_like."""
     return UserError(
-        f"the ledger has schema {schema}, written by a newer version; this one supports up to {SCHEMA_VERSION}",
+        f"the ledger has schema {schema}, written by a newer version of areal_like; this version supports up to "
+        f"{SCHEMA_VERSION}",
         where=str(path),
         remedy="use the version of areal_like that wrote it, or a newer one",
     )
@@ -86,7 +101,8 @@ def bring_up_to_date(db: sqlite3.Connection, run_id: str) -> int:
     if found == 0:
         # Repeatable: a crash in between leaves tables without a schema number, and the next start repeats this.
         db.executescript(SCHEMA)
-        facts = [("run_id", run_id), ("seq", "0"), ("schema", str(SCHEMA_VERSION))]
+        facts = [("run_id", run_id), ("seq", "0"), ("digests_since", "0"), ("last_digest", "")]
+        facts.append(("schema", str(SCHEMA_VERSION)))
         db.execute("BEGIN IMMEDIATE")
         db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", facts)
         db.execute("COMMIT")

@@ -77,7 +77,7 @@ class LedgerHome:
             raise UserError(
                 f"the ledger cannot be kept here ({error.strerror})",
                 where=str(self.folder),
-                remedy="launch.ray.local_dir: a folder on this machine that you may write to",
+                remedy="set launch.ray.local_dir to a folder on this machine that you may write to",
             ) from error
         return self.folder
 
@@ -116,7 +116,7 @@ class LedgerHome:
             (self.run_dir / HOME_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)
         except (LedgerError, OSError) as error:
-            log.error("the ledger remains in %s, the run folder has an older copy (%s)", self.folder, error)
+            log.error("the ledger remains in %s; the run folder has an older copy (%s)", self.folder, error)
         finally:
             self.unlock()
 
@@ -137,7 +137,7 @@ class LedgerHome:
             raise UserError(
                 "belongs to another user, who could replace the ledger",
                 where=str(base),
-                remedy="launch.ray.local_dir: a folder on this machine that only you may write to",
+                remedy="set launch.ray.local_dir to a folder on this machine that only you may write to",
             )
         base.chmod(0o700)  # an earlier version may have created it
 
@@ -156,7 +156,7 @@ class LedgerHome:
         if here > mirrored:
             raise UserError(
                 f"{HOME_FILE} is missing, and {self.folder} holds a newer ledger of this run ({here} facts) than the "
-                f"run folder ({mirrored})",
+                f"run folder ({mirrored} facts)",
                 where=str(self.run_dir),
                 remedy=f"restore {HOME_FILE}, or remove {self.folder} to continue from the run folder's copy",
             )

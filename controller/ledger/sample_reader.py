@@ -128,7 +128,7 @@ def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
         Unreadable: the file is not a ledger that this version reads.
     """
     if not path.is_file():
-        raise Unreadable("there is none")
+        raise Unreadable("the file is missing")
     try:
         with _opened(path) as db:
             if not is_readable(schema := schema_version(db)):

@@ -4,7 +4,7 @@ Writing is in ledger.py, payloads in segment_store.py.
 
 `seq` numbers every recorded fact in order, so that invariants can be recounted later (audit.py). `cut_samples` are
 samples that were unfinished when their group was dropped: their tokens are not stored, only their lengths
-(sample_lengths.py).
+(sample_lengths.py). `digests` has the digest of each fact, by its number (digests.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITH
 CREATE TABLE IF NOT EXISTS lineages (
   seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, checkpoint_version INTEGER NOT NULL,
   groups_per_step INTEGER NOT NULL, group_size INTEGER NOT NULL, max_staleness INTEGER, on_stale TEXT NOT NULL,
-  passes_per_batch INTEGER NOT NULL DEFAULT 1, least_groups INTEGER);
+  passes_per_batch INTEGER NOT NULL DEFAULT 1, least_groups INTEGER,
+  replay_groups INTEGER, replay_max_age INTEGER, replay_max_reuses INTEGER);
 CREATE TABLE IF NOT EXISTS groups (
   group_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, started INTEGER NOT NULL, seq INTEGER NOT NULL,
   fate TEXT NOT NULL DEFAULT 'live', reason TEXT NOT NULL DEFAULT '', detail TEXT NOT NULL DEFAULT '',
@@ -53,7 +54,7 @@ CREATE TABLE IF NOT EXISTS samples (
 CREATE INDEX IF NOT EXISTS stored_samples ON samples (file) WHERE file IS NOT NULL;
 CREATE TABLE IF NOT EXISTS batches (
   seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, lineage TEXT NOT NULL, is_replay INTEGER NOT NULL,
-  groups BLOB NOT NULL, UNIQUE (step, lineage));
+  groups BLOB NOT NULL, reused BLOB, UNIQUE (step, lineage));
 CREATE TABLE IF NOT EXISTS checkpoints (
   seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, lineage TEXT NOT NULL, path TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS trainer_restarts (
@@ -63,6 +64,8 @@ CREATE TABLE IF NOT EXISTS evals (
 CREATE TABLE IF NOT EXISTS skipped_draws (
   draw INTEGER PRIMARY KEY, seq INTEGER NOT NULL, rate REAL NOT NULL, num_tokens REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS digests (
+  seq INTEGER PRIMARY KEY, digest BLOB NOT NULL, content BLOB, file INTEGER);
 """
 
 _BATCH_DECODER = msgspec.msgpack.Decoder(tuple[BatchGroup, ...])
@@ -99,15 +102,38 @@ def read_state(db: sqlite3.Connection) -> LedgerState:
         live=_live_groups(db),
         batches=read_batches(db),
         checkpoints=_checkpoints(db),
+        stored=_stored_groups(db),
         evals=tuple(row[0] for row in db.execute("SELECT DISTINCT version FROM evals ORDER BY version")),
     )
+
+
+def _stored_groups(db: sqlite3.Connection) -> frozenset[int]:
+    """Consumed groups whose kept samples all have their tokens."""
+    rows = db.execute(
+        "SELECT group_id FROM samples JOIN groups USING (group_id) WHERE fate = 'consumed' AND is_kept "
+        "GROUP BY group_id HAVING COUNT(*) = COUNT(file)"
+    )
+    return frozenset(group_id for (group_id,) in rows)
+
+
+def has_column(db: sqlite3.Connection, table: str, column: str) -> bool:
+    """Return whether a table has the column; a ledger of an older schema may lack it or the table."""
+    return column in {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
 
 
 def read_batches(db: sqlite3.Connection) -> tuple[BatchRecord, ...]:
     """Read the newest record of every step, in order of steps."""
     newest: dict[int, BatchRecord] = {}
-    for step, lineage, blob in db.execute("SELECT step, lineage, groups FROM batches ORDER BY seq"):
-        newest[step] = BatchRecord(step=step, lineage=lineage, groups=decode_groups(blob))
+    # Read without migration, an old ledger lacks the column.
+    reused_column = "reused" if has_column(db, "batches", "reused") else "NULL"
+    query = f"SELECT step, lineage, groups, {reused_column} FROM batches ORDER BY seq"
+    for step, lineage, blob, reused in db.execute(query):
+        newest[step] = BatchRecord(
+            step=step,
+            lineage=lineage,
+            groups=decode_groups(blob),
+            reused=() if reused is None else decode_groups(reused),
+        )
     return tuple(newest[step] for step in sorted(newest))
 
 

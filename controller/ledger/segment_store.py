@@ -10,6 +10,7 @@ Record: magic "ALS1", crc32 (u32), length (u32), payload (msgpack of dtype-fixed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
@@ -66,6 +67,8 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """For a sample of several trajectories: the other trajectories, each packed."""
     sources: tuple[TokenSource, ...] = ()
     """For a trajectory or a checkpoint, if a workflow calls several models."""
+    teacher: bytes = b""
+    """For a trajectory with log-probs of a teacher (`trainer.teacher.model`)."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -126,6 +129,7 @@ def _packed(trajectory: Trajectory, response_text: str) -> _Packed:
         turns=_pair(trajectory.turn_ends_K, trajectory.turn_rewards_K),
         answers=_pair(trajectory.answer_ends_A, trajectory.answer_ids_A),
         sources=trajectory.sources,
+        teacher=b"" if trajectory.teacher_logprobs_T is None else trajectory.teacher_logprobs_T.tobytes(),
     )
 
 
@@ -160,7 +164,7 @@ def unpack_sample(payload: bytes) -> tuple[tuple[Trajectory, ...], str]:
 
 def _unpacked(packed: _Packed) -> Trajectory:
     if packed.finish_reason not in get_args(FinishReason):
-        raise ValueError(f"a trajectory that ended by {packed.finish_reason!r}")
+        raise ValueError(f"unknown finish reason of a trajectory: {packed.finish_reason!r}")
     turn_ends, rewards = packed.turns
     answer_ends, ids = packed.answers
     return Trajectory(
@@ -175,16 +179,19 @@ def _unpacked(packed: _Packed) -> Trajectory:
         answer_ends_A=np.frombuffer(answer_ends, np.int32) if answer_ends else None,
         answer_ids_A=np.frombuffer(ids, np.int32) if ids else None,
         sources=packed.sources,
+        teacher_logprobs_T=np.frombuffer(packed.teacher, np.float32) if packed.teacher else None,
     )
 
 
 class SegmentStore:
     """Appends records to numbered files and reads them by location. One writer."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int, fsync: bool) -> None:
-        folder.mkdir(exist_ok=True)
+    def __init__(self, folder: Path, *, segment_bytes: int, fsync: bool, used: int = 0) -> None:
+        """folder: created with the first record. used: the highest number of an earlier file, which is not used again
+        after it was purged.
+        """
         self._folder, self._segment_bytes, self._fsync = folder, segment_bytes, fsync
-        self._number = max(self.sizes(), default=0)
+        self._number = max([used, *self.sizes()])
         self._fd: int | None = None
         self._end = 0
         self._buffers: list[bytes] = []
@@ -197,8 +204,12 @@ class SegmentStore:
 
     def sizes(self) -> dict[int, int]:
         """Bytes on disk by file number."""
-        found = ((re.fullmatch(r"(\d{6,})\.seg", path.name), path) for path in self._folder.iterdir())
-        return {int(match[1]): path.stat().st_size for match, path in found if match}
+        sizes = {}
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if match := re.fullmatch(r"(\d{6,})\.seg", path.name):
+                with contextlib.suppress(FileNotFoundError):  # for a reader, while the run purges
+                    sizes[int(match[1])] = path.stat().st_size
+        return sizes
 
     @property
     def writing(self) -> int | None:
@@ -242,6 +253,7 @@ class SegmentStore:
     def _roll(self) -> None:
         self._close_writer()
         number = self._number + 1
+        self._folder.mkdir(exist_ok=True)
         self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._number, self._end = number, 0
 
@@ -260,15 +272,17 @@ class SegmentStore:
                 if len(self._readers) >= 64:
                     os.close(self._readers.pop(next(iter(self._readers))))
                 self._readers[location.file] = os.open(self.path(location.file), os.O_RDONLY)
-            record = os.pread(self._readers[location.file], location.size, location.offset)
+            reader = self._readers[location.file]
+            is_inside = location.offset + location.size <= os.fstat(reader).st_size  # a damaged size may be any
+            record = os.pread(reader, location.size, location.offset) if is_inside else b""
         except OSError as error:
             raise LedgerError(f"cannot read {where}: {error}") from error
-        if len(record) != location.size:
-            raise LedgerError(f"{where}: the file ends too early; restore it from a copy, or start a new run")
+        if len(record) != location.size or len(record) < HEADER.size:
+            raise LedgerError(f"{where}: the file ends too early; restore it from a backup, or start a new run")
         magic, checksum, length = HEADER.unpack_from(record)
         payload = record[HEADER.size :]
         if magic != MAGIC or length != len(payload) or zlib.crc32(payload) != checksum:
-            raise LedgerError(f"{where}: the record is damaged; restore the file from a copy, or start a new run")
+            raise LedgerError(f"{where}: the record is damaged; restore the file from a backup, or start a new run")
         return payload
 
     def delete(self, number: int) -> int:

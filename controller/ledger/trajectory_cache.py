@@ -41,6 +41,6 @@ def _size(trajectory: Trajectory) -> int:
     )  # fmt: skip
     others = (
         trajectory.routed_experts, trajectory.turn_ends_K, trajectory.turn_rewards_K, trajectory.answer_ends_A,
-        trajectory.answer_ids_A,
+        trajectory.answer_ids_A, trajectory.teacher_logprobs_T,
     )  # fmt: skip
     return sum(array.nbytes for array in (*arrays, *others) if array is not None)

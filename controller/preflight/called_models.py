@@ -1,5 +1,5 @@
 """Checks of the declared models (`rollout.models`) and of a teacher (`trainer.teacher`) from their files: whether they
-exist, and have the policy's tokenizer.
+exist, and have the policy's tokenizer, and whether adapters fit their bases.
 
 Combinations of settings are checked in controller/config/validation/models.py. Rollout workers compare models without a
 tokenizer.json once more when they load them.
@@ -15,9 +15,11 @@ from typing import Any
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
+from areal_like.weights.adapter_folder import base_problem, read_adapter
 from controller.config import model_folder
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.config.validation.lora import made_weights
 from controller.preflight.found import as_problem
 
 KEY, TEACHER_KEY = "rollout.models", "trainer.teacher"
@@ -29,7 +31,9 @@ def problems_of(config: RunConfig, policy: dict[str, Any] | None) -> Iterator[Pr
         if model.has_weights:
             context = model.max_context or config.rollout.engine.max_context
             yield from _folder_problems(f"{KEY}.{index}", model.path, context, policy)
-    if (teacher := config.trainer.teacher) is not None:
+        if model.adapter:
+            yield from adapter_problems(config, f"{KEY}.{index}.adapter", model.path, Path(model.adapter))
+    if (teacher := config.trainer.teacher) is not None and teacher.path is not None:
         yield from _folder_problems(TEACHER_KEY, teacher.path, config.rollout.engine.max_context, policy)
     yield from tokenizer_problems(config, _policy_tokenizer(config))
 
@@ -49,6 +53,20 @@ def _folder_problems(key: str, path: str | None, context: int, policy: dict[str,
             yield Problem((f"{key}.max_context",), excess, limit.remedy.replace("rollout.engine", key))
 
 
+def adapter_problems(config: RunConfig, key: str, path: str | None, folder: Path) -> Iterator[Problem]:
+    """Problems of an adapter. path: folder of its base; None: the run's starting model. Shapes are compared where the
+    base's files are on this machine."""
+    base = config.model.path if path is None else path
+    weights = made_weights(config.model.init or {}) if base is None else model_folder.tensor_shapes(base)
+    try:
+        adapter = read_adapter(folder.expanduser())
+        problem = base_problem(adapter, weights) if weights else None
+    except UserError as error:
+        problem = error
+    if problem is not None:
+        yield as_problem(key, problem)
+
+
 def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Problem]:
     """Problems of models with a different tokenizer, or a vocabulary too small for it. policy: folder of the policy's
     tokenizer.
@@ -64,11 +82,11 @@ def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Probl
         key = (name,)
         if theirs is not None and ours != theirs:
             text, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
-            what = f"{path} has another tokenizer than the policy: they differ at token {number} ({text!r})"
-            yield Problem(key, what, "a model with the policy's tokenizer: tokens are exchanged as numbers")
+            what = f"the tokenizer of {path} differs from the policy's at token {number} ({text!r})"
+            yield Problem(key, what, "use a model with the policy's tokenizer: tokens are exchanged as numbers")
         elif size is not None and size <= (largest := max(ours.values(), default=0)):
-            what = f"{path} has a vocabulary of {size}, and the policy's tokenizer has token {largest}"
-            yield Problem(key, what, "a model that was made for this tokenizer")
+            what = f"{path} has a vocabulary of {size}, but the policy's tokenizer has token {largest}"
+            yield Problem(key, what, "use a model that was made for this tokenizer")
 
 
 def check_tokenizers(config: RunConfig, model_dir: Path) -> None:

@@ -61,7 +61,7 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
     for path, source in sources.items():
         for key in ("system_prompt", "chat_template_kwargs"):
             if getattr(source, key):
-                what = f"needs a chat template, and the tokenizer of {folder} has none"
+                what = f"needs a chat template, but the tokenizer of {folder} has none"
                 yield Problem((f"{path}.{key}", "model.tokenizer"), what, "remove it, or choose another tokenizer")
 
 

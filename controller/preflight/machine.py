@@ -33,7 +33,9 @@ def folders(config: RunConfig) -> Iterator[Problem]:
         fault = _cannot_write(Path(name).expanduser())
         if fault:
             yield Problem(
-                (key,), f"`{name}` cannot be written ({fault})", f"make it writable, or name another: {key}=..."
+                (key,),
+                f"`{name}` cannot be written to ({fault})",
+                f"make it writable, or choose another folder: {key}=...",
             )
 
 
@@ -71,8 +73,8 @@ def devices(config: RunConfig) -> Iterator[Problem]:
         return
     for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
         if (index_of(device) or 0) >= num_gpus:
-            what = f"{device} is configured, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-            yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+            what = f"{device} is configured, but this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+            yield Problem(tuple(wanted), what, f"set rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
 
 
 def unused_gpus(config: RunConfig) -> Iterator[str]:
@@ -91,6 +93,22 @@ def unused_by_one_process(device: str, key: str = "trainer.device") -> Iterator[
     """Same for a run of a single process, on the device of the setting `key`."""
     if names_cpu(device) and (num_gpus := count_gpus()):
         yield unused_text(num_gpus, [key])
+
+
+def ranks_without_gpus(device: str, num_ranks: int) -> Iterator[Problem]:
+    """Problem of ranks of a run from files that take one GPU each from `device` upwards, if this machine has too
+    few.
+    """
+    first, num_gpus = index_of(device), count_gpus()
+    if first is None or first + num_ranks <= num_gpus:
+        return
+    most = num_gpus - first
+    yield Problem(
+        ("trainer.ranks", "trainer.device"),
+        f"needs {units(first + num_ranks, 'GPU')} ({num_ranks}, starting at trainer.device {device}), but "
+        f"this machine has {num_gpus}",
+        f"trainer.ranks: {most}, or trainer.device: cpu" if most > 0 else "trainer.device: cpu",
+    )
 
 
 def unused_text(unused: float, on_cpu: Sequence[str]) -> str:
@@ -116,7 +134,9 @@ def room_for_workers(config: RunConfig) -> Iterator[Problem]:
     most = total_bytes // MIN_WORKER_BYTES
     if num_workers > most:
         what = f"{num_workers:,} rollout workers do not fit into the {total_bytes / 1e9:.0f} GB of this machine"
-        yield Problem(("rollout.num_workers",), what, f"at most {most}; more workers than cores or GPUs bring no gain")
+        yield Problem(
+            ("rollout.num_workers",), what, f"set it to at most {most}; more workers than cores or GPUs bring no gain"
+        )
 
 
 def ports(config: RunConfig) -> Iterator[Problem]:
@@ -139,5 +159,5 @@ def ports(config: RunConfig) -> Iterator[Problem]:
             reason = getattr(error, "strerror", None) or str(error)
             key = port_key if "in use" in reason else host_key
             hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"
-            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {hint}"
+            remedy = f"set {key}: 0 to use any free port" if key == port_key else f"{key}: {hint}"
             yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

@@ -71,7 +71,8 @@ def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     if ":" not in name and not config.rollout.workflow_options:
         return {}
     models = [model.name for model in config.rollout.models]
-    return {"rollout.workflow": (name, {"options": config.rollout.workflow_options, "models": models})}
+    given = {"options": config.rollout.workflow_options, "models": models, "teacher": config.trainer.teacher_model}
+    return {"rollout.workflow": (name, given)}
 
 
 def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -24,14 +24,14 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("trainer.attention",),
             "flash_attn is not installed",
-            "pip install 'areal-like[flash-attn]', or trainer.attention: auto (torch's own kernel)",
+            "pip install 'areal-like[flash-attn]', or set trainer.attention: auto (torch's own kernel)",
         )
     for required in backend_of(config).packages:
         if find_spec(required.module) is None:
             yield Problem(("trainer.backend",), f"{required.module} is not installed", required.remedy)
     package = launcher_of(config).package
     if package and find_spec(package) is None:
-        remedy = f"pip install 'areal-like[{package}]', or kind: local"
+        remedy = f"pip install 'areal-like[{package}]', or set kind: local"
         yield Problem(("launch.kind",), f"{package} is not installed", remedy)
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):

@@ -40,10 +40,12 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found, purpose)
     if purpose == "eval" and not config.data.eval_sources:
         found.problems.append(
-            Problem(("data.eval",), "is needed to evaluate", "data.eval.path=... (or dataset, generator)")
+            Problem(("data.eval",), "is required for an evaluation", "data.eval.path=... (or dataset, generator)")
         )
     if purpose == "sft" and config.warm_start is None:
-        found.problems.append(Problem(("warm_start",), "is needed for supervised steps", "give warm_start.data"))
+        found.problems.append(
+            Problem(("warm_start",), "is required for supervised fine-tuning", "give warm_start.data")
+        )
     try:
         forced_lengths(config)
     except UserError as mistake:

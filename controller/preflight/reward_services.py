@@ -36,13 +36,13 @@ async def _ask(config: RunConfig, place: int, address: str) -> StatsReply | Prob
     try:
         return await ask_stats(address, curve_dir=curve_dir, timeout_s=ANSWER_S)
     except DeadlineExceeded:
-        what = f"no reward service answers at {address} to the keys in {curve_dir} (waited {ANSWER_S:g} s)"
-        return Problem(key, what, f"{serve}; or name the key folder of the existing one: reward.curve_dir")
+        what = f"no reward service responds at {address} to the keys in {curve_dir} (waited {ANSWER_S:g} s)"
+        return Problem(key, what, f"{serve}; or set reward.curve_dir to the key folder of the existing one")
     except ChannelError as error:
         return Problem(key, str(error), serve)
     except UserError as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        return Problem(key, what, error.remedy or "copy the service's key folder here and name it: reward.curve_dir")
+        return Problem(key, what, error.remedy or "copy the service's key folder here and set reward.curve_dir to it")
 
 
 def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem]:
@@ -50,17 +50,21 @@ def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem
     for place, (address, answer) in enumerate(zip(reward.addresses, stats, strict=True)):
         key, known = (f"reward.addresses.{place}",), ", ".join(answer.scorers)
         if answer.state == "drain":
-            yield Problem(key, f"the reward service at {address} is shutting down", "start it again, or name another")
+            yield Problem(
+                key, f"the reward service at {address} is shutting down", "restart it, or use another service"
+            )
         if reward.ask_for is not None and reward.ask_for not in answer.scorers:
-            yield Problem(("reward.ask_for",), f"{address} has no scorer `{reward.ask_for}`", f"it has {known}")
+            yield Problem(
+                ("reward.ask_for",), f"{address} has no scorer `{reward.ask_for}`", f"use one of its scorers: {known}"
+            )
         if answer.label != stats[0].label:
-            what = f"{address} scores {answer.label}, {reward.addresses[0]} scores {stats[0].label}"
-            yield Problem(key, what, "give all services the same config: an answer may go to any of them")
+            what = f"{address} scores {answer.label}, but {reward.addresses[0]} scores {stats[0].label}"
+            yield Problem(key, what, "give all services the same config: any of them may score an answer")
         strangers = [name for name in reward.own_names if name not in answer.scorers]
         if strangers:
             what = f"`{strangers[0]}` is not a scorer of {address}"
             yield Problem(
-                ("reward.scorers",), what, f"it has {known}; leave reward.scorers out to use them as they are"
+                ("reward.scorers",), what, f"its scorers are {known}; omit reward.scorers to use them as they are"
             )
 
 

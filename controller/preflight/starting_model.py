@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from areal_like.config import ModelSettings
 from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
 from controller.config import model_folder
@@ -19,17 +21,27 @@ from controller.preflight import model_init
 from controller.preflight.found import Preflight, as_problem
 
 
+def problems_of(model: ModelSettings) -> tuple[list[Problem], dict[str, Any] | None, bool]:
+    """Problems of a starting model and its tokenizer, its config.json if it could be read, and whether it is on this
+    machine.
+    """
+    if model.path is None:
+        problems, tokenizer = list(model_init.problems_of(model.init or {})), model.tokenizer
+        if tokenizer not in ("bytes", "from_model") and ":" not in tokenizer:
+            problems += _faults_of_tokenizer(tokenizer)
+        return problems, None, True
+    errors, config, is_here = model_folder.problems_of(model.path, model.tokenizer)
+    return [as_problem("model.path", error) for error in errors], config, is_here
+
+
 def look_at_model(config: RunConfig, found: Preflight) -> None:
     """Add to `found` what is wrong with it, and its config."""
     path = config.model.path
+    errors, found.model, is_here = problems_of(config.model)
+    found.problems += errors
     if path is None:
-        found.problems += model_init.problems_of(config.model.init or {})
-        tokenizer = config.model.tokenizer
-        if tokenizer not in ("bytes", "from_model") and ":" not in tokenizer:
-            found.problems += _faults_of_tokenizer(tokenizer)
+        found.problems += [] if errors else target_problems(config, {})
         return
-    errors, found.model, is_here = model_folder.problems_of(path, config.model.tokenizer)
-    found.problems += [as_problem("model.path", error) for error in errors]
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
     if not errors and (config.trainer.lora is not None or config.warm_start is not None):

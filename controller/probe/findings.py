@@ -36,33 +36,41 @@ def find(seen: Seen) -> list[Finding]:
 def _tokenizer(seen: Seen) -> Finding | None:
     sampled, remedy = seen.sampled, "use the tokenizer of this model: model.tokenizer: from_model"
     if sampled.outside_model:
-        what = f"prompts contain tokens beyond the model's {sampled.vocab_size}"
+        what = f"prompts contain tokens beyond the model's vocabulary of {sampled.vocab_size}"
     elif sampled.outside_tokenizer and not seen.is_untrained:
-        what = f"the model writes tokens beyond the tokenizer's {sampled.tokenizer_size}"
+        what = f"the model writes tokens beyond the tokenizer's vocabulary of {sampled.tokenizer_size}"
     elif sampled.are_stops_ordinary:
-        what = f"the model's end of sequence is the ordinary token {' '.join(sampled.stop_tokens)} in it"
+        what = f"the model's end-of-sequence token is the ordinary token {' '.join(sampled.stop_tokens)} in it"
     elif any("no token for" in reason for reason in sampled.rejected.values()) and not sampled.answers:
-        return Finding("tokenizer", f"No prompt can be written with the tokenizer: {_first(seen)}.", remedy)
+        return Finding("tokenizer", f"The tokenizer cannot encode any prompt: {_first(seen)}.", remedy)
     else:
         return None
-    return Finding("tokenizer", f"The tokenizer is not the model's: {what}.", remedy)
+    return Finding("tokenizer", f"The tokenizer does not match the model: {what}.", remedy)
 
 
 def _template(seen: Seen) -> Finding | None:
     if seen.sampled.unknown_marks:
         marks = " ".join(seen.sampled.unknown_marks)
-        what = f"The prompt contains {marks}, for which the tokenizer has no token: the template is another model's."
-        return Finding("template", what, "remove rollout.prompt_template (the chat template is used), or correct it")
+        what = (
+            f"The prompt contains {marks}, for which the tokenizer has no token: the template belongs to another model."
+        )
+        return Finding(
+            "template", what, "remove rollout.prompt_template (the chat template is then used), or correct it"
+        )
     if seen.prompt_template is not None and seen.sampled.has_chat_template and seen.cut_share == 1.0:
         what = "rollout.prompt_template replaces the model's chat template, and no answer ends by itself."
-        return Finding("template", what, "remove rollout.prompt_template, or write the chat template's marks in it")
+        return Finding(
+            "template", what, "remove rollout.prompt_template, or add the chat template's special tokens to it"
+        )
     return None
 
 
 def _prompts(seen: Seen) -> Finding | None:
     if not seen.sampled.rejected or seen.sampled.answers:
         return None
-    return Finding("prompts", f"No row can become a prompt: {_first(seen)}.", "see data.columns and max_context")
+    return Finding(
+        "prompts", f"No row can be turned into a prompt: {_first(seen)}.", "check data.columns and max_context"
+    )
 
 
 def _end_of_sequence(seen: Seen) -> Finding | None:
@@ -75,7 +83,7 @@ def _end_of_sequence(seen: Seen) -> Finding | None:
     passed = {} if seen.is_untrained else seen.sampled.passed_over
     if seen.answers and sum(passed.values()) >= len(seen.answers) / 2:
         token = max(passed, key=lambda name: passed[name])
-        what = f"Answers go on behind {token}; only {' '.join(seen.sampled.stop_tokens)} ends them."
+        what = f"Answers continue after {token}; only {' '.join(seen.sampled.stop_tokens)} ends them."
         return Finding(
             "end_of_sequence", what, f"add the id of {token} to eos_token_id in the model's generation_config.json"
         )

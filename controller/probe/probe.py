@@ -84,7 +84,7 @@ class Probe:
         warm_start_follows = config.warm_start is not None and warm is None and not self.warm_start
         if warm_start_follows:
             notes.append(
-                "this is the model before its warm start, so few rewards or none are expected: `--warm-start` makes "
+                "this is the model before its warm start, so few rewards or none are expected: `--warm-start` runs "
                 "the supervised steps first, and a model that an earlier run has warm-started is used as it is"
             )
         self.say("preparing the starting model")
@@ -137,10 +137,13 @@ class Probe:
     ) -> tuple[list[TryVerdict], list[GoldTry]]:
         reward = self.config.reward
         if self.config.rollout.workflow != "single_turn":
-            notes.append("rewards are left out: a probe does not run rollout.workflow, only its first prompt")
+            notes.append(
+                "rewards are not computed: a probe does not run rollout.workflow; it only samples answers to the first "
+                "prompt of each episode"
+            )
             return [], []
         if reward.addresses:
-            notes.append("rewards are left out: separate services score the answers (reward.addresses)")
+            notes.append("rewards are not computed: separate services score the answers (reward.addresses)")
             return [], []
         self.say("scoring")
         tries = list(gold_answers(rows))

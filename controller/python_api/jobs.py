@@ -174,5 +174,5 @@ def plain_value(value: Any, where: str) -> Any:
     raise UserError(
         f"a configuration cannot hold a value of type {type(value).__name__}",
         where=where,
-        remedy="use numbers, text, lists and dicts",
+        remedy="use numbers, strings, lists and dicts",
     )

@@ -144,7 +144,8 @@ def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str
     slots = _more_slots(data, shares, pace)
     if slots > pace.slots:
         ways.append(
-            f"raise rollout.engine.num_slots from {pace.slots} to {slots} (it costs memory for the KV cache, no cores)"
+            f"raise rollout.engine.num_slots from {pace.slots} to {slots} (this needs memory for the KV cache, but no "
+            "additional cores)"
         )
         hopes.append(f"{_plus(pace.gain(slot_gain=pace.slot_gain(slots)))} with {slots} slots")
     workers = pace.enough_workers()
@@ -190,14 +191,14 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
         ways.append(f"give the idle cores to the trainer (trainer.threads above {threads})")
     elif not shares_cores(data):
         ways.append("give devices of the rollout pool to the trainer")
-    ways.append("make its step cheaper (larger trainer.micro_batch_tokens, fewer groups_per_step)")
+    ways.append("make the trainer's step cheaper (larger trainer.micro_batch_tokens, fewer groups_per_step)")
     advice = "; ".join(ways) + ". More rollout workers or a higher max_staleness would only make samples older"
     if not pace.is_known:
         return capital(advice), ""
     least_s = max(pace.rollout_s, (pace.trainer_s + pace.rollout_s * pace.workers) / pace.cores if pace.cores else 0.0)
     gain = pace.step_s / least_s - 1.0
     hope = f"{_plus(gain)} with a trainer as fast as the rollout workers" if gain >= WORTH else ""
-    fewer = f"none lost with {plural(enough, 'rollout worker')}" if enough < pace.workers else ""
+    fewer = f"no loss with {plural(enough, 'rollout worker')}" if enough < pace.workers else ""
     return capital(advice), _prediction([one for one in (hope, fewer) if one], pace)
 
 

@@ -55,6 +55,7 @@ _WAITS: Mapping[str, str] = {
     "wait:work": "c4",
     "wait:lease": "c4",
     "wait:score": "c3",
+    "wait:teacher": "c8",
     "wait:version": "c9",
     "wait:requests": "c6",
 }

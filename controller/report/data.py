@@ -112,7 +112,9 @@ class RunData:
             cores=num_cores() if state.get("host") == socket.gethostname() else None,
         )
         if data.steps and not data.pulses and not is_offline:
-            problems.append("metrics.jsonl has no pulses (written by an older version?): waits are only partly known")
+            problems.append(
+                "metrics.jsonl has no rows of kind `pulse` (written by an older version?): waits are only partly known"
+            )
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(
                 f"no data of a run can be read here ({'; '.join(problems)})",
@@ -164,13 +166,14 @@ def _state(folder: RunFolder, problems: list[str]) -> Row:
     found = state.get("format")
     if isinstance(found, int) and found > FORMAT:
         raise UserError(
-            f"this run was created by a newer version (layout {found}, ours is {FORMAT})",
+            f"this run was created by a newer version of areal_like (layout {found}; this version supports up to "
+            f"{FORMAT})",
             where=str(folder.root),
             remedy="update areal_like",
         )
     odd = misfits(state)
     if odd:
-        problems.append(f"{folder.state.name} is damaged (invalid values: {', '.join(odd)}): they are ignored")
+        problems.append(f"{folder.state.name} is damaged: invalid values of {', '.join(odd)} are ignored")
     return {key: value for key, value in state.items() if key not in odd}
 
 
@@ -198,7 +201,7 @@ def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | 
         problems.append(f"{path.name} is damaged ({_short(error)})")
         return None
     if not isinstance(found, dict):
-        problems.append(f"{path.name} is damaged (it contains no object)")
+        problems.append(f"{path.name} is damaged (it is not a JSON object)")
         return None
     return found
 
@@ -303,7 +306,7 @@ def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
             found = {key: kept for key, kept in found.items() if key < step}
         found[step] = {**row, "step": step}
     if damaged:
-        problems.append(f"{damaged} step lines of metrics.jsonl do not name their step, and are ignored")
+        problems.append(f"{damaged} step lines of metrics.jsonl have no step number and are ignored")
     return [found[step] for step in sorted(found)]
 
 

@@ -79,7 +79,7 @@ def _other_command(data: RunData) -> Finding:
         return Finding("supervised", "info", "Supervised steps only: there is nothing to diagnose")
     newest = data.evals[-1] if data.evals else None
     if newest is None:
-        return Finding("evaluation", "info", "An evaluation that has no result yet")
+        return Finding("evaluation", "info", "The evaluation has no result yet")
     rows = figure(number(newest, "num_scored"))
     words = f"An evaluation: accuracy {number(newest, 'accuracy'):.3f} on {rows} prompts"
     return Finding("evaluation", "good", words)
@@ -111,7 +111,7 @@ def _too_little(data: RunData) -> Finding:
     needed = f"{minimum.MIN_STEPS} steps"
     if minimum.has_steps(data):
         what = f"measurements ({len(data.pulses)} of {minimum.MIN_PULSES}) to judge who waits for whom"
-        needed = f"{minimum.MIN_PULSES} measurements, 2 s or more apart,"
+        needed = f"{minimum.MIN_PULSES} measurements (2 s or more apart)"
     else:
         what = "steps to judge"
     begin = "No problem found so far, but too early to judge" if going else f"Too few {what}"
@@ -139,7 +139,7 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
         part = " (start and end left out)" if shares.is_steady else ""
         facts.append(f"rollout workers were idle {percent(shares.rollout_idle)}{part}")
     if shares.cores_used and math.isfinite(shares.cores):
-        facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores at work")
+        facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores in use")
     stale = signs.trend(data, "staleness_mean")
     bound = data.setting("staleness.max_staleness")
     if math.isfinite(stale.late) and bound is not None:

@@ -20,7 +20,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         raise UserError(
             f"cannot be written ({error.strerror or error})",
             where=str(path),
-            remedy="make room, or name another folder",
+            remedy="free disk space, or choose another folder",
         ) from error
     finally:
         fresh.unlink(missing_ok=True)
@@ -32,5 +32,5 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot be made ({error.strerror or error})", where=str(path), remedy="name another folder"
+            f"cannot be created ({error.strerror or error})", where=str(path), remedy="choose another folder"
         ) from error

@@ -240,14 +240,14 @@ def _aligned(data: RunData) -> list[Rated]:
     if not float(np.nanmax(series(data.steps, "staleness_mean"))) > 0:
         return []  # without staleness they agree because there is one thing to learn
     bound = data.setting("staleness.max_staleness")
-    ways = ["a lower trainer.optimizer.lr", "trainer.lr_by_ess: {}"]
+    ways = ["lower trainer.optimizer.lr", "set trainer.lr_by_ess: {}"]
     if isinstance(bound, int) and bound > 1:
-        ways.insert(0, f"staleness.max_staleness of {bound // 2} instead of {bound}")
+        ways.insert(0, f"lower staleness.max_staleness from {bound} to {bound // 2}")
     finding = Finding(
         "gradients_aligned",
         "warning",
         f"Gradients of consecutive updates point the same way: their cosine stays at {figure(np.nanmedian(newest))}",
-        f"Median of {COSINE_MEASURED} measurements; updates that answer the same old policy repeat each other",
-        capital(", ".join(ways)),
+        f"Median of {COSINE_MEASURED} measurements; updates from samples of the same old policy repeat each other",
+        capital("; ".join(ways)),
     )
     return [Rated(Weight.POLICY, finding, float(np.nanmedian(newest)))]

@@ -30,15 +30,15 @@ def find(data: RunData) -> list[Rated]:
     finding = Finding(
         "length_shift",
         "bad" if abs(shift) >= SHIFT_BAD else "warning",
-        f"Training sees answers {percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than those generated: "
-        f"{figure(number(row, 'trained_len_mean'))} of {figure(number(row, 'drawn_len_mean'))} tokens on average, "
-        f"{figure(number(row, 'trained_len_p99'))} of {figure(number(row, 'drawn_len_p99'))} at the 99th percentile",
+        f"Trained answers are {percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than generated ones: "
+        f"{figure(number(row, 'trained_len_mean'))} vs. {figure(number(row, 'drawn_len_mean'))} tokens on average, "
+        f"{figure(number(row, 'trained_len_p99'))} vs. {figure(number(row, 'drawn_len_p99'))} at the 99th percentile",
         sentences(
-            f"Lost groups differ from trained ones by {abs(z):.0f} standard errors",
+            f"Lost groups differ in length from trained ones by {abs(z):.0f} standard errors",
             f"Lost: {', '.join(_words(name, lost[name]) for name in lost)}" if lost else "",
             "The policy learns from what is left, so it drifts towards answers of that length",
         ),
-        capital(DROP_ADVICE.get(known, "staleness.on_stale: wait, and a longer staleness.group_timeout_s")),
+        capital(DROP_ADVICE.get(known, "set staleness.on_stale: wait, and raise staleness.group_timeout_s")),
     )
     return [Rated(Weight.SIGNAL, finding, abs(shift))]
 

@@ -152,8 +152,8 @@ def _lengths(data: RunData) -> Figure | None:
         return None
     mean, drawn_mean, p50, drawn_p50, p99, drawn_p99 = (value or 0.0 for value in known)
     note = (
-        f"trained of {drawn_mean:,.4g} drawn; median {p50:,.0f} of {drawn_p50:,.0f}, "
-        f"99th percentile {p99:,.0f} of {drawn_p99:,.0f}"
+        f"trained, {drawn_mean:,.4g} drawn; median {p50:,.0f} and {drawn_p50:,.0f}, "
+        f"99th percentile {p99:,.0f} and {drawn_p99:,.0f}"
     )
     return Figure("tokens per answer", f"{mean:,.4g}", note)
 

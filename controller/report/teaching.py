@@ -57,8 +57,8 @@ def _signal(data: RunData) -> list[Rated]:
         finding = Finding(
             "solved",
             "info",
-            f"The task is nearly solved: all samples of {percent(share)} of the late groups got the same reward, "
-            f"{percent(solved)} of them the best one",
+            f"The task is nearly solved: in the last steps, all samples of a group got the same reward in "
+            f"{percent(share)} of the groups, and in {percent(solved)} of these the best one",
             advice="Stop here, go on with harder prompts, or leave such groups out (filter_zero_signal: true)",
         )
         return [Rated(Weight.SIGNAL, finding, share)]
@@ -66,12 +66,12 @@ def _signal(data: RunData) -> list[Rated]:
     finding = Finding(
         "no_signal",
         "bad" if is_bad else "warning",
-        f"{percent(share)} of the late groups carry no signal: all their samples got the same reward "
-        f"(mean {figure(reward.late)})",
+        f"In the last steps, {percent(share)} of the groups carry no signal: all samples of a group got the same "
+        f"reward (mean {figure(reward.late)})",
         "Their advantage is zero, so generating and training on them is wasted",
         "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
         "sampling.temperature, or a reward with partial credit; filter_zero_signal: true leaves such groups out",
-        f"With filter_zero_signal training uses only the {percent(1 - share)} that carry signal",
+        f"With filter_zero_signal training uses only the {percent(1 - share)} of the groups that carry signal",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -97,7 +97,7 @@ def _nothing_to_learn(reward: float) -> Finding:
         "no_signal",
         "bad",
         f"Nothing can be learned: every answer since the first step got the reward {figure(reward)}",
-        f"{why}. Advantages are zero, so generating and training on them is wasted",
+        f"{why}. All advantages are zero, so generating these answers and training on them is wasted",
         "Read some answers with their rewards (areal-like samples), and try the scorer on right and wrong ones "
         "(areal-like probe does both before a run)",
     )
@@ -115,9 +115,9 @@ def _filtered(data: RunData) -> list[Rated]:
         "groups_filtered",
         "warning",
         f"{percent(share)} of the groups drawn were left out, because all their samples got the same reward",
-        "That is what filter_zero_signal does; but generating them was wasted",
+        "This is what filter_zero_signal does, but generating these groups was wasted work",
         "Use prompts that are sometimes solved, a larger group_size, or a higher sampling.temperature",
-        f"Up to {figure(1 / max(1 - share, 0.01))} times as many batches from the same generation",
+        f"Up to {figure(1 / max(1 - share, 0.01))} times as many batches from the same generation work",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -128,7 +128,7 @@ def _cut(data: RunData) -> list[Rated]:
         return []
     limit = data.setting("sampling.max_new_tokens", "its limit")
     is_sound = is_learning(data)
-    since = "" if found.early >= CUT_NOTABLE else f", at first {percent(found.early)}"
+    since = "" if found.early >= CUT_NOTABLE else f", up from {percent(found.early)} at first"
     finding = Finding(
         "answers_cut",
         "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
@@ -137,6 +137,6 @@ def _cut(data: RunData) -> list[Rated]:
         if is_sound
         else "A cut answer has no end and, with most rewards, no useful score",
         "Raise sampling.max_new_tokens (and rollout.engine.max_context with it), or reward shorter answers; where the "
-        "model never ends, check its end-of-sequence token (sampling.stop_token_ids)",
+        "model never ends its answers, check its end-of-sequence token (sampling.stop_token_ids)",
     )
     return [Rated(Weight.SIGNAL, finding, found.late)]

@@ -89,10 +89,10 @@ def _dropped(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "groups_dropped",
         "bad" if share >= DROPPED_BAD else "warning",
-        f"{percent(share)} of the groups drawn were dropped, most of them ({number_of:,}) as {reason}",
+        f"{percent(share)} of the groups drawn were dropped; most common reason: {reason} ({number_of:,})",
         sentences(f"By reason: {listed}", near),
         capital(DROP_ADVICE.get(known, "see logs/controller.log")),
-        f"Without drops the same generation makes up to {percent(1 / max(1 - share, 0.01) - 1)} more batches",
+        f"Without drops, the same generation work makes up to {percent(1 / max(1 - share, 0.01) - 1)} more batches",
     )
     return [Rated(Weight.LOSS, finding, share)]
 
@@ -151,8 +151,10 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
         return []
     finding = Finding(
         "version_not_loaded", "bad",
-        f"A rollout worker could not load a version ({len(texts)}) and received no more work", texts[-1],
-        "See that worker's log; memory and the weight store are the usual causes",
+        f"A rollout worker could not load new weights and was given no work until it could "
+        f"({plural(len(texts), 'time')})",
+        texts[-1],
+        "See that worker's log. Usual causes: too little memory, or a problem with the weight store",
     )  # fmt: skip
     return [Rated(Weight.MACHINE, finding, len(texts))]
 
@@ -198,7 +200,7 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
         "slow_staging",
         "warning",
         f"New weights take {percent(share)} of a step to reach a rollout worker",
-        "Meanwhile it generates with the version before, so samples are older than necessary",
+        "Meanwhile it generates with the previous version, so samples are older than necessary",
         "Keep weights in shared memory (trainer.weights.kind: shm), or take larger steps",
     )
     return [Rated(Weight.MACHINE, finding, share)]
@@ -214,7 +216,7 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "weights_on_disk",
         "warning",
-        "Weights are transferred through the disk: there was no room in shared memory",
+        "Weights are transferred through the disk: shared memory had too little free space",
         data.weight_dir,
         "Make /dev/shm larger (in a container: --shm-size); it has to hold three versions of the weights",
     )
@@ -234,7 +236,7 @@ def _sinks(data: RunData, shares: Shares) -> list[Rated]:
             "warning",
             f"The metrics sink {name} {'is' if is_down else 'was'} down: {figure(lost)} rows did not reach it",
             errors.get(name, ""),
-            "Nothing of the run is lost: metrics.jsonl has every row",
+            "No data of the run is lost: metrics.jsonl has every row",
         )
         found.append(Rated(Weight.MACHINE, finding, lost))
     return found
@@ -252,15 +254,15 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
     mean = float(np.nanmean(values))
     if mean >= PACKING_LOW:
         return []
-    budget = data.setting("trainer.micro_batch_tokens", "its budget")
+    budget = data.setting("trainer.micro_batch_tokens", "?")
     finding = Finding(
         "batches_not_full",
         "warning",
-        f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} of "
-        f"them per step, of {budget} tokens each",
+        f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} per "
+        f"step, each with a budget of {budget} tokens",
         "",
-        "Set trainer.micro_batch_tokens to a multiple of the longest sequence, or higher",
-        f"At most {percent(1 - mean)} off the trainer's time, where its cost follows the budget",
+        "Increase trainer.micro_batch_tokens, preferably to a multiple of the longest sequence",
+        f"Saves at most {percent(1 - mean)} of the trainer's time, if the cost of a micro-batch depends on its budget",
     )
     return [Rated(Weight.MACHINE, finding, 1 - mean)]
 

@@ -169,9 +169,9 @@ def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
         "trainer_bound",
         "warning",
         f"Rollout workers were idle {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
-        + (", there are more rollout workers than it needs" if is_many else ""),
+        + (", there are more rollout workers than the trainer needs" if is_many else ""),
         f"The trainer worked {percent(1 - shares.trainer_wait)} of its time; {plural(pace.workers, 'rollout worker')} "
-        f"could make {could} times the samples it takes.",
+        f"could generate {could} times as many samples as the trainer uses.",
         way,
         hope,
     )
@@ -222,7 +222,7 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     )
     detail = sentences(
         f"The trainer waited {percent(shares.trainer_wait)} of its time and rollout workers idled "
-        f"{percent(shares.rollout_idle)}, not for lack of rollout workers",
+        f"{percent(shares.rollout_idle)}: the cause is not a lack of rollout workers",
         _verdict_words(counted),
         f"Scoring processes were busy {percent(shares.scoring_busy)} of the time ({pace.scorers} of them)"
         if math.isfinite(shares.scoring_busy)

@@ -78,7 +78,7 @@ def _refuse_without_state(candidate: Path) -> None:
         )
     if names := _names_in(candidate):
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise UserError("is a folder of runs", where=str(candidate), remedy=f"name one of them: {shown}")
+        raise UserError("is a folder of runs, not a run", where=str(candidate), remedy=f"name one of them: {shown}")
 
 
 def _names_in(runs_dir: Path) -> list[str]:

@@ -61,15 +61,17 @@ def whereabouts(folder: RunFolder, *, now_s: float | None = None) -> Whereabouts
     received = f"its last message was {ago(now_s - word_s)}" if word_s is not None else "it sent no message"
     host, here = str(state.get("host") or ""), socket.gethostname()
     if host and host != here:
-        return Whereabouts("foreign", f"runs, or ran, on {host}, and this is {here}: {received}", state)
+        return Whereabouts("foreign", f"runs, or ran, on {host}, not on this machine ({here}): {received}", state)
     if not _is_same_boot(state):
         if word_s is not None and 0 <= now_s - word_s < FRESH_S:
             return Whereabouts("foreign", f"runs on another machine that is also called {here}: {received}", state)
-        return Whereabouts("crashed", f"crashed: this machine was restarted since; {received}", state)
+        return Whereabouts("crashed", f"crashed: this machine has been restarted since; {received}", state)
     pid = _pid(state)
     if pid is not None and is_same_process(pid, _seconds(state.get("controller_started_s")) or 0.0):
         return Whereabouts("running", f"running (process {pid})", state)
-    return Whereabouts("crashed", f"crashed: its controller (process {pid or '?'}) is gone; {received}", state)
+    return Whereabouts(
+        "crashed", f"crashed: its controller (process {pid or '?'}) is no longer running; {received}", state
+    )
 
 
 def whereabouts_if_known(folder: RunFolder) -> Whereabouts:

@@ -217,7 +217,8 @@ class RunFolder:
             ) from error
         if found > FORMAT:
             raise UserError(
-                f"this run was created by a newer version (layout {found}, ours is {FORMAT})",
+                f"this run was created by a newer version of areal_like (layout {found}; this version supports up to "
+                f"{FORMAT})",
                 where=str(self.root),
                 remedy="update areal_like",
             )

@@ -51,9 +51,7 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
     made = RunNotes(notes, tuple(dict.fromkeys(tags)))
     path = root / NOTES_FILE
     if len(notes) > MAX_NOTES_CHARS:
-        raise UserError(
-            f"the text has {len(notes):,} characters, at most {MAX_NOTES_CHARS:,} are stored", where=str(path)
-        )
+        raise UserError(f"the text has {len(notes):,} characters; the limit is {MAX_NOTES_CHARS:,}", where=str(path))
     wrong = [tag for tag in made.tags if not tag.strip() or len(tag) > MAX_TAG_CHARS]
     if wrong or len(made.tags) > MAX_TAGS:
         what = f"`{wrong[0]}` is not a valid tag" if wrong else f"{len(made.tags)} tags"

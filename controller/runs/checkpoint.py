@@ -28,7 +28,7 @@ def checkpoint(
     clock: Clock = time.monotonic,
 ) -> int:
     """Request a checkpoint and wait for it; return the exit status. Raises UserError if the run is not in progress."""
-    where, key = ask_run(folder, "checkpoint", remedy="only a run in progress can save a checkpoint")
+    where, key = ask_run(folder, "checkpoint", remedy="name a run in progress: only such a run can save a checkpoint")
     try:
         if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):
             return _failed(folder, _why_silent(where.kind, where.words))
@@ -45,12 +45,12 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
         if (answer := answer_to(folder.requests, key)) is not None:
             found.append(answer)
         elif not goes_on(whereabouts(folder)):
-            ended.append("it ended before the checkpoint was complete")
+            ended.append("the run ended before the checkpoint was complete")
         return bool(found or ended)
 
     wait_until(is_settled, timeout_s, sleep, clock)
     if not found:
-        late = f"no checkpoint within {span(timeout_s)}; it is still saved when the running step is done"
+        late = f"no checkpoint within {span(timeout_s)}; it will still be saved after the current step"
         return _failed(folder, ended[0] if ended else late)
     is_granted, text = found[0]
     if not is_granted:
@@ -61,8 +61,8 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
 
 def _why_silent(kind: str, words: str) -> str:
     if kind == "foreign":
-        return f"no answer within {span(ANSWER_S)}: it {words}"
-    return f"no answer within {span(ANSWER_S)}: the run is starting or ending"
+        return f"no reply within {span(ANSWER_S)}: it {words}"
+    return f"no reply within {span(ANSWER_S)}: the run is starting or ending"
 
 
 def _failed(folder: RunFolder, text: str) -> int:

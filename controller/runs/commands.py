@@ -103,8 +103,28 @@ def _ps(arguments: argparse.Namespace) -> int:
     return ps(show_all=arguments.all, runs_dirs=arguments.runs_dir, as_json=arguments.json)
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    from controller.runs.verify.command import verify_command
+
+    return verify_command(
+        arguments.source, run=arguments.run, invariant=arguments.invariant, num_spots=arguments.spot,
+        seed=arguments.seed, as_json=arguments.json,
+    )  # fmt: skip
+
+
+def _blame(arguments: argparse.Namespace) -> int:
+    from controller.runs.verify.blame import blame_command
+
+    return blame_command(arguments.source, run=arguments.run, format=arguments.format)
+
+
 def _samples(arguments: argparse.Namespace) -> int:
     from controller.run_folder.locate import find_run_to_read
+
+    if arguments.life is not None:
+        from controller.runs.verify.sample_life import print_life
+
+        return print_life(find_run_to_read(arguments.run), *arguments.life)
     from controller.runs.sample_rows import Choice, Order
     from controller.runs.samples import DEFAULT_LIMIT, samples
 
@@ -155,5 +175,5 @@ _COMMANDS = {
     "status": _status, "logs": _logs, "stop": _stop, "note": _note, "drain": _drain, "add": _add,
     "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
-    "simulate": _simulate,
+    "simulate": _simulate, "verify": _verify, "blame": _blame,
 }  # fmt: skip

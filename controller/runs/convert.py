@@ -42,7 +42,7 @@ def export(
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
-    print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
+    print(f"{target}: exported {folder.name} of {folder.parent.parent.name}, weights in {found}")
     for line in serving_words(target):
         print(f"  {line}")
     if repository is not None:
@@ -59,7 +59,9 @@ def best_checkpoint(source: str) -> Path:
         remedy = "set trainer.checkpoint.best: {} before a run starts"
         raise UserError("this run has no best checkpoint", where=str(run.best), remedy=remedy)
     if (problem := checkpoint_problem(found[-1])) is not None:
-        raise UserError(f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export another")
+        raise UserError(
+            f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export another checkpoint"
+        )
     return found[-1]
 
 
@@ -71,7 +73,7 @@ def import_model(source: str, out: str) -> int:
     if is_checkpoint(folder):
         raise UserError("this is already a checkpoint", where=source, remedy="use it as it is, or export it")
     num_tensors, dtype = import_folder(folder, target)
-    print(f"{target}: {num_tensors} tensors, {dtype} in {source}")
+    print(f"{target}: imported {num_tensors} tensors from {source} (source dtype: {dtype})")
     return 0
 
 
@@ -81,7 +83,9 @@ def checkpoint_of(source: str, version: int | None) -> Path:
     folder = Path(source).expanduser()
     if is_checkpoint(folder):
         if version is not None:
-            raise UserError("a checkpoint has one version", where="--version", remedy="omit it, or name the run")
+            raise UserError(
+                "a checkpoint has only one version", where="--version", remedy="omit it, or name the run instead"
+            )
         return folder.resolve()
     run = find_run_to_read(source)
     known = checkpoints_on_disk(run.root)
@@ -91,10 +95,10 @@ def checkpoint_of(source: str, version: int | None) -> Path:
                 return path
         there = ", ".join(str(number) for number, _ in known) or "none"
         raise UserError(
-            f"there is no checkpoint of version {version}", where=str(run.root), remedy=f"there are: {there}"
+            f"there is no checkpoint of version {version}", where=str(run.root), remedy=f"available versions: {there}"
         )
     for _, path in reversed(known):
         if checkpoint_problem(path) is None:
             return path
-    remedy = "areal-like checkpoint makes one while it runs" if not known else "all of its checkpoints are damaged"
+    remedy = "use areal-like checkpoint while it runs" if not known else "all of its checkpoints are damaged"
     raise UserError("this run has no complete checkpoint", where=str(run.root), remedy=remedy)

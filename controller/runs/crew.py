@@ -42,7 +42,7 @@ def drain(
     """
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
-    print(f"{folder.name}: {worker} is draining, its running samples move to other workers")
+    print(f"{folder.name}: {worker} is draining; its running samples move to other workers")
     if not wait_until(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not left within {span(timeout_s)}")
     print(f"{folder.name}: {worker} has left")
@@ -73,7 +73,7 @@ def add(
 
 def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
     """The worker named in the controller's answer; None if it refused or did not answer, which is printed."""
-    _, key = ask_run(folder, wish, worker, remedy="this needs a run in progress")
+    _, key = ask_run(folder, wish, worker, remedy="name a run in progress")
     found: list[tuple[bool, str]] = []
 
     def is_answered() -> bool:
@@ -86,7 +86,7 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
     finally:
         withdraw(folder.requests, key)
     is_granted, text = (
-        found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run is starting or ending")
+        found[0] if found else (False, f"no reply within {span(ANSWER_S)}: the run is starting or ending")
     )
     if not is_granted:
         say_refused(folder, text)
@@ -105,8 +105,8 @@ def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> 
     if not goes_on(where):
         raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
     if is_from_files(where.state):
-        advice = "trainer.checkpoint says when it saves" if wish == "checkpoint" else "it has no rollout workers"
-        raise UserError("this run trains from files and takes no requests", where=str(folder.root), remedy=advice)
+        advice = "see trainer.checkpoint for when it saves" if wish == "checkpoint" else "it has no rollout workers"
+        raise UserError("this run trains from files and accepts no requests", where=str(folder.root), remedy=advice)
     return where, ask(folder.requests, wish, worker)
 
 

@@ -155,7 +155,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.name} cannot be read ({error})")
         return {}
     if not isinstance(data, dict):
-        problems.append(f"{path.name} is damaged (it holds no object)")
+        problems.append(f"{path.name} is damaged (not a JSON object)")
         return {}
     return data
 
@@ -166,15 +166,15 @@ def _status(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
     found = status.get("format", STATUS_FORMAT)
     if not isinstance(found, int) or found > STATUS_FORMAT:
         problems.append(
-            f"{path.name} was written by a newer version (format {found}, ours is {STATUS_FORMAT}): ignored"
+            f"{path.name} was written by a newer version (format {found}; supported: up to {STATUS_FORMAT}): ignored"
         )
         return {}
     if status and not isinstance(status.get("time_s"), int | float):
-        problems.append(f"{path.name} is damaged (no time): ignored")
+        problems.append(f"{path.name} is damaged (it contains no time): ignored")
         return {}
     odd = [key for key, kind in _SHAPES.items() if status.get(key) is not None and not isinstance(status[key], kind)]
     if odd:
-        problems.append(f"{path.name} is damaged ({', '.join(odd)}): they are ignored")
+        problems.append(f"{path.name} is damaged: invalid values of {', '.join(odd)} are ignored")
     return {key: value for key, value in status.items() if key not in odd}
 
 

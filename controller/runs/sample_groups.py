@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from areal_like.errors import UserError
+from controller.ledger.read_only import check_schema, open_ledger
 from controller.run_folder.run_folder import RunFolder
-from controller.runs.sample_rows import SAMPLE_COLUMNS, Sample, check_schema, open_ledger, samples_of
+from controller.runs.sample_rows import SAMPLE_COLUMNS, Sample, samples_of
 from controller.runs.tokens import TokenText
 
 MAX_GROUPS = 60
@@ -92,7 +93,7 @@ class GroupReader:
         path = self.folder.ledger
         if not path.is_file():
             raise UserError(
-                "has no ledger: nothing was generated yet", where=self.folder.name, remedy="try again later"
+                "has no ledger: nothing has been generated yet", where=self.folder.name, remedy="try again later"
             )
         try:
             db, _ = open_ledger(self.folder)
@@ -104,4 +105,4 @@ class GroupReader:
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a copy") from error
+            raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a backup") from error

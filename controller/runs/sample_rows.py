@@ -13,20 +13,17 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from areal_like.errors import LedgerError, UserError
 from controller.ledger.ledger import SEGMENT_FOLDER
-from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_version
+from controller.ledger.read_only import check_schema, open_ledger
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.tokens import TokenText, TrajectoryText
 
 Order = Literal["newest", "worst", "best", "given"]
 Payload = Literal["stored", "purged", "damaged"]
-BUSY_S = 10.0
 SAMPLE_COLUMNS = (
     "group_id, sample_index, num_tokens, first_version, last_version, verdict_kind, value, is_kept, worker, facts, "
     "file, offset, size, fate, reason, step, "
@@ -141,7 +138,7 @@ class Sample:
         if not self.is_kept:
             found.append("left out of its group")
         if self.payload != "stored":
-            gone = "purged: a checkpoint covers it (see ledger.keep_mb)"
+            gone = "purged: a checkpoint covers them (see ledger.keep_mb)"
             found.append(f"its tokens are {gone if self.payload == 'purged' else 'damaged on disk'}")
         return found
 
@@ -161,7 +158,9 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
     group does not exist.
     """
     if not folder.ledger.is_file():
-        raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="try again later")
+        raise UserError(
+            "has no ledger: nothing has been generated yet", where=str(folder.root), remedy="try again later"
+        )
     text = TokenText.of(folder)
     try:
         db, is_whole = open_ledger(folder)
@@ -189,7 +188,7 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
         raise UserError(
             f"cannot be read ({error})",
             where=str(folder.ledger),
-            remedy="restore it from a copy; the run is lost otherwise",
+            remedy="restore it from a backup; the run is lost otherwise",
         ) from error
     return Found(samples, num_matching, num_stored, list(text.problems))
 
@@ -203,43 +202,6 @@ def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
         if not needle or any(needle in text.casefold() for text in sample.texts):
             taken.append(sample)
     return taken
-
-
-def open_ledger(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
-    """Open the ledger read-only; return also whether all committed data is visible.
-
-    Without a write-ahead log nothing is being written, so the file is opened as immutable, which creates no files.
-    """
-    path = folder.ledger.resolve()
-    if path.with_name(f"{path.name}-wal").exists():
-        try:
-            return _connected(path, "mode=ro"), True
-        except sqlite3.OperationalError as error:
-            if "unable to open" not in str(error) and "readonly" not in str(error):
-                raise
-            # A folder of another user: to read the log SQLite needs an index file, which cannot be created here.
-            return _connected(path, "mode=ro&immutable=1"), False
-    return _connected(path, "mode=ro&immutable=1"), True
-
-
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    db = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)
-    try:
-        db.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
-
-def check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
-    schema = schema_version(db)
-    if not is_readable(schema):
-        raise UserError(
-            f"was written by another version (schema {schema}; this one reads up to {SCHEMA_VERSION})",
-            where=str(folder.ledger),
-            remedy="use the version of areal_like that wrote it",
-        )
 
 
 def _condition(choice: Choice) -> tuple[str, list[Any]]:

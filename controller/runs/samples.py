@@ -38,7 +38,9 @@ def samples(
     """
     if is_from_files(whereabouts_if_known(folder).state):
         what = "this run trains from files: it draws no samples"
-        raise UserError(what, where=str(folder.root), remedy=f"areal-like report {folder.root} shows what it learns")
+        raise UserError(
+            what, where=str(folder.root), remedy=f"use areal-like report {folder.root} to see what the model learns"
+        )
     found = read_samples(folder, choice)
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)

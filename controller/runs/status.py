@@ -121,7 +121,7 @@ def health(facts: Facts) -> Health:
         return Health(_ENDED.get(kind, "bad"), facts.where.words)
     if facts.controller.get("is_suspended"):
         pid = facts.where.pid
-        return Health("bad", f"the controller is suspended: `kill -CONT {pid}` continues it")
+        return Health("bad", f"the controller is suspended: resume it with `kill -CONT {pid}`")
     age_s = facts.age_s
     if age_s is not None and age_s > SILENT_S:
         return Health(
@@ -141,7 +141,7 @@ def health(facts: Facts) -> Health:
     if facts.status.get("status") == "preparing":
         return Health("ok", "preparing the starting model")
     if not facts.status:
-        return Health("unknown", "it has written no status yet")
+        return Health("unknown", "the run has written no status yet")
     return Health("ok", "good")
 
 

@@ -57,7 +57,7 @@ def stop(
             if whereabouts(folder).is_running:
                 send(signal.SIGTERM)
         else:
-            print(f"{folder.name}: finishing the running step and saving (to stop at once: areal-like stop --now)")
+            print(f"{folder.name}: finishing the current step and saving (to stop at once: areal-like stop --now)")
         try:
             return _wait(folder, where, clock() + timeout_s, timeout_s, sleep, clock)
         except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def _nothing_to_do(folder: RunFolder, where: Whereabouts) -> int:
             file=sys.stderr,
         )
         return status_exit(where.kind)
-    print(f"{folder.name}: nothing to stop, it {'has ' if where.kind == 'crashed' else 'is '}{where.words}")
+    print(f"{folder.name}: nothing to stop, the run {where.words}")
     return 0
 
 
@@ -96,15 +96,15 @@ def _wait(
             printed = words
         if clock() > due_s:
             print(
-                f"error: {folder.name} still runs after {span(timeout_s)} (process {before.pid}); "
-                f"it is still shutting down. To stop at once: areal-like stop --now {folder.root}",
+                f"error: {folder.name} is still shutting down after {span(timeout_s)} (process {before.pid}). "
+                f"To stop at once: areal-like stop --now {folder.root}",
                 file=sys.stderr,
             )
             return 1
         sleep(POLL_S)
     after = whereabouts(folder)
     if after.state.get("run_id") == before.state.get("run_id") and after.is_running:
-        print(f"{folder.name}: ended, and was resumed meanwhile ({after.words})")
+        print(f"{folder.name}: ended and was resumed in the meantime ({after.words})")
         return 0
     print(f"{folder.name}: {after.words}")
     if after.kind != "finished" and is_resumable(after.state):
@@ -140,9 +140,9 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
             return
         if lock_holder(folder.root) != pid:
             raise UserError(
-                f"state.json names process {pid}, which does not have this run open: it is not signalled",
+                f"state.json names process {pid}, which does not have this run open: no signal was sent",
                 where=str(folder.root),
-                remedy="try again in a moment if the run has just been started; else state.json belongs to another run",
+                remedy="try again in a moment if the run was just started; otherwise state.json belongs to another run",
             )
 
         def send(number: signal.Signals) -> None:

@@ -5,6 +5,7 @@ How a run ends is decided in server.py; summary and report are in telemetry/ and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,15 @@ from controller.ledger.audit import audit
 from controller.report.at_end import draw_report
 from controller.report.shares import summary_shares
 from controller.run_folder.run_folder import RunFolder, Status
+from controller.run_folder.seal import SEAL_FILE, write_seal
 from controller.runtime.open_session import OpenSession
 from controller.runtime.outcome import Outcome
 from controller.runtime.starting_point import StartingPoint
 from controller.telemetry.screen import Screen
 from controller.telemetry.summary import fates, write_summary
 from controller.telemetry.summary_page import next_steps, print_summary
+
+log = logging.getLogger(__name__)
 
 EXIT_STATUS: Mapping[str, int] = {"completed": 0, "exhausted": 0, "stopped": 0, "failed": 1}
 RUN_STATUS: Mapping[str, Status] = {
@@ -74,6 +78,8 @@ def conclude(session: OpenSession, result: SessionResult, wall_s: float) -> int:
         merge_traces(folder.root)
     if result.counts:
         _summarize(session, result, outcome, wall_s, console)
+    if not session.is_evaluation:
+        _seal(session)
     _print_ending(folder, outcome, console)
     return EXIT_STATUS[outcome.status]
 
@@ -102,6 +108,13 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
             console.print(line)
 
 
+def _seal(session: OpenSession) -> None:
+    try:
+        write_seal(session.folder, run_id=session.run_id, last_digest=session.ledger.last_digest.hex())
+    except OSError as error:
+        log.warning("%s has no %s: %s", session.folder.root, SEAL_FILE, error)
+
+
 def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None:
     """Print how the run ended and how to continue it. Raises the error that ended it."""
     error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
@@ -110,7 +123,7 @@ def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None
     elif outcome.status != "completed" and outcome.reason != str(error):
         console.print(outcome.reason)
     if isinstance(error, ProcessDied):
-        console.print(f"--- end of {folder.logs / (error.name + '.log')}")
+        console.print(f"--- last lines of {folder.logs / (error.name + '.log')}")
         console.print(printable(error.tail))
     if error is not None:
         raise error

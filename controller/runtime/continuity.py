@@ -46,7 +46,7 @@ class Findings:
     abandoned: list[Path] = field(default_factory=list)
     """Checkpoints that are not in the ledger's history."""
     is_restart: bool = False
-    """Whether unrecorded steps would be sampled again, from the starting policy on."""
+    """Whether unrecorded steps would be sampled again, from the initial policy on."""
 
 
 def has_progress(folder: RunFolder) -> bool:
@@ -65,7 +65,7 @@ def refuse_absent_ledger(folder: RunFolder, ledger: Path, *, accept_loss: bool) 
         return
     found = Findings(lossy=[f"there is no {LEDGER_FILE}"])
     if checkpoints_on_disk(folder.root):
-        found.fatal.append("there are checkpoints, and without the ledger they cannot be resumed")
+        found.fatal.append("there are checkpoints, but they cannot be resumed without the ledger")
     if found.fatal or not accept_loss:
         refuse(folder, found)
 
@@ -82,7 +82,7 @@ def check_continuity(
     """Raise UserError if the run's files are inconsistent; with `accept_loss` only if no consistent state is left.
 
     `is_mirror`: the ledger is a copy that may be older than the run. Missing facts are accepted, unless unrecorded
-    steps would be sampled again from the starting policy on. An accepted loss is recorded in metrics.jsonl, and
+    steps would be sampled again from the initial policy on. An accepted loss is recorded in metrics.jsonl, and
     checkpoints of the abandoned history are moved aside.
     """
     state = ledger.load()
@@ -99,7 +99,7 @@ def check_continuity(
         target = folder.checkpoints / SET_ASIDE / f"{path.name}.{time.time_ns()}"
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
-        say(f"checkpoint {path.name} is set aside: {target}")
+        say(f"checkpoint {path.name} is set aside as {target}")
     metrics = JsonlLog(folder.metrics)
     metrics.append({"kind": LOSS_ROW, "time_s": time.time(), "step": steps, "text": "; ".join(found.lossy)})
     metrics.close()
@@ -108,7 +108,7 @@ def check_continuity(
 def refuse(folder: RunFolder, found: Findings) -> None:
     """Raise UserError with the inconsistencies, and how to continue."""
     export = f"areal-like export {folder.root} MODEL_FOLDER"
-    ways = [f"restore {LEDGER_FILE} (with its {LEDGER_FILE}-wal, if any), metrics.jsonl and checkpoints/ from a copy"]
+    ways = [f"restore {LEDGER_FILE} (with its {LEDGER_FILE}-wal, if any), metrics.jsonl and checkpoints/ from a backup"]
     if not found.fatal:
         command = f"areal-like resume {ACCEPT} {folder.root}"
         ways.append(f"or continue from the newest state shared by ledger and checkpoints ({command})")
@@ -156,8 +156,8 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
         found.lossy.append(f"{LEDGER_FILE} is empty")
     if state.checkpoints and not checkpoints_on_disk(folder.root):
         found.lossy.append(
-            f"{LEDGER_FILE} records checkpoints up to version {newest}, and checkpoints/ has none: all steps would be "
-            "trained again from the starting policy"
+            f"{LEDGER_FILE} records checkpoints up to version {newest}, but checkpoints/ has none: all steps would be "
+            "trained again from the initial policy"
         )
     return found
 

@@ -83,7 +83,7 @@ def ask(folder: Path, wish: Wish, worker: str = "") -> str:
         _write(folder / f"{key}.json", {"wish": wish, "worker": worker})
     except OSError as error:
         raise UserError(
-            f"cannot leave a request there ({error.strerror})", where=str(folder), remedy="ask the run's owner"
+            f"cannot write a request there ({error.strerror})", where=str(folder), remedy="ask the run's owner"
         ) from error
     return key
 

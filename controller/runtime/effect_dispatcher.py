@@ -138,7 +138,7 @@ class EffectDispatcher:
                 self._eval_done(effect)
             case EvalDropped():
                 self._out.forget_ended_evals()
-                self._display.note(f"evaluation of version {effect.version} given up: {effect.reason}", "warning")
+                self._display.note(f"evaluation of version {effect.version} was given up: {effect.reason}", "warning")
             case PurgePayloads():
                 report = self._ledger.purge(effect.covered_step)
                 log.info("purged payloads up to step %d: %s", effect.covered_step, report)
@@ -160,11 +160,12 @@ class EffectDispatcher:
 
     def _send_batch(self, effect: SendBatch) -> None:
         batch = self._out.batch(effect, self._coordinator.counts())
+        new = [sample for sample in batch.samples if not sample.is_reused]  # throughput counts each sample once
         self._steps.shipped(
             effect.step,
             staleness=list(batch.position.staleness),
-            num_samples=len(batch.samples),
-            num_tokens=sum(one.num_sampled for sample in batch.samples for one in sample.trajectories),
+            num_samples=len(new),
+            num_tokens=sum(one.num_sampled for sample in new for one in sample.trajectories),
             is_replay=effect.is_replay,
         )
         self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))

@@ -62,7 +62,11 @@ class EvaluationWatch:
         if kept and kept["metric"] == self._best.metric and kept["version"] in evaluations:
             self._kept = kept
         elif kept:
-            log.info("the best checkpoint kept before has another history or metric and is removed: %s", kept)
+            log.info(
+                "the best checkpoint kept so far was chosen by another metric, or by an evaluation that is no longer "
+                "part of the run; removing it: %s",
+                kept,
+            )
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:

@@ -108,7 +108,8 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
             )  # fmt: skip
             return InboundEvent(rewritten)
         case m.CheckpointSaved():
-            return InboundEvent(CheckpointTaken(version=message.version, path=message.path))
+            taken = CheckpointTaken(version=message.version, path=message.path, digest=message.digest)
+            return InboundEvent(taken)
     return None
 
 

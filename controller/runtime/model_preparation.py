@@ -85,7 +85,7 @@ async def prepare(
     is_cached = publish_to is None and out_dir is None
     async with _turn(target, display) if is_cached else contextlib.nullcontext():
         if is_cached and _is_there(target):
-            display.note(f"starting model: {target} (prepared before)")
+            display.note(f"starting model: {target} (already prepared)")
             return Prepared(target, 0.0, was_cached=True)
         spec = _specify(config, folder, demonstrations, target, publish_to)
         try:
@@ -136,7 +136,7 @@ async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
             lock = os.open(target.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o644)
         while lock is not None and _is_taken(lock):
             if not is_reported:
-                display.note("another run prepares the same starting model: waiting for it")
+                display.note("another run is preparing the same starting model: waiting for it")
                 is_reported = True
             await asyncio.sleep(POLL_S)
         yield

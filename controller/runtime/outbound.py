@@ -110,12 +110,12 @@ class Outgoing:
             drawn=counts.drawn,
             filtered=counts.filtered,
             dropped=sum(counts.dropped.values()),
-            staleness=tuple(effect.step - 1 - group.first_version for group in effect.groups),
+            staleness=tuple(effect.step - 1 - group.first_version for group in (*effect.groups, *effect.reused)),
         )
         batch = m.Batch(
             step=effect.step,
             lineage=effect.lineage,
-            samples=self._ledger.batch_samples(effect.groups),
+            samples=self._ledger.batch_samples(effect.groups, effect.reused),
             is_replay=effect.is_replay,
             position=position,
         )
@@ -127,7 +127,7 @@ class Outgoing:
         joined.
         """
         if self._is_replaced(effect):
-            log.info("version %d is not announced to %s: it was started again", effect.version, effect.worker)
+            log.info("version %d is not announced to %s: it was restarted", effect.version, effect.worker)
             return
         announcement = m.AnnounceVersion(
             version=effect.version,
@@ -141,7 +141,7 @@ class Outgoing:
     def release(self, effect: SendRelease) -> None:
         """Request the process to release its memory; a successor has none."""
         if self._is_replaced(effect):
-            log.info("%s is not asked to release its memory: it was started again", effect.worker)
+            log.info("%s is not asked to release its memory: it was restarted", effect.worker)
             return
         self.send(effect.worker, m.ReleaseMemory(number=effect.number))
 
@@ -158,7 +158,7 @@ class Outgoing:
         """
         if self._hub.send(peer, message):
             return
-        log.warning("%s cannot be reached with %s", peer, type(message).__name__)
+        log.warning("%s is unreachable: %s was not sent", peer, type(message).__name__)
         info = self._hub.peers.get(peer)
         if info is None:
             return

@@ -61,7 +61,7 @@ def as_operation(error: BaseException) -> Exception:
         where = f"{error.filename}: " if error.filename else ""
         remedy = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = " -> make room there (areal-like doctor shows what is free), then areal-like resume"
+            remedy = " -> free space there (areal-like doctor shows what is free), then areal-like resume"
         return OperationError(f"{where}{error.strerror or error}{remedy}")
     assert isinstance(error, Exception)
     return error

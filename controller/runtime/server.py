@@ -133,7 +133,7 @@ class Server:
         elif not self._stop_reason:
             self._stop_reason = reason
             self._telemetry.display.note(
-                f"{reason}: finishing the running step and saving (repeat to stop immediately)", "warning"
+                f"{reason}: finishing the current step and saving (repeat to stop immediately)", "warning"
             )
         else:
             self._end.is_hurried = True
@@ -174,7 +174,7 @@ class Server:
             else:
                 self._take_in([received])
         except (UserError, OperationError, OSError) as error:
-            log.warning("at the end: %s", error)  # the reason of the end is already known
+            log.warning("error while the run ended: %s", error)  # the reason of the end is already known
         return True
 
     # ------------------------------------------------------------ messages in

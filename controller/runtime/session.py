@@ -45,6 +45,7 @@ from controller.ledger.mirror import LedgerHome
 from controller.preflight.called_models import check_tokenizers
 from controller.preflight.reward_services import check_services
 from controller.run_folder.run_folder import DamagedState, RunFolder
+from controller.run_folder.seal import break_seal
 from controller.runtime import storage
 from controller.runtime.composition import ProcessStarter, compose, make_hub, make_supervisor, server_settings
 from controller.runtime.conclusion import RUN_STATUS, SessionResult, conclude, count_run
@@ -86,7 +87,7 @@ class RunSession:
     async def run(self) -> int:
         """Run to the end; print the summary and return the exit status. Raises the error that ended it."""
         started_s = time.monotonic()
-        result = SessionResult(Outcome("failed", "ended by an error of the controller"))
+        result = SessionResult(Outcome("failed", "ended by an error in the controller"))
         launcher = launcher_for(self.config, self.folder)
         with contextlib.ExitStack() as stack:
             session = self._open(launcher, stack)
@@ -114,6 +115,7 @@ class RunSession:
         )
         if self.is_resume:
             self._check_continuity(ledger, run_id, home)
+        break_seal(folder)
         folder.write_state("running")
         stack.enter_context(_logging_to(folder.logs / "controller.log"))
         status = StatusFile(folder.status, run=folder.name, num_steps=self.config.num_steps)
@@ -146,7 +148,7 @@ class RunSession:
 
     def _run_id(self) -> str:
         if not (run_id := self.folder.read_state().get("run_id")):
-            raise DamagedState("it contains no run id", where=str(self.folder.state), remedy="restore it from a copy")
+            raise DamagedState("it contains no run id", where=str(self.folder.state), remedy="restore it from a backup")
         return str(run_id)
 
     def _check_continuity(self, ledger: Ledger, run_id: str, home: LedgerHome | None) -> None:

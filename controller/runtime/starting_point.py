@@ -25,7 +25,7 @@ class StartingPoint:
     state: LedgerState
     version: int = 0
     checkpoint: Path | None = None
-    """Checkpoint; None: the starting policy."""
+    """Checkpoint; None: the initial policy."""
 
     @property
     def lineage(self) -> str:
@@ -45,7 +45,7 @@ def find_start(
     if found.path is not None:
         display.note(f"continuing from {found.path} (version {found.version})")
     elif is_resume:
-        display.note("no checkpoint: continuing from the starting policy, with the recorded samples", "warning")
+        display.note("no checkpoint: continuing from the initial policy, with the recorded samples", "warning")
     return StartingPoint(state, found.version, found.path)
 
 

@@ -35,7 +35,7 @@ READ_S = 1800.0
 
 @dataclass(frozen=True)
 class Found:
-    """The checkpoint to continue from; `path` None: none, so the starting policy is used. left_out: skipped ones, with
+    """The checkpoint to continue from; `path` None: none, so the initial policy is used. left_out: skipped ones, with
     reasons.
     """
 
@@ -57,7 +57,7 @@ def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Foun
         problem = checkpoint_problem(path, ledger_seq) if is_known else f"the ledger ends at step {num_batches}"
         if problem is None:
             return Found(version, path, left_out)
-        left_out.append(f"checkpoint {path} is left out: {problem}")
+        left_out.append(f"checkpoint {path} is skipped: {problem}")
     return Found(left_out=left_out)
 
 
@@ -94,7 +94,7 @@ class TrainerRestart:
                     lambda: find_checkpoint(self._run_dir, num_batches=num_batches, ledger_seq=ledger_seq)
                 )
         except TimeoutError as error:
-            raise DeadlineExceeded("the newest whole checkpoint", "the run folder's disk", READ_S) from error
+            raise DeadlineExceeded("the newest complete checkpoint", "the run folder's disk", READ_S) from error
         lineage = f"l{self._num_lineages}"
         self._num_lineages += 1
         changes = {
@@ -104,7 +104,7 @@ class TrainerRestart:
             "ranks_address": self._new_address(),
         }
         self._supervisor.renew(lambda spec: spec.model_copy(update=changes))
-        log.info("the trainer continues as lineage %s from version %d", lineage, found.version)
+        log.info("the trainer was restarted from version %d (new lineage: %s)", found.version, lineage)
         event = TrainerRestarted(
             reason=f"{loss.name}: {loss.reason}",
             lineage=lineage,

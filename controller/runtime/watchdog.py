@@ -33,7 +33,7 @@ class Watchdog:
         """
         words = "; ".join(waits) or "no reason reported"
         if self._stop_due_s is not None and now_s > self._stop_due_s:
-            raise DeadlineExceeded(f"the running step and its checkpoint ({words})", "the trainer", self._stop_grace_s)
+            raise DeadlineExceeded(f"the current step and its checkpoint ({words})", "the trainer", self._stop_grace_s)
         if progress != self._progress:
             self._progress, self._moved_s, self._is_stalling = progress, now_s, False
             return ""

@@ -22,25 +22,33 @@ defaults of --efficiency are typical values, not measured; --calibrate describes
 def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[[str], float]) -> None:
     """Add the command to the parser."""
     simulate = command(
-        commands, "simulate", "predict a job's step time, waits and best split, without the machines", _EPILOG,
-        "Run a job under a virtual clock: the real coordinator, with modelled GPUs or costs measured in "
-        "one of your runs. Predicts step time, waits and staleness, and finds the best split of machines.",
+        commands, "simulate", "predict a job's step time, waiting times and best GPU split, without running it",
+        _EPILOG,
+        "Simulate a job: the real coordinator runs under a virtual clock, with modelled GPUs or costs measured in "
+        "one of your runs. Predicts step time, waiting times and staleness, and finds the best split of GPUs.",
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
     simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
     simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, else h800)")
     simulate.add_argument("--gpus", type=_number, metavar="N", help="GPUs of the whole job (8)")
     simulate.add_argument("--rollout-share", type=_share, metavar="X", help="share of the GPUs for rollout (0.75)")
-    simulate.add_argument("--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as the weights need)")
+    simulate.add_argument(
+        "--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as many as its weights need)"
+    )
     simulate.add_argument(
         "--model", default="", metavar="M", help="1.5b, 7b, qwen3-8b, ..., or a folder with config.json"
     )
     simulate.add_argument(
         "--lengths", default="", metavar="L",
-        help="answers: thinking (a measured table), MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file with "
-        "lists of lengths by group; FILE@MEAN scales it",
+        help="answer lengths: thinking (a measured table), MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file "
+        "with lists of lengths by group; FILE@MEAN scales it",
     )  # fmt: skip
-    simulate.add_argument("--prompt-tokens", type=_number, metavar="N", help="tokens of a prompt (200, or the run's)")
+    simulate.add_argument(
+        "--prompt-tokens",
+        type=_number,
+        metavar="N",
+        help="prompt length in tokens (200, or that of the --calibrate run)",
+    )
     simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds per verdict (0)")
     simulate.add_argument("--steps", type=_number, metavar="N", help="steps to simulate (num_steps, at most 100)")
     simulate.add_argument(
@@ -56,7 +64,7 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     )
     simulate.add_argument("--calibrate", default="", metavar="RUN", help="use the costs measured in this run")
     simulate.add_argument("--plot", default="", metavar="FILE", help="draw the sweep (.png, .svg, .pdf)")
-    simulate.add_argument("--json", action="store_true", help="a JSON list, one object per variant")
+    simulate.add_argument("--json", action="store_true", help="print a JSON list, one object per variant")
 
 
 def _number(text: str) -> int:

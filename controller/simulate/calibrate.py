@@ -49,7 +49,7 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
     data = RunData.load(folder, max_samples=1)
     work, busy_s = _rollout(data)
     if len(busy_s) < FEWEST_PULSES:
-        raise _too_short(folder, f"its rollout workers were counted {len(busy_s)} times")
+        raise _too_short(folder, f"it has {len(busy_s)} measurements of its rollout workers")
     per_step, per_token, per_prefill = _fit(work, busy_s)
     steps = [step for step in data.steps if step["step"] > FIRST_STEP and step.keys() >= NEEDED]
     if len(steps) < FEWEST_STEPS:
@@ -140,5 +140,5 @@ def _median(values: Iterable[float]) -> float:
 
 def _too_short(folder: RunFolder, why: str) -> UserError:
     return UserError(
-        f"not enough was measured to calibrate: {why}", where=str(folder.root), remedy="give a run of 20 steps"
+        f"too few measurements to calibrate: {why}", where=str(folder.root), remedy="use a run of about 20 steps"
     )

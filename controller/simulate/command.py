@@ -100,9 +100,9 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
             *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
     if conflicting:
         raise UserError(
-            "costs as a run measured them are those of its machines and its model, which this option would not change",
+            "measured costs are those of the run's machines and model, which this option cannot change",
             where=f"{', '.join(conflicting)} together with --calibrate",
-            remedy="leave out one of the two; how many workers there are is rollout.num_workers",
+            remedy="leave out one of the two; set the number of workers with rollout.num_workers",
         )
 
 
@@ -147,9 +147,9 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
     name = arguments.model or config.model.path
     if name is None:
         raise UserError(
-            "the config makes its model itself, so a GPU's data sheet does not predict its speed",
+            "the config creates its model itself, so its speed cannot be predicted from a GPU's data sheet",
             where="--model",
-            remedy="name one, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
+            remedy="name a model, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
         )
     return replace(
         setup, gpu=gpu_named(arguments.gpu or config.hardware.gpu or DEFAULT_GPU), model=model_named(name),
@@ -168,7 +168,7 @@ def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
     known = asdict(reached)
     if key not in known:
         remedy = ", ".join(f"{name}={usual:g}" for name, usual in known.items())
-        raise UserError(f"{text!r} is not a known efficiency", where="--efficiency", remedy=f"one of {remedy}")
+        raise UserError(f"{text!r} is not a known efficiency", where="--efficiency", remedy=f"use one of {remedy}")
     try:
         number = float(value)
     except ValueError:
@@ -176,7 +176,9 @@ def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
     is_share = key in SHARES
     if not (0 < number <= 1 if is_share else 0 <= number < math.inf):
         what = "a share above 0 and at most 1" if is_share else "a number of seconds, 0 or more"
-        raise UserError(f"{text!r} is not {what}", where="--efficiency", remedy=f"such as {key}={known[key]:g}")
+        raise UserError(
+            f"{text!r} is not {what}", where="--efficiency", remedy=f"write, for example, {key}={known[key]:g}"
+        )
     return replace(reached, **{key: number})
 
 
@@ -196,8 +198,8 @@ def _describe(setup: plan.Setup) -> None:
         )
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
-        print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; reached: {reached}")
-    print("the coordinator is the real one and machines are modelled: check a plan with a short run")
+        print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; assumed efficiencies: {reached}")
+    print("the coordinator is the real one, but the machines are modelled: check a plan with a short run")
 
 
 def _varied(trial: plan.Trial) -> str:
@@ -224,8 +226,8 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         chosen = plan.best(trials)
         slowest = min(trial.outcome.samples_per_s for trial in trials)
         print(
-            f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the slowest; "
-            "the lowest staleness of those within 2 % of the fastest"
+            f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the throughput of the slowest; "
+            "it has the lowest staleness of those within 2 % of the fastest"
         )
     else:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
@@ -239,7 +241,7 @@ def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace
     settings = overrides_of(chosen)
     if not settings:
         if len(trials) > 1:
-            print("as settings: none, the config already has them")
+            print("as settings: none; the config already has these values")
         return
     print(f"as settings: {' '.join(settings)}")
     try:

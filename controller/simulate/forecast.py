@@ -49,12 +49,12 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
     if not all(names_gpu(device) for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
             "engine and trainer are not both on GPUs",
-            remedy="areal-like simulate CONFIG --calibrate RUN takes the costs of a run of yours",
+            remedy="use the costs of one of your runs: areal-like simulate CONFIG --calibrate RUN",
         )
     if config.hardware.gpu is None:
-        raise UserError("the GPU is not named", where="hardware.gpu", remedy="hardware.gpu: h100")
+        raise UserError("no GPU is named", where="hardware.gpu", remedy="set, for example, hardware.gpu: h100")
     if shape.experts > 1:
-        raise UserError("speeds of mixtures of experts are not modelled", where="model.path")
+        raise UserError("the speed of mixture-of-experts models is not modelled", where="model.path")
     tp = gpus_of_worker(config)
     setup = plan.Setup(
         config=config,

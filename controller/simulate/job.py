@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from areal_like.emulation.lengths import Lengths
 from areal_like.staleness import Mode, OnStale
 from controller.coordinator.events import RoutingPolicy
+from controller.coordinator.replay_buffer import ReplayLimits
 
 MAX_LEASES = 1_000_000
 """Number of samples above which a lease is a whole group."""
@@ -39,6 +40,9 @@ class Job:
     updates_per_step: int
     passes_per_batch: int = 1
     """Passes over each batch; 1 with costs of a measured run, which already include its passes."""
+    replay: ReplayLimits | None = None
+    """Groups of earlier steps that each step trains on again; None with costs of a measured run, which already include
+    them."""
     prompt_tokens: int = 200
     reward_s: float = 0.0
     seed: int = 1

@@ -49,7 +49,7 @@ def draw(trials: Sequence[Trial], path: Path) -> None:
         raise UserError(
             f"the picture cannot be written ({error})",
             where=str(path),
-            remedy="--plot plan.png in a folder you may write to",
+            remedy="name a file in a writable folder, such as --plot plan.png",
         ) from error
     finally:
         pyplot.close(figure)

@@ -15,6 +15,7 @@ from areal_like.emulation.machines import Gpu, Model
 from areal_like.emulation.roofline import Costs, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.config.run_config import RunConfig
+from controller.coordinator.replay_buffer import ReplayLimits
 from controller.simulate.job import Job, Outcome
 from controller.simulate.world import World
 
@@ -84,7 +85,7 @@ def job_of(setup: Setup) -> Job:
 
     The last steps are not counted: no generation is left for them, which would favour asynchrony.
     """
-    config = setup.config
+    config, buffer = setup.config, setup.config.replay_buffer
     bound = config.staleness.bound
     ahead = max(1, setup.num_steps // 5) if bound is None else bound
     return Job(
@@ -100,6 +101,7 @@ def job_of(setup: Setup) -> Job:
         interruption=config.rollout.interruption,
         updates_per_step=config.trainer.passes_per_batch * config.trainer.mini_batches,
         passes_per_batch=config.trainer.passes_per_batch if setup.measured is None else 1,
+        replay=None if buffer is None or setup.measured is not None else ReplayLimits(**buffer.model_dump()),
         reward_s=setup.reward_s,
         seed=config.seed,
         routing=config.rollout.routing.policy,
@@ -121,10 +123,10 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
     rollout_gpus, trainer_gpus = _split(setup, tp)
     if setup.model.weight_bytes / tp > 0.8 * setup.gpu.memory:
         raise UserError(
-            f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, {tp} {setup.gpu.name} hold "
-            f"{tp * setup.gpu.memory / 1e9:.0f} GB with everything else",
+            f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, too much for the "
+            f"{tp * setup.gpu.memory / 1e9:.0f} GB of {tp} {setup.gpu.name}, which must hold everything else as well",
             where="--tp",
-            remedy="more GPUs per worker, or a larger GPU",
+            remedy="use more GPUs per worker, or a larger GPU",
         )
     costs = Roofline(
         setup.gpu, setup.model, tp, trainer_gpus, setup.reached,
@@ -145,9 +147,9 @@ def _split(setup: Setup, tp: int) -> tuple[int, int]:
         trainer = setup.gpus - rollout
     if rollout < tp or trainer < 1:
         raise UserError(
-            f"of {setup.gpus} GPUs {rollout} are left for rollout (workers of {tp}) and {trainer} for the trainer",
+            f"{setup.gpus} GPUs cannot be split into {rollout} for rollout ({tp} per worker), {trainer} for training",
             where="--gpus",
-            remedy="more GPUs, another --rollout-share, or a smaller --tp",
+            remedy="use more GPUs, another --rollout-share, or a smaller --tp",
         )
     return rollout, trainer
 

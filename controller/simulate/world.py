@@ -88,9 +88,10 @@ class World:
         self._coordinator = Coordinator(
             CoordinatorSettings(
                 groups_per_step=job.groups_per_step, group_size=self._group_size, num_steps=job.num_steps,
-                mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale, group_timeout_s=NEVER_S,
-                load_deadline_s=NEVER_S, num_workers=num_workers, routing=job.routing, affinity=job.affinity,
-                migration=self._is_moving, min_gain_s=job.min_gain_s, max_new_tokens=min(job.lengths.cap, MOST_TOKENS),
+                replay=job.replay, mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale,
+                group_timeout_s=NEVER_S, load_deadline_s=NEVER_S, num_workers=num_workers, routing=job.routing,
+                affinity=job.affinity, migration=self._is_moving, min_gain_s=job.min_gain_s,
+                max_new_tokens=min(job.lengths.cap, MOST_TOKENS),
             )
         )  # fmt: skip
         self._now_s = 0.0
@@ -367,6 +368,8 @@ class World:
             lengths += self._lengths.pop(group.group_id)[0]
             staleness[step - 1 - group.first_version] += 1
         full = [self.job.prompt_tokens + length for length in lengths]
+        # Reused groups are about as long as new ones.
+        full += (full * -(-len(batch.reused) // max(1, len(batch.groups))))[: len(batch.reused) * self.job.group_size]
         imbalance = self._record.imbalance(full, self.costs.trainer_ranks)
         seconds = self.costs.train_s(full * self.job.passes_per_batch, imbalance, self.job.updates_per_step)
         self._record.batch(lengths, staleness, wait_s=self._now_s - self._free_since_s, train_s=seconds)

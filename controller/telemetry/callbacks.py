@@ -134,8 +134,10 @@ def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSi
         try:
             target = factory()
         except Exception as error:  # the user's own code, as above
-            raise UserError(f"{name} cannot be made without arguments ({first_line(error)})", where=where) from error
+            raise UserError(f"{name} cannot be created without arguments ({first_line(error)})", where=where) from error
         if not any(callable(getattr(target, method, None)) for method in METHODS.values()):
-            raise UserError(f"{name} has none of {', '.join(METHODS.values())}", where=where, remedy="define one")
+            raise UserError(
+                f"{name} has none of the methods {', '.join(METHODS.values())}", where=where, remedy="define one"
+            )
         made.append(CallbackSink(name.partition(":")[2], target, timeout_s=timeout_s))
     return made

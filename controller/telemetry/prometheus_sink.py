@@ -32,6 +32,7 @@ _HELP: Mapping[str, str] = {
     "paused_s": "Time in which generation was paused for new weights.",
     "wait_s": "Time spent waiting for a batch.",
     "wait_score_s": "Time in which nothing generated and a sample waited for its score.",
+    "wait_teacher_s": "Time in which nothing generated and a sample waited for the log-probs of a teacher.",
     "wait_work_s": "Idle time.",
     "cpu_s": "Processor time of the process itself.",
     "queue": "Requests waiting.",
@@ -88,7 +89,7 @@ class PrometheusSink:
     def collect(self) -> Iterator[Any]:
         """Metrics of a scrape; called by the endpoint's own threads."""
         core, newest = self._core, dict(self._newest)
-        info = core.GaugeMetricFamily(f"{PREFIX}run_info", "The run that is served here.", labels=["run"])
+        info = core.GaugeMetricFamily(f"{PREFIX}run_info", "The run whose metrics are served.", labels=["run"])
         info.add_metric([self._run], 1)
         yield info
         if now := newest.get("now"):
@@ -125,7 +126,9 @@ class PrometheusSink:
         memory = core.GaugeMetricFamily(
             f"{PREFIX}resident_memory_bytes", "Resident memory, without children.", labels=["process", "role"]
         )
-        up = core.GaugeMetricFamily(f"{PREFIX}process_up", "1 where the process reports.", labels=["process", "role"])
+        up = core.GaugeMetricFamily(
+            f"{PREFIX}process_up", "1 if the process reports, otherwise 0.", labels=["process", "role"]
+        )
         families: dict[str, Any] = {}
         for name, process in processes.items():
             labels = [name, process["role"]]
@@ -149,7 +152,9 @@ class PrometheusSink:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and math.isfinite(value) and key != "time_s":
                 name = PREFIX + prefix + _words(key)
-                yield self._core.GaugeMetricFamily(name, f"`{key}` of the newest {row['kind']}.", value=value)
+                yield self._core.GaugeMetricFamily(
+                    name, f"Value of `{key}` in the latest {row['kind']} row.", value=value
+                )
 
 
 def metric_of(key: str) -> Name:

@@ -143,7 +143,7 @@ class SinkThread:
         try:
             self._sink.close()
         except Exception as error:  # same as above; nothing is counted, because the rows were written
-            log.warning("closing the sink %s: %s", self.name, first_line(error))
+            log.warning("error while closing the sink %s: %s", self.name, first_line(error))
             with self._changed:
                 self._lose(0, first_line(error))
 

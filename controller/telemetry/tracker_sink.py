@@ -116,7 +116,7 @@ class TrackerSink:
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._answers:
             if not select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise OperationError(f"{self.name} did not answer for {ANSWER_S:g} s")
+                raise OperationError(f"{self.name} did not respond for {ANSWER_S:g} s")
             chunk = os.read(pipe, 65536)
             if not chunk:
                 raise OperationError(self._why_gone())

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from areal_like.errors import UserError, WeightError
-from trainer.checkpoints import adapter_export, convert
-from trainer.checkpoints.checkpoint import MANIFEST, STATE, all_checkpoints, read_state, repair, verify
+from trainer.checkpoints import adapter_export, compare_export, convert, provenance
+from trainer.checkpoints.checkpoint import (
+    MANIFEST,
+    STATE,
+    added,
+    all_checkpoints,
+    manifest_digest,
+    read_state,
+    repair,
+    verify,
+)
 
 
 def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
@@ -33,6 +43,16 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and (folder / STATE).is_file()
 
 
+def has_manifest(folder: Path) -> bool:
+    """Return whether the folder has the manifest of a complete checkpoint."""
+    return (folder / MANIFEST).is_file()
+
+
+def added_files(folder: Path) -> list[str]:
+    """Files of a checkpoint that are not in its manifest; call it after `checkpoint_problem` found none."""
+    return added(folder)
+
+
 def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | None:
     """Why this checkpoint cannot be used (with a ledger of the given number of facts), or None if it can."""
     try:
@@ -54,7 +74,7 @@ def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_
     if adapter_export.holds_adapter(folder):
         return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype)
     if lora is not None:
-        raise UserError("the checkpoint holds a whole model", where="--lora", remedy="leave it out")
+        raise UserError("the checkpoint holds a whole model, not an adapter", where="--lora", remedy="leave it out")
     return convert.export_checkpoint(folder, out, dtype=dtype)
 
 
@@ -63,3 +83,50 @@ def import_folder(source: Path, out: Path) -> tuple[int, str]:
     OperationError.
     """
     return convert.import_folder(source, out)
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Return whether a checkpoint holds an adapter instead of the whole model."""
+    return adapter_export.holds_adapter(folder)
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's manifest, which has that of every file; empty if there is none."""
+    return manifest_digest(folder)
+
+
+def checkpoint_identity(folder: Path) -> tuple[str, str, int]:
+    """Run, lineage and version in a checkpoint's state. Raises WeightError (damaged)."""
+    state = read_state(folder)
+    return state.run_id, state.lineage, state.version
+
+
+class Export(NamedTuple):
+    """What an exported model says about itself (provenance.json), and what differs from it.
+
+    checkpoint: SHA-256 of the manifest of the checkpoint that it was made from.
+    """
+
+    run_id: str
+    lineage: str
+    version: int
+    checkpoint: str
+    changed: tuple[str, ...]
+
+
+def read_export(folder: Path) -> Export | None:
+    """Read where an exported model comes from and compare its files; None if it does not say. Raises WeightError."""
+    found = provenance.read_provenance(folder)
+    if found is None:
+        return None
+    changed = tuple(provenance.changed_files(folder, found))
+    return Export(found.run_id, found.lineage, found.version, found.checkpoint, changed)
+
+
+def other_tensor(folder: Path, checkpoint: Path) -> str | None:
+    """Name the first tensor of an exported model that is not the checkpoint's; None if all are, or the checkpoint holds
+    an adapter. Raises UserError, WeightError.
+    """
+    if adapter_export.holds_adapter(checkpoint):
+        return None
+    return compare_export.other_tensor(folder, checkpoint)

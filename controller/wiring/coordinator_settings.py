@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.config.run_config import RunConfig
+from controller.coordinator.replay_buffer import ReplayLimits
 from controller.coordinator.settings import CoordinatorSettings
 
 LOAD_GRACE_S = 5.0
@@ -29,6 +30,7 @@ def coordinator_settings(
         filter_zero_signal=config.filter_zero_signal,
         max_attempts=None if config.dynamic_batch is None else config.dynamic_batch.max_attempts,
         min_groups=1 if config.dynamic_batch is None else config.dynamic_batch.min_groups,
+        replay=None if config.replay_buffer is None else ReplayLimits(**config.replay_buffer.model_dump()),
         max_filtered_batches=config.max_filtered_batches,
         max_draws=max_draws,
         num_workers=config.rollout.num_workers,

@@ -14,24 +14,35 @@ from controller.config.offline_config import Objective, OfflineConfig
 from controller.data.job_rows import refuse_changed
 from controller.run_folder.run_folder import RunFolder
 from controller.wiring.process_specs import num_cores
-from trainer.offline.rows import check_file
+from trainer.offline.rows import check_file, objective_of
 from trainer.offline.spec import OfflineSpec
 
 OFFLINE = "trainer.offline"
 """`python -m` name of the process."""
 
 
-def offline_spec(config: OfflineConfig, folder: RunFolder, objective: Objective, run_id: str) -> OfflineSpec:
-    """Spec of the process of a run from files."""
+def rank_names(config: OfflineConfig) -> list[str]:
+    """Names of the processes of a run from files, by rank."""
+    return ["trainer", *(f"trainer-{rank}" for rank in range(1, config.trainer.ranks))]
+
+
+def offline_spec(
+    config: OfflineConfig, folder: RunFolder, objective: Objective, run_id: str, *, rank: int = 0, address: str = ""
+) -> OfflineSpec:
+    """Spec of a process of a run from files. address: where its ranks meet."""
     threads = config.trainer.threads
     files = {"train": _absolute(config.data.train)}
     if config.data.eval is not None:
         files["eval"] = _absolute(config.data.eval)
     return OfflineSpec(
+        name=rank_names(config)[rank],
+        rank=rank,
+        num_ranks=config.trainer.ranks,
+        ranks_address=address,
         run_id=run_id,
         parent_pid=os.getpid(),
         seed=config.seed,
-        num_threads=threads if isinstance(threads, int) else num_cores(),
+        num_threads=threads if isinstance(threads, int) else max(1, num_cores() // config.trainer.ranks),
         run_dir=str(folder.root),
         objective=objective,
         model=config.model,
@@ -57,6 +68,11 @@ def check_rows(config: OfflineConfig, objective: Objective) -> dict[str, str]:
             check_file(objective, path)
             found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def check_rows_alone(config: OfflineConfig) -> None:
+    """Check every row when the objective is not known: it follows from the columns. Raises UserError."""
+    check_rows(config, objective_of(Path(config.data.train).expanduser()))
 
 
 def refuse_other_rows(config: OfflineConfig, recorded: object, objective: Objective) -> None:

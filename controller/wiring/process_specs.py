@@ -50,6 +50,8 @@ PROBE_ANSWERS, TRY_ANSWERS, PROBE_LOGPROBS = (
     "trainer.probe_logprobs",
 )
 """`python -m` names of the processes of `areal-like probe`, in addition to PREPARATION."""
+SPOT_LOGPROBS = "trainer.spot_logprobs"
+"""`python -m` name of the process of `areal-like verify --spot`."""
 EVENTS_PER_SAMPLE = 4
 """Trace events of a sample in a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2
@@ -152,13 +154,14 @@ def process_spec(
         sampling=config.sampling,
         max_context=config.rollout.engine.max_context,
         staleness=config.staleness,
-        groups_per_step=config.groups_per_step,
+        groups_per_step=config.trained_groups_per_step,
         group_size=config.group_size,
         num_steps=config.num_steps,
         weight_dir=str(addresses.weight_dir),
         weight_transfer=config.trainer.weights.kind,
         weight_options=config.trainer.weights.options,
         merges_adapters=config.trainer.lora is not None and config.trainer.lora.publish == "adapter",
+        teacher_model=config.trainer.teacher_model,
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
         has_own_gpus=launcher_of(config).chooses_gpus,

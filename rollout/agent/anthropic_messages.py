@@ -36,7 +36,7 @@ REFUSED: Refused = {
     "stop_sequences": ([], "an answer ends where the model ends it"),
     "mcp_servers": ([], "use tools"),
     "container": (None, "use tools"),
-    "output_format": (None, "answers are not constrained"),
+    "output_format": (None, "answers cannot be constrained"),
 }
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERRORS = {
@@ -56,7 +56,7 @@ class AnthropicMessages:
         """See `Dialect`."""
         refuse(body, REFUSED)
         output = body.get("output_config")
-        refuse(output if isinstance(output, Mapping) else {}, {"format": (None, "answers are not constrained")})
+        refuse(output if isinstance(output, Mapping) else {}, {"format": (None, "answers cannot be constrained")})
         tools = [_tool(tool) for tool in list_of(body, "tools")]
         system = text_of(body.get("system"), "system")
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -229,7 +229,7 @@ def _user(blocks: list[Mapping[str, Any]], where: str) -> list[Message]:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom") or not isinstance(tool.get("name"), str):
-        raise BadRequest("every tool must be {name, input_schema}: tools of the server do not run here", param="tools")
+        raise BadRequest("every tool must be {name, input_schema}: server tools are not supported here", param="tools")
     function = {"name": tool["name"], "parameters": tool.get("input_schema") or {}}
     if tool.get("description"):
         function["description"] = tool["description"]

@@ -9,12 +9,13 @@ since training needs the configured distribution. Settings that would change the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from areal_like.serve_files import UNNAMED_MODEL
 from rollout.agent.store import Message
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -164,7 +165,7 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
 def refuse_form(form: Any, param: str) -> None:
     """Raise BadRequest for a format of answers other than text."""
     if isinstance(form, Mapping) and form.get("type", "text") != "text":
-        raise BadRequest(f"{param} must be text: answers are not constrained", param=param)
+        raise BadRequest(f"{param} must be text: answers cannot be constrained", param=param)
 
 
 def reads_calls(body: Mapping[str, Any], tools: list[Any]) -> bool:
@@ -195,8 +196,14 @@ def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def model(body: Mapping[str, Any]) -> str:
-    """The model name of a request, which answers repeat; there is only one policy."""
-    return str(body.get("model") or "policy")
+    """The model name of a request, which answers repeat."""
+    return str(body.get("model") or UNNAMED_MODEL)
+
+
+def no_such_model(name: str, known: Sequence[str]) -> BadRequest:
+    """The error for a request that names another model."""
+    words = f"the only model is {known[0]}" if len(known) == 1 else f"the models are {', '.join(known)}"
+    return BadRequest(f"there is no model {name}; {words}", status=404, code="model_not_found", param="model")
 
 
 def text_of(content: Any, where: str) -> str:

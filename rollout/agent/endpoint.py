@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +23,10 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, first_line
+from areal_like.serve_files import UNNAMED_MODEL
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
-from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply
+from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply, no_such_model
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
 from rollout.agent.streaming import OnPart, Part
@@ -59,6 +60,7 @@ class _EndpointTools:
     sampling: Sampling
     number: int
     seed: int
+    adapter: str = ""
     on_grown: OnGrown | None = None
     """Called with the prompt and the answer so far, whenever it grows."""
 
@@ -69,8 +71,9 @@ class _EndpointTools:
         limit = min(one for one in (room, max_new_tokens, self.sampling.max_new_tokens) if one)
         sampling = msgspec.structs.replace(self.sampling, max_new_tokens=limit)
         request = GenerationRequest(
-            request_id=self.number, prompt_P=prompt_P, prefix=Segment.empty(), sampling=sampling, seed=self.seed
-        )
+            request_id=self.number, prompt_P=prompt_P, prefix=Segment.empty(), sampling=sampling, seed=self.seed,
+            adapter=self.adapter,
+        )  # fmt: skip
         outcome = await self._generated(request)
         is_stopped = outcome.end_reason == "stop"
         return Answer(
@@ -102,13 +105,15 @@ class Endpoint:
 
     `tokens`: with the engine's context. `sampling`: defaults for requests; `max_new_tokens` 0: as many as fit. `key`:
     API key of the clients; empty: a random one. `no_tools`: why requests with tools are refused; empty: they are
-    accepted.
+    accepted. `models`: names of the models that requests may name, of which the first is the base, and the others
+    adapters of the engine. With one model, any name is accepted.
     """
 
     def __init__(
         self, engine: Engine, tokens: PromptTokens, chat: ChatFormat, *, sampling: Sampling, key: str = "",
-        no_tools: str = "",
+        no_tools: str = "", models: Sequence[str] = (UNNAMED_MODEL,),
     ) -> None:  # fmt: skip
+        self._models = tuple(models)
         self._engine, self._tokens, self._chat, self._no_tools = engine, tokens, chat, no_tools
         self._sampling = msgspec.structs.replace(sampling, stop_token_ids=tokens.stop_ids)
         self.secret = key or secrets.token_urlsafe(24)
@@ -202,8 +207,19 @@ class Endpoint:
             if any(texts):
                 await on_part(Part(Opening(number, created, len(prompt_P)), *texts))
 
-        asking = _EndpointTools(self._engine, self._tokens, sampling, number + 1, seed, grown if on_part else None)
+        asking = _EndpointTools(
+            self._engine, self._tokens, sampling, number, seed, self._adapter_of(request), grown if on_part else None
+        )
         return AgentSession(asking, self._chat, no_tools=self._no_tools, gives_reasoning=True, num_before=number)
+
+    def _adapter_of(self, request: AgentRequest) -> str:
+        """The adapter that a request names; empty: the base. Raises BadRequest."""
+        base, *adapters = self._models
+        if not adapters or request.model in (base, UNNAMED_MODEL):
+            return ""
+        if request.model not in adapters:
+            raise no_such_model(request.model, self._models)
+        return request.model
 
     def _keep(self, number: int, request: AgentRequest, reply: Reply) -> None:
         """Keep the conversation of an answer, if the request is of the API `responses` and asks to store it."""

@@ -12,7 +12,7 @@ import hmac
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from aiohttp import web
 
 from rollout.agent.anthropic_messages import AnthropicMessages
 from rollout.agent.chat_completions import ChatCompletions
-from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply
+from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply, no_such_model
 from rollout.agent.responses import Responses
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
@@ -101,9 +101,11 @@ def runner_of(made: web.Application) -> web.AppRunner:
     )  # fmt: skip
 
 
-def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG_KEY) -> web.Application:
-    """The routes of all dialects. `model`: name of the model. `wrong_key`: error message for a client with another key;
-    `{variable}` is the variable from which its SDK reads the key."""
+def application(
+    session: Answers, *, models: Sequence[str] = (POLICY,), wrong_key: str = WRONG_KEY
+) -> web.Application:  # fmt: skip
+    """The routes of all dialects. `models`: names of the models. `wrong_key`: error message for a client with another
+    key; `{variable}` is the variable from which its SDK reads the key."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -112,7 +114,9 @@ def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG
             _check_key(request, session.secret, wrong_key)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            refusal = BadRequest(f"a request has at most {MAX_REQUEST_BYTES >> 20} MiB", status=413, code="too_large")
+            refusal = BadRequest(
+                f"the request is larger than {MAX_REQUEST_BYTES >> 20} MiB", status=413, code="too_large"
+            )
         except web.HTTPException as error:
             refusal = BadRequest(f"{request.method} {request.path}: {error.reason}", status=error.status)
         except BadRequest as error:
@@ -149,13 +153,14 @@ def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG
 
         return handler
 
-    async def models(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [_model(model, session.max_context)], "has_more": False})
+    async def all_models(_: web.Request) -> web.StreamResponse:
+        listed = [_model(name, session.max_context) for name in models]
+        return web.json_response({"object": "list", "data": listed, "has_more": False})
 
     async def one_model(request: web.Request) -> web.StreamResponse:
-        if (name := request.match_info["name"]) != model:
-            raise BadRequest(f"there is no model {name}; there is {model}", status=404, code="model_not_found")
-        return web.json_response(_model(model, session.max_context))
+        if (name := request.match_info["name"]) not in models:
+            raise no_such_model(name, models)
+        return web.json_response(_model(name, session.max_context))
 
     async def count(request: web.Request) -> web.StreamResponse:
         body, _ = await _json(request)
@@ -166,7 +171,7 @@ def application(session: Answers, *, model: str = POLICY, wrong_key: str = WRONG
     for dialect in DIALECTS:
         made.router.add_post(dialect.path, answers(dialect))
     made.router.add_post(f"{ANTHROPIC.path}/count_tokens", count)
-    made.router.add_get("/v1/models", models)
+    made.router.add_get("/v1/models", all_models)
     made.router.add_get("/v1/models/{name:.+}", one_model)
     return made
 

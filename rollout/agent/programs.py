@@ -67,7 +67,7 @@ def command_of(words: Sequence[str]) -> list[str]:
         raise UserError(f"there is no program {command[0]!r}", where=where)
     script = command[1] if len(command) > 1 else ""
     if script.endswith(SCRIPTS) and not Path(script).is_file():
-        raise UserError(f"there is no file {script!r} in {os.getcwd()}", where=where, remedy="write its whole path")
+        raise UserError(f"there is no file {script!r} in {os.getcwd()}", where=where, remedy="write its full path")
     return command
 
 
@@ -144,7 +144,7 @@ class Preloaded:
             raise UserError(
                 "with preload the command must be [python, SCRIPT, ...] or [python, -m, MODULE, ...]",
                 where="rollout.workflow_options.preload",
-                remedy="leave preload out, which starts every program as a new process",
+                remedy="leave preload out; every program is then started as a new process",
             )
         self._folder = os.getcwd() if is_module else str(Path(self._words[0]).absolute().parent)
         self._modules = list(modules)

@@ -265,6 +265,8 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise BadRequest("every tool must be {type: function, name, parameters}: others do not run here", param="tools")
+        raise BadRequest(
+            "every tool must be {type: function, name, parameters}: other tools are not supported here", param="tools"
+        )
     function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
     return {"type": "function", "function": function}

@@ -176,7 +176,7 @@ class AgentSession:
         if not isinstance(components, Mapping) or not all(map(_is_number, components.values())):
             raise BadRequest("components must be an object of finite numbers", param="components")
         if len(components) > MAX_COMPONENTS:
-            raise BadRequest(f"components may be at most {MAX_COMPONENTS}", param="components")
+            raise BadRequest(f"components may have at most {MAX_COMPONENTS} entries", param="components")
         self.reward = float(value), {str(name): float(part) for name, part in components.items()}  # type: ignore[arg-type]
 
     def submit_answer(self, body: Any) -> None:
@@ -224,7 +224,7 @@ class AgentSession:
     async def _answer(self, request: AgentRequest) -> Reply:
         async with self._one_at_a_time:  # a sample has one slot in the engine
             if self.is_over or self.broken.done():  # while it waited
-                raise BadRequest("the sample has been cut", status=503, code="sample_cut")
+                raise BadRequest("the sample has been cut short", status=503, code="sample_cut")
             try:
                 with _refusing():
                     return await self._sample(request)
@@ -232,7 +232,7 @@ class AgentSession:
                 raise
             except BaseException as error:
                 self.fail(error)
-                raise BadRequest("the sample has been cut", status=503, code="sample_cut") from error
+                raise BadRequest("the sample has been cut short", status=503, code="sample_cut") from error
 
     async def _sample(self, request: AgentRequest) -> Reply:
         if request.tools and self._no_tools:
@@ -241,10 +241,10 @@ class AgentSession:
         before_T = prompt.transcript.tokens_T
         room = self._tools.tokens.max_context
         if len(before_T) >= room:
-            raise PromptTooLong(f"the messages have {len(before_T)} tokens, and the context has {room}")
+            raise PromptTooLong(f"the messages have {len(before_T)} tokens, but the context has only {room}")
         answer = await self._tools.generate(prompt.transcript, max_new_tokens=request.max_tokens)
         if not len(answer.segment):
-            raise PromptTooLong(f"the messages have {len(before_T)} tokens, and the context is full")
+            raise PromptTooLong(f"the messages have {len(before_T)} tokens and fill the context")
         schemas = schemas_by_name(request.tools)
         chat = self._chat if request.reads_calls else replace(self._chat, read=_as_text)
         parsed = read_answer(self._tools.tokens, chat, before_T, answer, schemas)

@@ -71,11 +71,13 @@ class VerifiersWorkflow:
             UserError: the interpreter or the package is missing, or a setting is out of range.
         """
         if endpoint not in ("chat", "tokens"):
-            raise UserError(f"endpoint is {endpoint!r}", where=OPTIONS_KEY, remedy="write chat or tokens")
+            raise UserError(f"endpoint must be chat or tokens, not {endpoint!r}", where=OPTIONS_KEY)
         if endpoint == "tokens" and tokenizer is None:
-            raise UserError("endpoint: tokens needs a tokenizer", where=OPTIONS_KEY, remedy="name its folder")
+            raise UserError(
+                "endpoint: tokens needs a tokenizer", where=OPTIONS_KEY, remedy="set tokenizer to its folder"
+            )
         if not environment or not isinstance(environment, str):
-            raise UserError(f"environment is {environment!r}", where=OPTIONS_KEY, remedy="name one of verifiers'")
+            raise UserError(f"environment is {environment!r}", where=OPTIONS_KEY, remedy="name a verifiers environment")
         if os.sep in python:  # relative to the folder the run was started in
             python = os.path.join(os.path.abspath(os.environ.get(USER_PATH) or os.curdir), python)
         if shutil.which(interpreter := sys.executable if python in OWN_PYTHON else python) is None:

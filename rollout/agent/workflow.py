@@ -70,15 +70,17 @@ class AgentWorkflow:
         """
         if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
             raise UserError(
-                "command must be a list of words", where=OPTIONS_KEY, remedy="write command: [python, agent.py]"
+                "command must be a list of strings", where=OPTIONS_KEY, remedy="write command: [python, agent.py]"
             )
         words = command_of(command)
         if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
-            raise UserError("preload must be a list of modules", where=OPTIONS_KEY, remedy="write preload: [openai]")
+            raise UserError(
+                "preload must be a list of module names", where=OPTIONS_KEY, remedy="write preload: [openai]"
+            )
         if reward not in ("scorer", "agent"):
-            raise UserError(f"reward is {reward!r}", where=OPTIONS_KEY, remedy="write scorer or agent")
+            raise UserError(f"reward must be scorer or agent, not {reward!r}", where=OPTIONS_KEY)
         if thinking not in ("keep", "template"):
-            raise UserError(f"thinking is {thinking!r}", where=OPTIONS_KEY, remedy="write keep or template")
+            raise UserError(f"thinking must be keep or template, not {thinking!r}", where=OPTIONS_KEY)
         if not timeout_s > 0:
             raise UserError("timeout_s must be greater than 0", where=OPTIONS_KEY)
         if format is not None:

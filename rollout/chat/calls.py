@@ -111,7 +111,7 @@ def read_pythonic(text: str, _: Schemas) -> Read:
             warnings.simplefilter("ignore")  # invalid escapes in the model's strings
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, *_UNREADABLE) as error:
-        return Read("", (ToolCall("", body, f"the calls are not a Python list of calls ({_words(error)})"),))
+        return Read("", (ToolCall("", body, f"the tool calls are not a valid Python list of calls ({_words(error)})"),))
     nodes = tree.elts if isinstance(tree, ast.List) else [tree]
     return Read("", tuple(_pythonic_call(node, body) for node in nodes), ((0, len(text)),))
 
@@ -221,7 +221,7 @@ def _mistral_calls(text: str, at: int) -> tuple[list[ToolCall], int]:
     name = re.compile(r"([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)").match(text, start)
     if name is None:
         body, end = _rest(text, at, "[TOOL_CALLS]", "")
-        return [ToolCall("", body, "the call is not NAME[ARGS]{...}")], end
+        return [ToolCall("", body, "the call does not have the form NAME[ARGS]{...}")], end
     value, end = _decoded(text, name.end())
     if end is None:
         body, end = _rest(text, at, "[TOOL_CALLS]", "")
@@ -256,13 +256,13 @@ def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
     except RecursionError:  # a.a.a. and so on
         name = ""
     if not re.fullmatch(r"\w+(\.\w+)*", name):
-        return ToolCall("", written, "the call has no plain name")
+        return ToolCall("", written, "the function is not given by name, as in f(x=1)")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return ToolCall(name, written, "arguments must be given by name, as in f(x=1)")
     try:
         return ToolCall(name, _json_text({str(one.arg): ast.literal_eval(one.value) for one in node.keywords}))
     except _UNREADABLE as error:
-        return ToolCall(name, written, f"an argument is not a plain value ({_words(error)})")
+        return ToolCall(name, written, f"an argument is not a literal value ({_words(error)})")
 
 
 def _call_of(value: Any, written: str) -> ToolCall:
@@ -290,7 +290,7 @@ def _json_text(value: Any) -> str:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _finite(digits: str) -> float:

@@ -168,7 +168,7 @@ def _settled(text: str, marks: Iterable[str]) -> str:
     """The text before the first marker, and without a suffix that may become one."""
     for mark in marks:
         text = text.partition(mark)[0]
-        for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        for size in range(len(mark) - 1, 0, -1):
             if mark.startswith(text[-size:]):
                 text = text[:-size]
                 break
@@ -264,7 +264,7 @@ def find_format(chat_template: Any, *, name: str | None = None, where: str) -> C
         if has_all and not any(sign in template for sign in one.foreign_signs):
             return one
     remedy = f"name the format that the model was trained with: {known}"
-    raise UserError("the tokenizer's chat template shows no known notation of tool calls", where=where, remedy=remedy)
+    raise UserError("the tokenizer's chat template has no known tool call format", where=where, remedy=remedy)
 
 
 def _joined(chat_template: Any) -> str:

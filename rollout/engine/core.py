@@ -23,6 +23,7 @@ from areal_like.errors import EngineError, PolicyDiverged
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.config import Interruption
+from rollout.engine.adapter_layout import BASE
 from rollout.engine.decoder import Decoder
 from rollout.engine.device import give_back
 from rollout.engine.port import EndReason, GenerationOutcome
@@ -55,15 +56,19 @@ class GenerationCore:
         *,
         has_memory: bool = True,
         session_bytes: int = 0,
+        has_adapters: bool = False,
+        frozen: str = "",
     ) -> None:
         """`make_decoder` allocates a decoder's memory: now if `has_memory`, and again after each release.
-        `session_bytes`: memory for keys and values of conversations between their turns."""
+        `session_bytes`: memory for keys and values of conversations between their turns. `has_adapters`: answers may
+        name an adapter of the decoder. `frozen`: what errors call a model that is not trained; empty for the policy."""
         self._make_decoder, self.device, self._tracer = make_decoder, device, tracer
         self.vocab_size, self.has_memory = vocab_size, has_memory
         if has_memory:
             self.decoder = make_decoder()
         self.slots, self.scheduler = Slots(num_slots, max_context), Scheduler(num_slots)
         self.sessions = Sessions(session_bytes)
+        self._has_adapters, self._frozen = has_adapters, frozen
         self.version = -1
         self.is_admitting = True
         self.paused_s = 0.0
@@ -100,7 +105,7 @@ class GenerationCore:
 
     def end_session(self, session_key: int) -> None:
         """End a conversation."""
-        self.sessions.forget(session_key)
+        self.sessions.end(session_key)
 
     def take_ended(self) -> list[Ended]:
         """Answers that have ended since the last call."""
@@ -149,7 +154,9 @@ class GenerationCore:
         """Reject an answer whose prefix is newer than these weights (`stamped-versions`)."""
         newest = answer.request.prefix.last_version
         if newest > self.version:
-            error = EngineError(f"the prefix was sampled by version {newest}, but the engine has {self.version}")
+            error = EngineError(
+                f"the prefix was sampled by version {newest}, but the engine has version {self.version}"
+            )
             self._ended.append((answer.ticket, error))
         return newest > self.version
 
@@ -166,8 +173,8 @@ class GenerationCore:
 
     def _restore_kept(self, answer: Answer) -> int:
         """Restore the kept row of the previous turn; returns the number of tokens that the row then contains."""
-        key = answer.request.session_key
-        found = self.sessions.take(key, self.slots.context(answer)) if key >= 0 else None
+        key = answer.request.session_key, answer.adapter
+        found = self.sessions.take(key, self.slots.context(answer)) if key[0] >= 0 else None
         if found is None:
             return 0
         kept, num_tokens = found
@@ -177,8 +184,8 @@ class GenerationCore:
 
     def _keep(self, answer: Answer) -> None:
         """Keep the keys and values of its row for another turn of its conversation, if there is room."""
-        key, decoder = answer.request.session_key, self.decoder
-        if key < 0 or not decoder.can_share:
+        key, decoder = (answer.request.session_key, answer.adapter), self.decoder
+        if key[0] < 0 or not decoder.can_share:
             return
         tokens = self.slots.context(answer)
         num_bytes = len(tokens) * decoder.token_bytes
@@ -219,7 +226,8 @@ class GenerationCore:
     def _prefill(self, answers: Sequence[Answer], starts: Sequence[int]) -> None:
         """Prefill answers from the first position that a row does not contain."""
         contexts = [self.slots.context(answer) for answer in answers]
-        self.decoder.prefill([answer.row for answer in answers], contexts, starts)
+        adapters = np.array([answer.adapter for answer in answers], np.int64) if self._has_adapters else None
+        self.decoder.prefill([answer.row for answer in answers], contexts, starts, adapters)
         self.counts["prefill_tokens"] += sum(map(len, contexts)) - sum(starts)
 
     def step(self) -> None:
@@ -228,7 +236,8 @@ class GenerationCore:
         if self._plan is None:
             samplings = [answer.request.sampling for answer in slots.running()]
             self._plan = DrawPlan.of(samplings, self.vocab_size, self.device)
-        logits = self.decoder.step(slots.tokens_B, slots.positions_B)
+        adapters_B = slots.adapters_B if self._has_adapters else None
+        logits = self.decoder.step(slots.tokens_B, slots.positions_B, adapters_B)
         random = torch.from_numpy(slots.uniforms_B()).to(self.device, non_blocking=True)
         tokens_B, logprobs_B = self._fetch(*draw(logits, self._plan, random))
         if not np.isfinite(logprobs_B).all():
@@ -259,9 +268,15 @@ class GenerationCore:
         for row in rows:
             answer = self.slots.answers[row]
             if answer is not None:
-                error = PolicyDiverged(self.version, "its log-probs are not finite")
-                self._ended.append((answer.ticket, error))
+                self._ended.append((answer.ticket, self._not_finite(answer)))
                 self._release(answer)
+
+    def _not_finite(self, answer: Answer) -> EngineError:
+        """The error of an answer whose log-probs are not finite: only the policy can have diverged."""
+        if answer.adapter == BASE and not self._frozen:
+            return PolicyDiverged(self.version, "its log-probs are not finite")
+        whose = self._frozen if answer.adapter == BASE else f"adapter {answer.request.adapter}"
+        return EngineError(f"the log-probs of {whose} are not finite -> check its weights and its dtype")
 
     def _end(self, answer: Answer, reason: EndReason) -> None:
         if reason != "cancelled":

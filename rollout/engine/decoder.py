@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from areal_like.weights.adapter_folder import AdapterFolder
+from rollout.engine.adapter_layout import BASE
+from rollout.engine.adapters import FusedAdapters, LayerAdapters
 from rollout.engine.kv_cache import KVCache
 from rollout.engine.loading import FusedWeights, LayerWeights
 from rollout.engine.scoring import gathered
@@ -62,20 +65,24 @@ class Decoder(Protocol):
         """Compute with the staged weights from now on."""
         ...
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+    def prefill(
+        self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int], adapters_N: np.ndarray | None
+    ) -> None:
         """Compute keys and values of `contexts` (token ids from position 0) from position `starts` on.
 
         Positions before `starts` are kept (`starts` is 0 if `can_share` is false), those after are replaced.
+        adapters_N: number (int64) of the adapter of each row, or BASE; None: no row has one.
         """
         ...
 
-    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
-        """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V]."""
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray, adapters_B: np.ndarray | None) -> Tensor:
+        """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V].
+        adapters_B: as in `prefill`."""
         ...
 
-    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float, adapter: int) -> Tensor:
         """Log-probs [T - start], float32, of tokens (int64) from position `start` (at least 1) on, each after all
-        before it. No row is changed."""
+        before it, with an adapter or with BASE alone. No row is changed."""
         ...
 
     def cost(self, lengths_B: np.ndarray) -> int:
@@ -160,14 +167,15 @@ def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class LeanDecoder:
     """Llama-like decoder with fused weights and a slotted key/value cache.
 
-    has_spare: False for one set of weights, which may only be staged while no answer runs.
+    has_spare: False for one set of weights, which may only be staged while no answer runs. adapters: loaded when it is
+    created, and used with whatever weights are staged; UserError if they do not fit the model.
     """
 
     can_share = True
 
     def __init__(
         self, config: PreTrainedConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device,
-        *, has_spare: bool = True,
+        *, has_spare: bool = True, adapters: Sequence[AdapterFolder] = (),
     ) -> None:  # fmt: skip
         self.shape = shape = ModelShape.of(config)
         self.vocab_size = shape.vocab_size
@@ -182,11 +190,14 @@ class LeanDecoder:
         self._rotary = rotary_table(config, max_context, dtype, device)
         sets = [FusedWeights(shape, dtype, device, norm_scale=is_cpu_fp32) for _ in range(1 + has_spare)]
         self._weights, self._spare = sets[0], sets[-1]
+        base = {name: place.shape for name, place in sets[0].places.items()}
+        self._adapters = FusedAdapters(adapters, base, shape, dtype, device)
         self._num_rotated = (shape.num_heads + shape.num_key_heads) * shape.head_size
 
     @property
     def num_bytes(self) -> int:
-        return self.cache.num_bytes + sum(one.num_bytes for one in {self._weights, self._spare})
+        weights = sum(one.num_bytes for one in {self._weights, self._spare})
+        return self.cache.num_bytes + weights + self._adapters.num_bytes
 
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._spare.load(tensors, version)
@@ -196,11 +207,15 @@ class LeanDecoder:
 
     # ------------------------------------------------------------------ forward
 
-    def _project(self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor, added: LayerAdapters | None
+    ) -> tuple[Tensor, Tensor]:
         """x [M, hidden] -> normed and rotated q and k [M, K, G + 1, D], and v [M, K, D]."""
         shape = self.shape
         x = self._norm(x, layer.attention_norm)
         fused = x @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
+        if added is not None:
+            added.add("qkv", fused, x)
         heads = fused[:, : self._num_rotated].view(len(x), -1, shape.head_size)
         if layer.qk_norm is not None:
             heads = self._head_norm(heads, layer.qk_norm)
@@ -208,56 +223,74 @@ class LeanDecoder:
         value = fused[:, self._num_rotated :].view(len(x), shape.num_key_heads, shape.head_size)
         return heads.view(len(x), shape.num_key_heads, -1, shape.head_size), value
 
-    def _finish_layer(self, x: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+    def _finish_layer(self, x: Tensor, attended: Tensor, layer: LayerWeights, added: LayerAdapters | None) -> Tensor:
         """Output projection and MLP, with their residuals."""
         x = torch.addmm(x, attended, layer.out)
+        if added is not None:
+            added.add("out", x, attended)
         if layer.out_bias is not None:
             x = x + layer.out_bias
-        y = self._norm(x, layer.mlp_norm)
-        y = y @ layer.gate_up if layer.gate_up_bias is None else torch.addmm(layer.gate_up_bias, y, layer.gate_up)
+        normed = self._norm(x, layer.mlp_norm)
+        bias = layer.gate_up_bias
+        y = normed @ layer.gate_up if bias is None else torch.addmm(bias, normed, layer.gate_up)
+        if added is not None:
+            added.add("gate_up", y, normed)
         inner = self.shape.intermediate_size
-        x = torch.addmm(x, F.silu(y[:, :inner]) * y[:, inner:], layer.down)
+        y = F.silu(y[:, :inner]) * y[:, inner:]
+        x = torch.addmm(x, y, layer.down)
+        if added is not None:
+            added.add("down", x, y)
         return x if layer.down_bias is None else x + layer.down_bias
 
-    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray, adapters_B: np.ndarray | None = None) -> Tensor:
         weights, group = self._weights, self.shape.num_queries_per_key
         tokens, positions = self._on_device(tokens_B), self._on_device(positions_B)
         plan = self.cache.plan(positions, positions_B + 1)
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
         x = weights.embedding.index_select(0, tokens)
+        chosen = self._adapters.chosen(adapters_B)
         for index, layer in enumerate(weights.layers):
-            heads, value = self._project(x, layer, cos, sin)
+            heads, value = self._project(x, layer, cos, sin, chosen[index])
             self.cache.write(index, plan.places, heads[:, :, group], value)
             attended = self.cache.attend(index, plan, heads[:, :, :group])
-            x = self._finish_layer(x, attended, layer)
+            x = self._finish_layer(x, attended, layer, chosen[index])
         return self._norm(x, weights.norm) @ weights.head
 
-    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float, adapter: int = BASE) -> Tensor:
         shape, weights, group, num = self.shape, self._weights, self.shape.num_queries_per_key, len(tokens_T)
         tokens = self._on_device(tokens_T)
         cos, sin = self._rotary[:num].split(1, 1)
         x = weights.embedding.index_select(0, tokens)
         repeats = group if x.is_cuda and x.dtype == torch.float32 else 1  # as in a prefill pass
-        for layer in weights.layers:
-            heads, value = self._project(x, layer, cos, sin)
+        chosen = self._adapters.chosen(np.full(num, adapter, np.int64))
+        for index, layer in enumerate(weights.layers):
+            heads, value = self._project(x, layer, cos, sin, chosen[index])
             query = heads[:, :, :group].reshape(num, shape.num_heads, shape.head_size)
             keys, values = (part.repeat_interleave(repeats, 1) for part in (heads[:, :, group], value))
             query, keys, values = (part.transpose(0, 1)[None] for part in (query, keys, values))
             attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > repeats)
-            x = self._finish_layer(x, attended[0].transpose(0, 1).reshape(num, -1), layer)
+            x = self._finish_layer(x, attended[0].transpose(0, 1).reshape(num, -1), layer, chosen[index])
         x = self._norm(x, weights.norm)
         return gathered(lambda part: x[part] @ weights.head, tokens, start, temperature)
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+    def prefill(
+        self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int],
+        adapters_N: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         used = [index for index, context in enumerate(contexts) if len(context) > starts[index]]
         # A pass also copies the keys that its prompts see: not many times the tokens that it computes.
         rooms = [max(len(contexts[i]) - starts[i], -(-len(contexts[i]) // SEEN_PER_TOKEN)) for i in used]
         for chosen in plan_passes(rooms, self._pass_tokens):
             members = [used[index] for index in chosen]
             parts = [contexts[index] for index in members]
-            self._prefill_pass([rows[index] for index in members], parts, [starts[index] for index in members])
+            adapters = None if adapters_N is None else adapters_N[members]
+            self._prefill_pass(
+                [rows[index] for index in members], parts, [starts[index] for index in members], adapters
+            )
 
-    def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+    def _prefill_pass(
+        self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int], adapters_N: np.ndarray | None
+    ) -> None:
         """Prefill one packed batch: matrix products run over the M actual tokens, and only attention uses padded
         prompts [N, T].
 
@@ -277,12 +310,13 @@ class LeanDecoder:
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
         tokens_M = np.concatenate([context[start:] for context, start in zip(contexts, starts, strict=True)])
         x = self._weights.embedding.index_select(0, self._on_device(tokens_M.astype(np.int64)))
+        chosen = self._adapters.chosen(None if adapters_N is None else adapters_N[prompts_M])
         seen = self._seen(starts, longest, num_seen) if any(starts) else None
         # CUDA's kernels for float32 and for masks do not support grouped heads: torch would fall back to T x T scores.
         repeats = group if x.is_cuda and (x.dtype == torch.float32 or seen is not None) else 1
         spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
         for index, layer in enumerate(self._weights.layers):
-            heads, value = self._project(x, layer, cos, sin)
+            heads, value = self._project(x, layer, cos, sin, chosen[index])
             self.cache.write(index, places, heads[:, :, group], value)
             if index + 1 == shape.num_layers:
                 break  # the rest of the last layer is not needed
@@ -295,7 +329,7 @@ class LeanDecoder:
                 query, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=group > repeats
             )
             attended = attended.transpose(1, 2).reshape(num_prompts * longest, -1).index_select(0, spots)
-            x = self._finish_layer(x, attended, layer)
+            x = self._finish_layer(x, attended, layer, chosen[index])
 
     def _seen(self, starts: Sequence[int], num_queries: int, num_keys: int) -> Tensor:
         """Bool [N, 1, num_queries, num_keys]: query i of a prompt is at position start + i and sees keys up to

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from rollout.config import EngineSettings, Interruption
+from rollout.engine.adapter_layout import BASE
 from rollout.engine.core import Ended, GenerationCore
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.device import during_generation, finish
@@ -83,11 +85,14 @@ class EmbeddedEngine:
         tracer: Tracer | None = None,
         starts_empty: bool = False,
         has_spare: bool = True,
+        adapters: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         """`dtype` is the model's; `settings.dtype` overrides it. Weights are allocated at the first `load_version`, and
         with `starts_empty` all other memory too. has_spare: False for one set of weights, loaded before the first
-        answer.
+        answer. adapters: folders of the adapters that requests may name.
         """
+        self._adapters = adapters
+        self._adapter_numbers = {name: number for number, name in enumerate(adapters)}
         self._starts_empty, self._has_spare = starts_empty, has_spare
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype = DTYPES[settings.dtype or dtype]
@@ -135,7 +140,7 @@ class EmbeddedEngine:
         self._core = await asyncio.to_thread(
             make_core, self._model_dir, self._settings, self._dtype,
             num_threads=self._num_threads, tracer=self._tracer, has_memory=not self._starts_empty,
-            has_spare=self._has_spare,
+            has_spare=self._has_spare, adapters=list(self._adapters.values()),
         )  # fmt: skip
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -157,14 +162,16 @@ class EmbeddedEngine:
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """See the port. Raises UserError (the request cannot fit), EngineError (the engine failed)."""
         core = self._check_alive()
-        check_request(request, context=core.slots.max_context, vocab_size=core.vocab_size)
+        context = core.slots.max_context
+        check_request(request, context=context, vocab_size=core.vocab_size, adapters=self._adapters)
         if (outcome := ended_already(request)) is not None:
             return outcome
         stop_ids = np.array(sorted(set(request.sampling.stop_token_ids)), np.int64)
         self._num_tickets += 1
         ticket = self._num_tickets
         future = self._futures[ticket] = self._loop.create_future()
-        self._post(partial(core.submit, Answer(ticket, request, stop_ids, time.monotonic())))
+        answer = Answer(ticket, request, stop_ids, time.monotonic(), adapter=self.adapter_number(request.adapter))
+        self._post(partial(core.submit, answer))
         try:
             return await future
         except asyncio.CancelledError:
@@ -172,6 +179,10 @@ class EmbeddedEngine:
             raise
         finally:
             del self._futures[ticket]
+
+    def adapter_number(self, name: str) -> int:
+        """Number of an adapter in the decoder; BASE for the empty name."""
+        return self._adapter_numbers[name] if name else BASE
 
     def end_session(self, session_key: int) -> None:
         """Drop the kept keys and values of this conversation at the next token boundary."""

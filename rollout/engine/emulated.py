@@ -128,7 +128,7 @@ class EmulatedEngine:
             return outcome
         if request.prefix.last_version > self.version >= 0:
             newest = request.prefix.last_version
-            raise EngineError(f"the prefix was sampled by version {newest}, but the engine has {self.version}")
+            raise EngineError(f"the prefix was sampled by version {newest}, but the engine has version {self.version}")
         self._advance()
         plan = self._planner.plan(request)
         if plan is None:
@@ -182,7 +182,7 @@ class EmulatedEngine:
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
         """Never called: `capabilities.group_ranks` is 0."""
-        raise EngineError("an emulated engine takes no part in a process group")
+        raise EngineError("an emulated engine cannot join a process group")
 
     async def release_memory(self) -> int:
         """Never called: validate refuses `placement: colocated` with emulation."""
@@ -298,8 +298,8 @@ class EmulatedEngine:
             self._advance()
             self._schedule()
         except Exception as error:
-            log.exception("the emulated engine broke")
-            self._error = EngineError(f"the emulated engine broke: {type(error).__name__}: {error}")
+            log.exception("the emulated engine failed")
+            self._error = EngineError(f"the emulated engine failed: {type(error).__name__}: {error}")
             waiting: list[asyncio.Future[Any]] = [answer.future for answer in self._answers.values()]
             waiting += [self._load.future] if self._load else []
             for future in waiting:

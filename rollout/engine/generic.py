@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from areal_like.errors import UserError
+from areal_like.weights.adapter_folder import AdapterFolder
+from rollout.engine.adapter_layout import BASE
+from rollout.engine.adapters import ModuleAdapters
 from rollout.engine.loading import Place, fill
 from rollout.engine.scoring import gathered
 
@@ -34,13 +37,13 @@ class _Copy:
 
 
 class GenericDecoder:
-    """transformers' own forward pass, row by row."""
+    """transformers' own forward pass, row by row. adapters: as in LeanDecoder."""
 
     can_share = False
 
     def __init__(
         self, config: PreTrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device,
-        *, has_spare: bool = True,
+        *, has_spare: bool = True, adapters: Sequence[AdapterFolder] = (),
     ) -> None:  # fmt: skip
         try:
             with no_init_weights():
@@ -53,12 +56,15 @@ class GenericDecoder:
         self.device = device
         self._active = _Copy(model)
         self._spare = _Copy(copy.deepcopy(model)) if has_spare else self._active
+        self._adapters = ModuleAdapters(adapters, [one.model for one in {self._active, self._spare}], dtype, device)
         self._caches: list[Any] = [None] * num_slots
 
     @property
     def num_bytes(self) -> int:
         """Bytes of both copies of the model; caches are allocated and freed with their rows."""
-        return sum(tensor.nbytes for one in {self._active, self._spare} for tensor in one.model.state_dict().values())
+        copies = {self._active, self._spare}
+        weights = sum(tensor.nbytes for one in copies for tensor in one.model.state_dict().values())
+        return weights + self._adapters.num_bytes
 
     @property
     def max_moved_tokens(self) -> int:
@@ -70,23 +76,30 @@ class GenericDecoder:
     def swap(self) -> None:
         self._active, self._spare = self._spare, self._active
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+    def prefill(
+        self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int],
+        adapters_N: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         assert not any(starts), "rows of the generic decoder are not shared"
-        for row, context in zip(rows, contexts, strict=True):
+        adapters = [BASE] * len(rows) if adapters_N is None else adapters_N.tolist()
+        for row, context, adapter in zip(rows, contexts, adapters, strict=True):
             self._caches[row] = None
             if len(context):
-                self._forward(row, np.asarray(context, np.int64))
+                self._forward(row, np.asarray(context, np.int64), adapter)
 
-    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
-        return torch.cat([self._forward(row, tokens_B[row : row + 1]) for row in range(len(tokens_B))])
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray, adapters_B: np.ndarray | None = None) -> Tensor:
+        adapters = [BASE] * len(tokens_B) if adapters_B is None else adapters_B.tolist()
+        return torch.cat([self._forward(row, tokens_B[row : row + 1], one) for row, one in enumerate(adapters)])
 
-    def _forward(self, row: int, tokens_T: np.ndarray) -> Tensor:
+    def _forward(self, row: int, tokens_T: np.ndarray, adapter: int) -> Tensor:
+        self._adapters.current = adapter
         ids = torch.from_numpy(tokens_T.copy())[None].to(self.device)
         result = self._active.model(input_ids=ids, past_key_values=self._caches[row], use_cache=True)
         self._caches[row] = result.past_key_values
         return result.logits[:, -1]
 
-    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float) -> Tensor:
+    def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float, adapter: int = BASE) -> Tensor:
+        self._adapters.current = adapter
         tokens = torch.from_numpy(tokens_T).to(self.device)
         logits_TV = self._active.model(input_ids=tokens[None], use_cache=False).logits[0]
         return gathered(lambda part: logits_TV[part], tokens, start, temperature)

@@ -49,7 +49,7 @@ class GroupMember:
             return
         self.leave()
         if not call.is_new:
-            raise TransferBroken(f"this worker is not in {call.group} any more")
+            raise TransferBroken(f"this worker is no longer in process group {call.group}")
         try:
             self._group, self._name = _enter(call, self._device), call.group
         except (RuntimeError, OSError) as error:
@@ -73,7 +73,7 @@ class GroupMember:
             broken = _words(error)
         if broken:  # outside the handler: a traceback would keep connections open, on which the other members wait
             self.leave()
-            raise TransferBroken(f"version {call.version} by {call.group} broke off: {broken}")
+            raise TransferBroken(f"the transfer of version {call.version} by {call.group} was interrupted: {broken}")
         if corrupt:
             raise WeightsDamaged(
                 f"tensor {corrupt} of version {call.version} ({call.group}) is corrupt: checksum differs"

@@ -67,18 +67,26 @@ def fill(places: Mapping[str, Place], tensors: Mapping[str, Tensor], optional: f
         raise WeightError(f"version {version} lacks {len(missing)} tensors, the first: {missing[0]}")
     unknown = [name for name in tensors if name not in places and name not in optional]
     if unknown:
-        raise WeightError(f"version {version} has {len(unknown)} tensors this model does not, the first: {unknown[0]}")
+        raise WeightError(
+            f"version {version} has {len(unknown)} tensors unknown to this model, the first: {unknown[0]}"
+        )
     for name, place in places.items():
         source = tensors[name]
         if tuple(source.shape) != place.shape:
-            raise WeightError(
-                f"version {version}: {name} has shape {tuple(source.shape)}, the model's is {place.shape}"
-            )
+            raise WeightError(f"version {version}: {name} has shape {tuple(source.shape)}, expected {place.shape}")
         if not bool(torch.isfinite(source.sum(dtype=torch.float32))) and not bool(torch.isfinite(source).all()):
             raise WeightError(f"version {version}: {name} contains a value that is not finite")
         place.target.copy_(source.view(place.view))
         if place.scale != 1.0:
             place.target.mul_(place.scale)
+
+
+def split_qkv(fused: Tensor, shape: ModelShape) -> dict[str, Tensor]:
+    """Views of the outputs of q, k and v in a fused tensor [outputs of all three, ...], by the first letter."""
+    num_keys, group, size = shape.num_key_heads, shape.num_queries_per_key, shape.head_size
+    num_rotated = num_keys * (group + 1) * size
+    rotated = fused[:num_rotated].view(num_keys, group + 1, size, *fused.shape[1:])
+    return {"q": rotated[:, :group], "k": rotated[:, group], "v": fused[num_rotated:]}
 
 
 class LayerWeights:
@@ -107,15 +115,12 @@ class LayerWeights:
         """Hugging Face name and target of each tensor of this layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         num_keys, group, size = shape.num_key_heads, shape.num_queries_per_key, shape.head_size
-        num_rotated = num_keys * (group + 1) * size
         parts: tuple[tuple[Tensor | None, str, tuple[int, ...]], ...]
         parts = ((self.qkv.t(), "weight", (hidden,)), (self.qkv_bias, "bias", ()))
         for fused, kind, rest in parts:
             if fused is None:
                 continue
-            rotated = fused[:num_rotated].view(num_keys, group + 1, size, *rest)
-            targets = {"q": rotated[:, :group], "k": rotated[:, group], "v": fused[num_rotated:]}
-            for letter, part in targets.items():
+            for letter, part in split_qkv(fused, shape).items():
                 rows = (shape.num_heads if letter == "q" else num_keys) * size
                 yield f"{prefix}self_attn.{letter}_proj.{kind}", Place((rows, *rest), tuple(part.shape), part)
         if self.qk_norm is not None:

@@ -6,12 +6,14 @@ Weights are in loading.py, threads in embedded.py.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from areal_like.errors import UserError
 from areal_like.trace import Tracer
+from areal_like.weights.adapter_folder import read_adapter
 from rollout.config import EngineSettings
 from rollout.engine.core import GenerationCore
 from rollout.engine.decoder import Decoder, LeanDecoder
@@ -31,11 +33,13 @@ def make_core(
     tracer: Tracer | None,
     has_memory: bool = True,
     has_spare: bool = True,
+    adapters: Sequence[Path] = (),
 ) -> GenerationCore:
     """Allocate both sets of weights and the cache, or leave that to the first version if `has_memory` is False.
-    has_spare: False for one set of weights.
+    has_spare: False for a frozen model, with one set of weights. adapters: their folders, ordered by their numbers.
 
-    Raises UserError: no such device or model, a context that the model does not cover exactly, or not enough memory.
+    Raises UserError: no such device or model, a context that the model does not cover exactly, an adapter that does not
+    fit the model, or not enough memory.
     """
     config = read_config(model_dir)
     max_context = exact_context(config, settings.max_context)
@@ -43,28 +47,35 @@ def make_core(
     torch.set_num_threads(num_threads)
     reason = why_not_lean(config)
     if reason:
-        log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
+        log.warning(
+            "the built-in decoder does not support this model (%s): using transformers modules, one sequence at a time",
+            reason,
+        )
 
     vocab_size = getattr(config.get_text_config(), "vocab_size", None)
     if vocab_size is None:
         raise UserError(f"model type {config.model_type} is not a causal language model (it has no vocabulary)")
 
+    read = [read_adapter(folder) for folder in adapters]
+
     def make_decoder() -> Decoder:
+        num_slots = settings.num_slots
         with torch.inference_mode():
             if reason:
-                return GenericDecoder(config, settings.num_slots, dtype, device, has_spare=has_spare)
-            return LeanDecoder(config, settings.num_slots, max_context, dtype, device, has_spare=has_spare)
+                return GenericDecoder(config, num_slots, dtype, device, has_spare=has_spare, adapters=read)
+            return LeanDecoder(config, num_slots, max_context, dtype, device, has_spare=has_spare, adapters=read)
 
     try:
         return GenerationCore(
             make_decoder, int(vocab_size), settings.num_slots, max_context, device, tracer, has_memory=has_memory,
-            session_bytes=int(settings.session_cache_mb * 2**20),
+            session_bytes=int(settings.session_cache_mb * 2**20), has_adapters=bool(read),
+            frozen="" if has_spare else f"the frozen model in {model_dir}",
         )  # fmt: skip
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
             raise
         raise UserError(
-            f"no memory for the cache of {settings.num_slots} slots of {max_context} tokens",
+            f"not enough memory for the cache of {settings.num_slots} slots of {max_context} tokens",
             where="rollout.engine",
             remedy="lower num_slots or max_context",
         ) from error

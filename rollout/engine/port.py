@@ -32,6 +32,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     share_key: requests of equal share_key have equal prompts; their prompt may be prefilled once.
     session_key: requests of equal session_key are turns of one conversation; keys and values of an earlier turn may be
     reused for a prompt that begins with the same tokens. -1: nothing is kept.
+    adapter: name of an adapter that the engine has; empty: the weights alone. Requests of different adapters share no
+    keys and values, whatever their keys are.
     stops: finds `sampling.stop` in the answer, prefix included; the answer ends with the token that completes one, with
     the reason "stop". None: there are no stop strings.
     """
@@ -44,6 +46,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     segment_tokens: int = 0
     share_key: int = -1
     session_key: int = -1
+    adapter: str = ""
     stops: StopStrings | None = None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from areal_like.errors import UserError
@@ -9,11 +11,12 @@ from areal_like.trajectory import Segment
 from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 
 
-def check_request(request: GenerationRequest, *, context: int, vocab_size: int) -> None:
-    """Raise UserError if the request does not fit this context (in tokens) or vocabulary."""
+def check_request(request: GenerationRequest, *, context: int, vocab_size: int, adapters: Collection[str] = ()) -> None:
+    """Raise UserError if the request does not fit this context (in tokens) or vocabulary, or names another adapter."""
+    check_adapter(request.adapter, adapters)
     num_known = len(request.prompt_P) + len(request.prefix)
     if not len(request.prompt_P):
-        raise UserError("an empty prompt", remedy="prompts need at least one token")
+        raise UserError("the prompt is empty", remedy="give a prompt of at least one token")
     if num_known + 1 > context:
         raise UserError(
             f"a prompt and answer of {num_known} tokens leave no room in a context of {context}",
@@ -22,8 +25,17 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int) 
     for tokens in (request.prompt_P, request.prefix.tokens_R):
         check_tokens(tokens, vocab_size)
     sampling = request.sampling
-    if sampling.temperature < 0 or sampling.top_p <= 0 or sampling.top_k < 0:
-        raise UserError(f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}")
+    if not sampling.temperature >= 0 or sampling.top_p <= 0 or sampling.top_k < 0:
+        raise UserError(
+            f"invalid sampling: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}"
+        )
+
+
+def check_adapter(name: str, adapters: Collection[str]) -> None:
+    """Raise UserError if an engine with these adapters has none of this name; the empty name is the base."""
+    if name and name not in adapters:
+        known = f"it has {', '.join(adapters)}" if adapters else "it has none"
+        raise UserError(f"the engine has no adapter {name}", remedy=known)
 
 
 def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
@@ -32,7 +44,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
     if len(outside):
         raise UserError(
             f"token {outside[0]} is not in a vocabulary of {vocab_size}",
-            remedy="model and tokenizer do not belong together",
+            remedy="use the tokenizer that belongs to the model",
         )
 
 

@@ -20,7 +20,8 @@ class Scheduler:
     def __init__(self, num_slots: int) -> None:
         self._queue: deque[Answer] = deque()
         self._admission_rows = max(1, num_slots // 16)
-        self._owners: dict[int, list[Answer]] = {}
+        self._owners: dict[tuple[int, int], list[Answer]] = {}
+        """By share key and adapter: another adapter has other keys and values of the same prompt."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -53,7 +54,7 @@ class Scheduler:
 
     def prompt_owner(self, answer: Answer) -> Answer | None:
         """A running answer whose row contains this one's prompt under the current weights."""
-        for other in self._owners.get(answer.request.share_key, ()):
+        for other in self._owners.get(_key(answer), ()):
             if np.array_equal(other.request.prompt_P, answer.request.prompt_P):
                 return other
         return None
@@ -61,16 +62,20 @@ class Scheduler:
     def share_prompt(self, answer: Answer) -> None:
         """Register that this answer's row contains its prompt, which can be copied."""
         if answer.request.share_key >= 0:
-            self._owners.setdefault(answer.request.share_key, []).append(answer)
+            self._owners.setdefault(_key(answer), []).append(answer)
 
     def unshare_prompt(self, answer: Answer) -> None:
         """Unregister this answer's row, which is free now."""
-        owners = self._owners.get(answer.request.share_key, [])
+        owners = self._owners.get(_key(answer), [])
         if answer in owners:
             owners.remove(answer)
             if not owners:
-                del self._owners[answer.request.share_key]
+                del self._owners[_key(answer)]
 
     def unshare_all(self) -> None:
         """Unregister all rows: none has keys and values of the current weights only."""
         self._owners.clear()
+
+
+def _key(answer: Answer) -> tuple[int, int]:
+    return answer.request.share_key, answer.adapter

@@ -25,6 +25,11 @@ class KeptRow:
     num_bytes: int
 
 
+SessionKey = tuple[int, int]
+"""A conversation of one adapter: session key of the requests, number of the adapter or BASE. Keys and values of one
+adapter are wrong for another."""
+
+
 class Sessions:
     """Kept rows by session key, the least recently used first."""
 
@@ -33,12 +38,12 @@ class Sessions:
         self.num_bytes = 0
         self.num_evicted = 0
         """Number of entries that were removed for lack of room."""
-        self._kept: OrderedDict[int, KeptRow] = OrderedDict()
+        self._kept: OrderedDict[SessionKey, KeptRow] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def make_room(self, key: int, num_bytes: int) -> bool:
+    def make_room(self, key: SessionKey, num_bytes: int) -> bool:
         """Make room for an entry of `num_bytes` under `key`, by removing its current entry and as many others as
         necessary. Returns whether it fits."""
         self.forget(key)
@@ -49,12 +54,12 @@ class Sessions:
             self.num_evicted += 1
         return True
 
-    def keep(self, key: int, kept: KeptRow) -> None:
+    def keep(self, key: SessionKey, kept: KeptRow) -> None:
         """Store an entry for which `make_room` has made room."""
         self._kept[key] = kept
         self.num_bytes += kept.num_bytes
 
-    def take(self, key: int, tokens: np.ndarray) -> tuple[KeptRow, int] | None:
+    def take(self, key: SessionKey, tokens: np.ndarray) -> tuple[KeptRow, int] | None:
         """Remove and return the entry of `key`, and the length of its common prefix with `tokens`.
 
         None if there is no entry, or no common prefix.
@@ -67,12 +72,17 @@ class Sessions:
         num_common = int(differs[0]) if len(differs) else length
         return (kept, num_common) if num_common else None
 
-    def forget(self, key: int) -> KeptRow | None:
+    def forget(self, key: SessionKey) -> KeptRow | None:
         """Remove the entry of `key`, if there is one."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self.num_bytes -= kept.num_bytes
         return kept
+
+    def end(self, session_key: int) -> None:
+        """Remove the entries of a conversation, of all adapters."""
+        for key in [key for key in self._kept if key[0] == session_key]:
+            self.forget(key)
 
     def clear(self) -> None:
         """Remove all entries."""

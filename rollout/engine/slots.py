@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from areal_like.trajectory import Segment
+from rollout.engine.adapter_layout import BASE
 from rollout.engine.port import EndReason, GenerationRequest
 from rollout.engine.sampler import uniforms
 
@@ -34,6 +35,8 @@ class Answer:
     slot: int = field(init=False)
     admitted_s: float = field(init=False)
     paused_before_s: float = field(init=False)
+    adapter: int = BASE
+    """Number of its adapter in the decoder."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """(first position, version): tokens from there on were sampled under that version."""
     is_stopped: bool = False
@@ -69,6 +72,7 @@ class Slots:
         self._position = np.zeros(num_slots, np.int64)
         self._last_position = np.zeros(num_slots, np.int64)
         self._stop_ids = np.full((num_slots, 1), -1, np.int64)
+        self._adapter = np.full(num_slots, BASE, np.int64)
 
     @property
     def num_running(self) -> int:
@@ -84,6 +88,11 @@ class Slots:
     def positions_B(self) -> np.ndarray:
         """int64: position of that token."""
         return self._position[: self.count]
+
+    @property
+    def adapters_B(self) -> np.ndarray:
+        """int64: number of the adapter of each row, or BASE."""
+        return self._adapter[: self.count]
 
     def uniforms_B(self) -> np.ndarray:
         """float64: the random number of the token each row samples next."""
@@ -117,7 +126,7 @@ class Slots:
             self._uniforms[slot, start : last + 1] = 0.5
         self._slot_of_row[row] = slot
         self._next_token[row] = self._tokens[slot, start - 1]
-        self._position[row], self._last_position[row] = start - 1, last
+        self._position[row], self._last_position[row], self._adapter[row] = start - 1, last, answer.adapter
         missing = len(answer.stop_ids) - self._stop_ids.shape[1]
         if missing > 0:
             self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
@@ -207,7 +216,9 @@ class Slots:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move the records of rows `sources` to rows `targets`, all at once; sources that are not targets are free
         afterwards."""
-        for array in (self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids):
+        for array in (
+            self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids, self._adapter,
+        ):  # fmt: skip
             array[targets] = array[sources]
         moved = [self.answers[source] for source in sources]
         for source in sources:

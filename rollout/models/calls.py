@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 from areal_like.errors import EngineError, UserError
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import SampleTask
-from rollout.answering import STOPS, answer_of, call_sampling, end_of
+from rollout.answering import STOPS, answer_of, call_sampling, end_of, prompt_tokens
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.model_settings import MODELS_KEY, CalledModelSettings
 from rollout.models.hosting import ModelHost, ModelHosts
@@ -25,6 +25,8 @@ from rollout.transcript import Answer, Transcript
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Odd constant as for turns of the policy: each call draws from a separate random stream."""
+SESSION_SHIFT = 48
+"""Number of bits of a lease's number in the key of a conversation."""
 
 
 class Caller(Protocol):
@@ -42,13 +44,27 @@ class Caller(Protocol):
         ...
 
 
+def session_key(lease_id: int, declared: Iterable[str], name: str) -> int:
+    """Key of the conversation of one model or role in a sample: each has a separate one, because several may share an
+    engine. `declared`: names of all; `name` is empty for the policy without a role."""
+    place = list(declared).index(name) + 1 if name else 0
+    return lease_id + (place << SESSION_SHIFT)
+
+
 class CalledModels(Mapping[str, CalledModel]):
     """`tools.models`: the declared models by name. Raises UserError for another name."""
 
     def __init__(self, caller: Caller, hosts: ModelHosts, request_ids: Iterator[int], deadline_s: float) -> None:
-        self._hosts = hosts
-        self._made: dict[str, CalledModel] = {
-            name: HostedModel(caller, hosts.hosts[name], request_ids, deadline_s)
+        lease_id = caller.task.lease_id
+        self._made: dict[str, HostedModel | PolicyRole] = {
+            name: HostedModel(
+                caller,
+                hosts.hosts[name],
+                settings,
+                request_ids,
+                deadline_s,
+                session_key(lease_id, hosts.declared, name),
+            )
             if settings.has_weights
             else PolicyRole(caller, settings)
             for name, settings in hosts.declared.items()
@@ -66,10 +82,11 @@ class CalledModels(Mapping[str, CalledModel]):
     def __len__(self) -> int:
         return len(self._made)
 
-    def end_session(self, session_key: int) -> None:
+    def end_sessions(self) -> None:
         """End the sample's conversations, so that engines may drop what they keep of them."""
-        for host in self._hosts.hosts.values():
-            host.engine.end_session(session_key)
+        for model in self._made.values():
+            if isinstance(model, HostedModel):
+                model.end_session()
 
 
 class PolicyRole:
@@ -100,20 +117,24 @@ class PolicyRole:
     ) -> TokenLogprobs:
         """See CalledModel."""
         raise UserError(
-            f"{self.name} is a role of the policy, which gives no log-probs of tokens",
+            f"{self.name} is a role of the policy, which does not compute log-probs of given tokens",
             where=MODELS_KEY,
-            remedy="source: start, a path, or refresh_every",
+            remedy="use source: start, a path, or refresh_every",
         )
 
 
 class HostedModel:
     """A model with separate weights (port.CalledModel)."""
 
-    def __init__(self, caller: Caller, host: ModelHost, request_ids: Iterator[int], deadline_s: float) -> None:
-        self._caller, self._host = caller, host
-        self._request_ids, self._deadline_s = request_ids, deadline_s
+    def __init__(
+        self, caller: Caller, host: ModelHost, settings: CalledModelSettings, request_ids: Iterator[int],
+        deadline_s: float, session_key: int,
+    ) -> None:  # fmt: skip
+        self._caller, self._host, self._settings = caller, host, settings
+        self._request_ids, self._deadline_s, self._session_key = request_ids, deadline_s, session_key
         self._numbers = itertools.count()
-        self.name, self.is_trained = host.settings.name, False
+        self.name, self.is_trained = settings.name, False
+        self._adapter = "" if settings.adapter is None else settings.name
 
     async def generate(
         self,
@@ -124,7 +145,7 @@ class HostedModel:
         temperature: float | None = None,
     ) -> Answer:
         """See CalledModel. Raises EngineError if its engine failed; the worker then exits."""
-        prompt_P, own = _tokens(prompt), self._host.settings
+        prompt_P, own = prompt_tokens(prompt), self._settings
         given = msgspec.structs.replace(self._caller.task.sampling, stop=())  # which are the policy's
         sampling = call_sampling(
             given, self._host.end_ids, stop_token_ids=stop_token_ids,
@@ -140,7 +161,7 @@ class HostedModel:
             return await self._host.engine.generate(
                 GenerationRequest(
                     request_id=next(self._request_ids), prompt_P=prompt_P, prefix=Segment.empty(), sampling=sampling,
-                    seed=seed, session_key=self._caller.task.lease_id,
+                    seed=seed, session_key=self._session_key, adapter=self._adapter,
                 )
             )  # fmt: skip
 
@@ -150,6 +171,7 @@ class HostedModel:
         ):  # the policy was rolled back to an earlier version, and so was its copy
             outcome = await self._with_engine(ask)
         segment = outcome.segment
+        self._host.tokens[self.name] += len(segment)
         ended_by = end_of(segment, sampling, len(prompt_P), end_ids=self._host.end_ids, max_context=max_context)
         if ended_by is None or (outcome.end_reason == "stop") != (
             ended_by in STOPS
@@ -161,16 +183,22 @@ class HostedModel:
         self, prompt: np.ndarray | Transcript, tokens: np.ndarray, *, temperature: float = 1.0
     ) -> TokenLogprobs:
         """See CalledModel."""
-        prompt_P = _tokens(prompt)
+        prompt_P = prompt_tokens(prompt)
 
         async def ask() -> tuple[np.ndarray, int]:
             try:
-                return await self._host.engine.logprobs(prompt_P, np.asarray(tokens), temperature)
+                return await self._host.engine.logprobs(
+                    prompt_P, np.asarray(tokens), temperature, adapter=self._adapter
+                )
             except UserError as error:
                 raise UserError(f"model {self.name}: {error.what}", where=MODELS_KEY, remedy=error.remedy) from error
 
         logprobs_R, version = await self._with_engine(ask)
         return TokenLogprobs(logprobs_R=logprobs_R, model=self.name, version=version)
+
+    def end_session(self) -> None:
+        """End its conversation in this sample."""
+        self._host.engine.end_session(self._session_key)
 
     async def _with_engine(self, ask: Callable[[], Any]) -> Any:
         """The answer of the engine, once it has weights; a failure of the engine ends the worker."""
@@ -184,7 +212,3 @@ class HostedModel:
 
     def _seed(self, number: int) -> int:
         return int((self._caller.task.seed + (zlib.crc32(self.name.encode()) + number) * SEED_STEP) % 2**63)
-
-
-def _tokens(prompt: np.ndarray | Transcript) -> np.ndarray:
-    return prompt.tokens_T if isinstance(prompt, Transcript) else np.asarray(prompt, np.int32)

@@ -2,6 +2,8 @@
 
 Calls of one sample are in calls.py, the policy's versions in rollout/weights/versions.py.
 
+Frozen models with the same base share an engine, in which each has its own adapter, or none.
+
 A copy is replaced at a token boundary while its answers continue: each token is stamped with the version that sampled
 it. If the policy is rolled back to an earlier version, so is the copy, and its running answers start again.
 """
@@ -9,6 +11,7 @@ it. If the policy is rolled back to an earlier version, so is the copy, and its 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError, WeightError
 from rollout.config import RolloutSettings
-from rollout.model_settings import MODELS_KEY, CalledModelSettings
+from rollout.model_settings import MODELS_KEY, CalledModelSettings, by_engine
 from rollout.tokens import load_tokenizer, stop_ids
 from rollout.weights.versions import VersionGate
 
 if TYPE_CHECKING:  # imports torch
     from rollout.engine.frozen import FrozenEngine
 
+COUNTERS = ("busy_s", "logprobs", "logprobs_s", "swaps")
+"""Counters of a model's engine that the worker reports."""
 FROZEN_VERSION = 0
 """Version of a model that is never replaced."""
 
@@ -30,29 +35,39 @@ log = logging.getLogger(__name__)
 
 
 class ModelHost:
-    """One model with separate weights. refresh_every: interval of a copy of the policy; None: frozen."""
+    """One set of weights and its engine, for one copy of the policy, or for frozen models.
 
-    def __init__(self, settings: CalledModelSettings, engine: FrozenEngine, end_ids: tuple[int, ...]) -> None:
-        self.settings, self.engine, self.end_ids = settings, engine, end_ids
+    models: those that it answers for. The engine has an adapter by the name of each model that declares one.
+    """
+
+    def __init__(
+        self, models: Sequence[CalledModelSettings], engine: FrozenEngine, end_ids: tuple[int, ...]
+    ) -> None:  # fmt: skip
+        self.models, self.engine, self.end_ids = tuple(models), engine, end_ids
+        self.names = ", ".join(model.name for model in models)
+        self.refresh_every = models[0].refresh_every
+        """Interval of a copy of the policy; None: frozen."""
         self.gate = VersionGate()
         """Set once there are weights."""
         self.num_failed = 0
+        self.tokens: Counter[str] = Counter()
+        """Number of tokens of the answers of each model."""
 
     async def start(self) -> None:
         """Allocate memory, and load weights that do not come with the policy's versions. Raises UserError,
         EngineError.
         """
         await self.engine.start()
-        if self.settings.refresh_every is None:
+        if self.refresh_every is None:
             try:
                 await self.engine.load_folder(FROZEN_VERSION)
             except WeightError as error:
-                raise UserError(str(error), where=f"{MODELS_KEY}: {self.settings.name}") from error
+                raise UserError(str(error), where=f"{MODELS_KEY}: {self.names}") from error
             self.gate.set(FROZEN_VERSION)
 
     def is_due(self, version: int) -> bool:
         """Whether the copy must be replaced by this version of the policy."""
-        every, now = self.settings.refresh_every, self.engine.version
+        every, now = self.refresh_every, self.engine.version
         return every is not None and (now < 0 or version < now or version // every > now // every)
 
     async def take(self, manifest_path: Path) -> None:
@@ -61,18 +76,25 @@ class ModelHost:
             report = await self.engine.load_version(manifest_path, "recompute")
         except WeightError as error:
             self.num_failed += 1
-            log.warning("model %s continues with version %d: %s", self.settings.name, self.engine.version, error)
+            log.warning("model %s continues with version %d: %s", self.names, self.engine.version, error)
             return
         self.gate.set(report.version)
-        log.info("model %s is now version %d", self.settings.name, report.version)
+        log.info("model %s is now version %d", self.names, report.version)
 
 
 class ModelHosts:
     """The model hosts of one worker, by name, and the roles of the policy, which have no host."""
 
-    def __init__(self, declared: Sequence[CalledModelSettings] = (), hosts: Sequence[ModelHost] = ()) -> None:
+    def __init__(
+        self, declared: Sequence[CalledModelSettings] = (), hosts: Sequence[ModelHost] = (), teacher: str = ""
+    ) -> None:
+        self.teacher = teacher
+        """Name of the model whose log-probs training samples get; empty: none."""
         self.declared: Mapping[str, CalledModelSettings] = {one.name: one for one in declared}
-        self.hosts: Mapping[str, ModelHost] = {host.settings.name: host for host in hosts}
+        self.each = tuple(hosts)
+        """Every host once."""
+        self.hosts: Mapping[str, ModelHost] = {model.name: host for host in hosts for model in host.models}
+        """By the names of the models; models that share an engine have the same host."""
 
     @property
     def has_roles(self) -> bool:
@@ -81,27 +103,30 @@ class ModelHosts:
 
     async def start(self) -> None:
         """Start the hosts one after the other, because loading temporarily takes host memory."""
-        for host in self.hosts.values():
+        for host in self.each:
             await host.start()
 
     async def policy_loaded(self, manifest_path: Path, version: int) -> None:
         """Replace copies that are due. The worker samples with this version of the policy, whose files still exist."""
-        for host in self.hosts.values():
+        for host in self.each:
             if host.is_due(version):
                 await host.take(manifest_path)
 
     def counters(self) -> dict[str, float]:
-        """Monotonic counters by model: tokens sampled, seconds of generation, copies made and failed."""
+        """Monotonic counters by model: tokens of its answers, seconds of generation, log-probs computed and their
+        seconds, copies made and failed. All but the tokens of answers are those of the engine, which models may share.
+        """
         found: dict[str, float] = {}
         for name, host in self.hosts.items():
             own = host.engine.counters()
-            found |= {f"model_{name}_{key}": own.get(key, 0.0) for key in ("tokens", "busy_s", "swaps")}
+            found |= {f"model_{name}_{key}": own.get(key, 0.0) for key in COUNTERS}
+            found[f"model_{name}_tokens"] = float(host.tokens[name])
             found[f"model_{name}_failed"] = float(host.num_failed)
         return found
 
     async def close(self) -> None:
         """End the engines."""
-        for host in self.hosts.values():
+        for host in self.each:
             await host.engine.close()
 
 
@@ -110,13 +135,18 @@ def make_hosts(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, to
     another tokenizer."""
     return ModelHosts(
         settings.models,
-        [_host(one, spec, settings, model_dir, tokenizer) for one in settings.models if one.has_weights],
+        [
+            _host(models, spec, settings, model_dir, tokenizer)
+            for models in by_engine(settings.models, settings.engine, spec.model.dtype)
+        ],
+        teacher=spec.teacher_model,
     )
 
 
 def _host(
-    one: CalledModelSettings, spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any
+    models: Sequence[CalledModelSettings], spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any
 ) -> ModelHost:
+    one = models[0]
     folder = model_dir if one.path is None else Path(one.path).expanduser()
     if one.path is not None:
         check_tokenizer(one.name, tokenizer, lambda: load_tokenizer(folder, "from_model"))
@@ -130,8 +160,9 @@ def _host(
         dtype=spec.model.dtype,
         num_threads=spec.num_threads,
         is_refreshed=one.refresh_every is not None,
+        adapters={model.name: Path(model.adapter).expanduser() for model in models if model.adapter is not None},
     )
-    return ModelHost(one, made, stop_ids(folder, tokenizer))
+    return ModelHost(models, made, stop_ids(folder, tokenizer))
 
 
 def check_tokenizer(name: str, policy: Any, load: Callable[[], Any]) -> None:
@@ -142,7 +173,7 @@ def check_tokenizer(name: str, policy: Any, load: Callable[[], Any]) -> None:
         differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
         text, number = differing[0]
         raise UserError(
-            f"model {name} has another tokenizer than the policy: they differ at token {number} ({text!r})",
+            f"the tokenizer of model {name} differs from the policy's at token {number} ({text!r})",
             where=MODELS_KEY,
-            remedy="a model with the policy's tokenizer",
+            remedy="use a model with the policy's tokenizer",
         )

@@ -35,8 +35,8 @@ def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segm
                 raise UserError(
                     "the sample trains tokens that no trained role of the policy sampled",
                     where=MODELS_KEY,
-                    remedy="add answers as they were returned: of trained roles by `transcript.sampled`, of other"
-                    " models by `transcript.given`",
+                    remedy="add answers unchanged: those of trained roles with `transcript.sampled`, those of other"
+                    " models with `transcript.given`",
                 )
 
 

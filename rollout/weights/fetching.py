@@ -122,8 +122,8 @@ class Fetcher:
                 lost = parent.address
                 self.counters["lost_parents"] += 1
                 left = len(file.missing())
-                log.warning("%s: %s; %d chunks of %s to go", lost, error, left, file.payload.name)
-        raise WeightError(f"{file.payload.name}: {MAX_MOVES} parents failed one after another")
+                log.warning("%s: %s; %d chunks of %s are still missing", lost, error, left, file.payload.name)
+        raise WeightError(f"{file.payload.name}: {MAX_MOVES} sources failed one after another")
 
     async def close(self) -> None:
         """Close the connection to the trainer."""
@@ -199,7 +199,7 @@ class Fetcher:
                 if (reply := await _reply(wire, pick)) is not None:
                     return reply
             except (ChannelError, DeadlineExceeded) as error:
-                log.warning("the trainer at %s does not answer: %s", address, error)
+                log.warning("the trainer at %s does not respond: %s", address, error)
                 await self.close()
                 await asyncio.sleep(POLL_S)
 
@@ -218,7 +218,7 @@ def _check_silence(wire: HubPeer, stalled_s: float) -> None:
     if wire.hub_silence_s > SILENT_S:
         raise ParentLost(f"silent for {wire.hub_silence_s:.1f} s")
     if stalled_s > STALLED_S:
-        raise ParentLost(f"no chunk for {stalled_s:.1f} s")
+        raise ParentLost(f"no chunk received for {stalled_s:.1f} s")
 
 
 def _names(message: TransferPlan | TransferUnavailable) -> tuple[int, str]:

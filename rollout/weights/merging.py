@@ -90,7 +90,9 @@ class MergingReceiver:
                 weight = weight.float() + (lora_B @ lora_A) * lone.scale
             yield name, weight.to(dtype)
         if left:
-            raise WeightError(f"the adapter has {len(left)} tensors that the base does not, the first: {min(left)}")
+            raise WeightError(
+                f"the adapter has {len(left)} tensors that the base does not have, the first: {min(left)}"
+            )
         self._checked = note.base_digest
 
     def _check(self, name: str, weight: Tensor, crc32: int) -> None:
@@ -108,7 +110,7 @@ def _read(folder: Path, names: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]
         holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         for name in names:
             if name not in holder:
-                raise _another_base(folder, f"its files have no {name}")
+                raise _another_base(folder, f"its files do not contain {name}")
             yield name, holder[name].get_tensor(name)
 
 
@@ -116,7 +118,7 @@ def _another_base(folder: Path, why: str) -> UserError:
     return UserError(
         f"the model in {folder} is not the base of the run's adapter ({why})",
         where="trainer.lora.publish",
-        remedy="the same model folder on every machine, or publish: merged",
+        remedy="use the same model folder on every machine, or set publish: merged",
     )
 
 

@@ -70,7 +70,7 @@ class VersionReceiver:
                 self._newest = (place, path)
                 return path
         except TimeoutError:
-            raise WeightError(f"{place} did not arrive within {deadline_s:g} s") from None
+            raise WeightError(f"the weights at {place} did not arrive within {deadline_s:g} s") from None
         except UserError as error:
             raise WeightError(str(error)) from error
 
@@ -87,8 +87,8 @@ class VersionReceiver:
                 fetcher = await self._start_stream()
                 reply = await fetcher.join(locator.address, request)
         except (TimeoutError, UserError) as error:
-            why = str(error) or f"within {deadline_s:g} s"
-            log.warning("no call to the group of version %d: %s", locator.version, why)
+            why = str(error) or f"no reply within {deadline_s:g} s"
+            log.warning("cannot join the process group of version %d: %s", locator.version, why)
             return None
         if isinstance(reply, GroupCall):
             return reply
@@ -162,7 +162,10 @@ class VersionReceiver:
             await self._on_files(self._local.open, _version_bytes(manifests))
             for payload, manifest in zip(payloads, manifests, strict=True):
                 if manifest.num_bytes != payload.num_bytes:
-                    raise WeightsDamaged(f"payload {payload.name} has another size than its manifest says")
+                    raise WeightsDamaged(
+                        f"payload {payload.name} has {payload.num_bytes} bytes, but its manifest says "
+                        f"{manifest.num_bytes}"
+                    )
                 file = await self._on_files(ChunkFile, self._local.part(payload.name), payload)
                 relay.offer(file)
                 files.append((manifest, file))

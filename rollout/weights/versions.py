@@ -300,7 +300,9 @@ class VersionLoader:
                     self._turn_wake.clear()
                     await self._turn_wake.wait()
         except TimeoutError:
-            raise WeightError(f"staged, but received no order to swap it in for {TURN_S:g} s") from None
+            raise WeightError(
+                f"the version was staged, but no request to load it arrived within {TURN_S:g} s"
+            ) from None
         return True
 
     def _newer_announcement(self, target: AnnounceVersion) -> bool | None:
@@ -319,7 +321,9 @@ class VersionLoader:
     ) -> None:
         """Swap the version in and report it. Raises TransferBroken: nothing was reported, another transfer may work."""
         if self.loaded is not None and target.version <= self.loaded[0]:
-            log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
+            log.warning(
+                "rollback from version %d to version %d of lineage %s", self.loaded[0], target.version, target.lineage
+            )
             self._gate.set(-1)
             self._park_all()
             await asyncio.sleep(0)  # the engine is notified before the swap
@@ -337,7 +341,7 @@ class VersionLoader:
         except (EngineError, UserError):  # UserError: from a server that starts with its first version
             raise
         except Exception as error:  # after any other exception the engine is unusable: the process restarts
-            raise EngineError(f"loading version {target.version}: {type(error).__name__}: {error}") from error
+            raise EngineError(f"cannot load version {target.version}: {type(error).__name__}: {error}") from error
         self.loaded = (target.version, target.lineage)
         self._num_loaded += 1
         self._gate.set(self._engine.version)
@@ -360,7 +364,10 @@ class VersionLoader:
             return
         self._num_failed += 1
         log.warning(
-            "version %d could not be loaded, continuing with %d: %s", target.version, self._engine.version, error
+            "version %d could not be loaded, continuing with version %d: %s",
+            target.version,
+            self._engine.version,
+            error,
         )
         is_damaged = isinstance(error, WeightsDamaged)
         self._report(

@@ -227,7 +227,7 @@ class EpisodeScheduler:
         if turn < len(episode.digests):
             self._counters["replayed"] += 1
             if step.digest != episode.digests[turn]:
-                what = f"it answered differently in turn {turn} when the episode was replayed"
+                what = f"its result of turn {turn} differed when the episode was replayed"
                 self._fail(episode, "invalid", f"the environment is not deterministic: {what}")
                 return
         else:
@@ -256,7 +256,9 @@ class EpisodeScheduler:
             self._counters["moved"] += 1
             episode.num_losses += was_calling and not host.culprit and not host.makes_room
             if episode.num_losses > MAX_LOSSES:
-                self._fail(episode, "crashed", f"its process was lost {episode.num_losses} times; at last {reason}")
+                self._fail(
+                    episode, "crashed", f"its process was lost {episode.num_losses} times; the last time: {reason}"
+                )
             else:
                 self._advance(episode)
 
@@ -350,7 +352,8 @@ def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:
     if not 0 <= request.turn <= MAX_TURNS:
         return f"turn {request.turn} is not between 0 and {MAX_TURNS}"
     if len(history.digests) != request.turn or len(history.actions) != num_actions:
-        return f"turn {request.turn} with {len(history.actions)} actions and {len(history.digests)} answers before it"
+        lengths = f"{len(history.actions)} actions and {len(history.digests)} results"
+        return f"turn {request.turn} does not fit its history of {lengths}"
     if any(num_action_chars(action) > MAX_ACTION_CHARS for action in (request.action, *history.actions)):
         return f"an action has more than {MAX_ACTION_CHARS} characters"
     return ""

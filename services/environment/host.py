@@ -197,7 +197,9 @@ class Host:
         done, _ = await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
         if not done:
             inner.cancel()
-            self._fail(held, "timed_out", f"{method} ran past {self._settings.step_timeout_s:g} s", is_left=True)
+            self._fail(
+                held, "timed_out", f"{method} took longer than {self._settings.step_timeout_s:g} s", is_left=True
+            )
             return
         try:
             outcome = inner.result()
@@ -265,7 +267,7 @@ class Host:
             self._num_hung_closes += 1
             rest = "; it is no longer called in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
             with contextlib.suppress(BaseException):  # the user's code may have closed or replaced it
-                print(f"close ran past {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
+                print(f"`close` took longer than {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
         except BaseException as error:  # as in `_outcome`
             _shown(error)
         return None

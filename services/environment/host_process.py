@@ -84,7 +84,7 @@ class HostProcess(ChildProcess):
         if isinstance(answer, HostRefusal):
             raise UserError(answer.sentence)
         if not isinstance(answer, HostReady):
-            raise Died("the environment process broke its protocol while loading")
+            raise Died("the environment process sent an unexpected message while loading")
 
     def send(self, message: Begin | Act | Close) -> None:
         """Queue a message; `run` detects a process that has exited."""

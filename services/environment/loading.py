@@ -40,7 +40,7 @@ def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Envi
         raise UserError(fault[0], where=WHERE, remedy=fault[1])
     made = import_object(BUILT_IN_ENVIRONMENTS.get(kind, kind), WHERE)
     if not callable(made):
-        raise UserError(f"{kind} cannot be called", where=WHERE, remedy=EXPECTED)
+        raise UserError(f"{kind} is not callable", where=WHERE, remedy=EXPECTED)
     check_arguments(kind, made, options, OPTIONS)
     return lambda: made(**options)
 

@@ -49,7 +49,8 @@ class McpServer:
         has_url = isinstance(spec, Mapping) and set(spec) == {"url"} and isinstance(spec["url"], str)
         if not has_url and not _is_command(spec):
             seen = f"keys {', '.join(map(str, spec))}" if isinstance(spec, Mapping) else type(spec).__name__
-            raise UserError(f"no MCP server is described by {seen}", where=where, remedy=_FORM)  # values may be secrets
+            what = f"invalid description of an MCP server: {seen}"  # without values, which may be secrets
+            raise UserError(what, where=where, remedy=_FORM)
         if find_spec("mcp") is None:
             raise UserError("the package mcp is not installed", where=where, remedy="pip install 'areal-like[mcp]'")
         self._name, self._spec = name, spec
@@ -116,7 +117,7 @@ class McpServer:
             raise McpFailed(without_addresses(str(error))) from None  # a traceback would contain the address
         except Exception as error:  # as above; the next call connects again
             self._lose(client)
-            raise McpFailed(f"MCP server {self._name} was lost ({_innermost(error)})") from None
+            raise McpFailed(f"the connection to MCP server {self._name} was lost ({_innermost(error)})") from None
         parts = [getattr(one, "text", f"[{one.type}]") for one in result.content]
         if result.is_error:
             raise McpFailed("\n".join(parts))

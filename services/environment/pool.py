@@ -128,7 +128,7 @@ class HostPool:
         if host.killed_because or host not in self._ready:
             return
         host.culprit, host.culprit_kind, host.killed_because = episode, kind, reason
-        log.warning("environment process %d is killed: %s", host.pid, reason)
+        log.warning("killing environment process %d: %s", host.pid, reason)
         process_tree.kill_tree_now(host.pid)
 
     async def close(self) -> None:
@@ -171,7 +171,7 @@ class HostPool:
         for host in staying[: max(wanted - max(room, 0) - num_going, 0)]:
             self.counters["killed_retired"] += 1
             host.makes_room = True
-            self.blame(host, NOBODY, "crashed", f"more than {most} environment processes would live")
+            self.blame(host, NOBODY, "crashed", f"more than {most} environment processes would be running")
         return max(min(wanted, room), 0)
 
     async def _start_one(self) -> HostProcess:
@@ -210,7 +210,7 @@ class HostPool:
             host.culprit = host.look().episode
             self.counters["died"] += 1
         if host.episodes or not host.killed_because:
-            log.warning("environment process %d is gone (%s) with %d episodes", host.pid, reason, len(host.episodes))
+            log.warning("environment process %d ended (%s) with %d episodes", host.pid, reason, len(host.episodes))
         self._on_lost(host, reason)
         self._lost.set()  # a new process starts while this one's tree is being killed
         await host.kill()
@@ -238,7 +238,7 @@ class HostPool:
         is_starved = ran_s > WATCH_S and host.is_starved(mark, limit_s)
         if ran_s > limit_s * (STARVED_TIMES if is_starved else 1):
             self.counters["killed_overdue"] += 1
-            self.blame(host, mark.episode, "timed_out", f"the environment ran past {limit_s:g} s")
+            self.blame(host, mark.episode, "timed_out", f"the environment took longer than {limit_s:g} s")
         elif host.waiting and mark.episode == NOBODY and now_s - host.moved_s > limit_s + SILENT_S:
             self.counters["killed_silent"] += 1
             self.blame(host, NOBODY, "crashed", "the environment process is stuck")

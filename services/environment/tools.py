@@ -31,6 +31,7 @@ from services.environment.interruption import CallTimedOut, interrupted
 from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
+EXAMPLE = 'tools: ["my_tools:search"]'
 CUT_MARK = "\n[... {num} characters left out]"
 """Appended to a result that was truncated."""
 FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
@@ -63,13 +64,16 @@ class ToolEnvironment:
             UserError: a tool that cannot be used, or an invalid bound.
         """
         if isinstance(tools, str) or not (tools or mcp):
-            what = f"tools is {tools!r}" if mcp else f"tools is {tools!r}, and there is no MCP server"
-            raise UserError(what, where=WHERE, remedy='name at least one, as in tools: ["my_tools:search"]')
+            what = f"tools must be a {'list' if mcp else 'non-empty list'}, not {tools!r}"
+            raise UserError(what, where=WHERE, remedy=f"for example {EXAMPLE}{'' if mcp else '; or set mcp'}")
         if not isinstance(tools, list | tuple) or not all(isinstance(one, str) for one in tools):
-            raise UserError(f"tools is {tools!r}", where=WHERE, remedy='a list of names, as in ["my_tools:search"]')
+            raise UserError(
+                f"tools must be a list of names, not {tools!r}", where=WHERE, remedy=f"for example {EXAMPLE}"
+            )
         if mcp is not None and not isinstance(mcp, Mapping):
             kind = type(mcp).__name__  # a value may contain a key
-            raise UserError(f"mcp is of type {kind}", where=WHERE, remedy="servers by name: {archive: {url: ...}}")
+            remedy = "give servers by name, for example {archive: {url: ...}}"
+            raise UserError(f"mcp must be a mapping, not {kind}", where=WHERE, remedy=remedy)
         _check_bounds(call_timeout_s, {"max_calls": max_calls, "max_result_chars": max_result_chars})
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
         self._tools = dict(_loaded(tuple(tools)))
@@ -142,10 +146,10 @@ def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
     """Raise UserError for a bound that is not positive, or of another type."""
     is_number = isinstance(call_timeout_s, int | float) and not isinstance(call_timeout_s, bool)
     if not is_number or not 0 < call_timeout_s < math.inf:
-        raise UserError(f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="a number of seconds above 0")
+        raise UserError(f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="give a number of seconds above 0")
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="a whole number of at least 1")
+            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="give a whole number of at least 1")
 
 
 @lru_cache(maxsize=4)

@@ -59,7 +59,7 @@ class OutputLog:
             sys.stderr.write(passed.decode(errors="replace"))
             self._room_bytes -= len(passed)
             if not self._room_bytes:
-                log.warning("%s print too much; what they print is dropped for a while", self._who)
+                log.warning("%s print too much; their output is dropped for a while", self._who)
         self.num_dropped_bytes += len(chunk) - len(passed)
 
 
@@ -146,7 +146,7 @@ class ChildProcess:
         assert self._reader is not None, "prepare comes first"
         length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
         if length > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {length} bytes")
+            raise ValueError(f"the reply of the process is too long: {length} bytes (limit {MAX_ANSWER_BYTES})")
         return await self._reader.readexactly(length)
 
     async def _cause_of_death(self, error: Exception | None) -> str:
@@ -155,7 +155,7 @@ class ChildProcess:
         if self.killed_because:
             return self.killed_because
         if status is None:
-            return f"the {self.NOUN} broke its stream ({type(error).__name__}: {error})"
+            return f"the connection to the {self.NOUN} failed ({type(error).__name__}: {error})"
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
             return f"the {self.NOUN} was killed by signal {name}"

@@ -39,15 +39,15 @@ class Classifier:
             raise UserError(f"{options.path} cannot be loaded ({reason})", where=WHERE) from error
         if missing := sorted(info["missing_keys"]):
             what = f"{options.path} lacks weights ({', '.join(missing[:3])}): they would be randomly initialised"
-            raise UserError(what, where=WHERE, remedy="a folder with the trained classifier, its head included")
+            raise UserError(what, where=WHERE, remedy="use a folder with the trained classifier and its head")
         num_rows = model.config.get_text_config().vocab_size
         if len(self._tokenizer) > num_rows:
-            what = f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, the model only {num_rows}"
+            what = f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, but the model only {num_rows}"
             raise UserError(what, where=WHERE, remedy="use the tokenizer that belongs to the model")
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         if self._tokenizer.pad_token_id is None:
-            raise UserError(f"the tokenizer of {options.path} has no token to pad with", where=WHERE)
+            raise UserError(f"the tokenizer of {options.path} has no padding token", where=WHERE)
         if self._head.is_per_token and not self._tokenizer.is_fast:
             raise UserError(f"the tokenizer of {options.path} does not report token offsets", where=WHERE)
         model.config.pad_token_id = self._tokenizer.pad_token_id  # decoders use it to find a text's last token
@@ -112,7 +112,7 @@ class Classifier:
             with torch.inference_mode():
                 logits = self._model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device)).logits
         except (RuntimeError, IndexError) as error:  # no memory, a token beyond the vocabulary, a broken device
-            raise OperationError(f"the reward model fails on {len(batch)} texts ({first_line(error)})") from error
+            raise OperationError(f"the reward model failed on {len(batch)} texts ({first_line(error)})") from error
         values = self._values(logits.float().cpu())
         if self._head.is_per_token:  # values: B x T
             return [

@@ -29,11 +29,14 @@ def check_folder(path: str, label: int | str | None) -> Head:
     (then `where` is `label`)."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise UserError(f"there is no folder {path}", where=WHERE, remedy="a local folder with a classifier in it")
+        raise UserError(
+            f"there is no folder {path}", where=WHERE, remedy="use a local folder that contains a classifier"
+        )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} has no config.json", where=WHERE, remedy="a folder in Hugging Face format") from error
+        remedy = "use a folder in Hugging Face format"
+        raise UserError(f"{path} has no config.json", where=WHERE, remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}/config.json cannot be read ({error})", where=WHERE) from error
     names = config.get("architectures") if isinstance(config, dict) else None
@@ -43,7 +46,7 @@ def check_folder(path: str, label: int | str | None) -> Head:
             f"{path} contains {name or 'a model without a named architecture'}, which is not a classifier: "
             "its scores would come from randomly initialised weights",
             where=WHERE,
-            remedy=f"a model whose architecture ends with {SEQUENCE} or {TOKEN}",
+            remedy=f"use a model whose architecture ends with {SEQUENCE} or {TOKEN}",
         )
     if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
         raise UserError(f"{path} has no weights (*.safetensors)", where=WHERE)
@@ -69,11 +72,11 @@ def _index_of(label: int | str | None, classes: list[str]) -> int:
         if len(classes) == 1:
             return 0
         raise UserError(
-            f"the model has {len(classes)} classes; which one is the reward?", where="label",
-            remedy=f"label: one of {', '.join(classes[:8])}",
+            f"the model has {len(classes)} classes, and none is chosen as the reward", where="label",
+            remedy=f"set label to one of {', '.join(classes[:8])}",
         )  # fmt: skip
     if isinstance(label, int) and 0 <= label < len(classes):
         return label
     if isinstance(label, str) and label in classes:
         return classes.index(label)
-    raise UserError(f"the model has no class {label!r}", where="label", remedy=f"one of {', '.join(classes[:8])}")
+    raise UserError(f"the model has no class {label!r}", where="label", remedy=f"use one of {', '.join(classes[:8])}")

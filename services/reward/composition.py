@@ -198,7 +198,7 @@ def _last_line(error: BaseException) -> str:
 
 def _checked(values: Mapping[str, Any]) -> dict[str, float]:
     if len(values) > MAX_COMPONENTS:
-        raise NotANumber(f"gave {len(values)} components, at most {MAX_COMPONENTS} are kept")
+        raise NotANumber(f"returned {len(values)} components, but at most {MAX_COMPONENTS} are allowed")
     checked = {}
     for key, value in values.items():
         what = "value" if key == "value" else f"component {str(key)[:40]!r}"

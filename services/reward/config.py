@@ -16,7 +16,7 @@ from areal_like.settings import Settings
 from services.environment.config import EnvironmentSettings
 from services.environment.loading import name_fault
 from services.reward.code_options import CodeOptions
-from services.reward.scorer_needs import needs_of, unreachable
+from services.reward.scorer_needs import needs_of, silent, unreachable
 from services.reward.scorer_options import EndpointOptions, OverlongOptions
 from services.reward.scorer_registry import SCORERS
 
@@ -44,7 +44,7 @@ class ClipSettings(Settings):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> ClipSettings:
         if self.min is None and self.max is None:
-            raise ValueError("bounds nothing; give min or max")
+            raise ValueError("has no bound; give min or max")
         if self.min is not None and self.max is not None and self.min >= self.max:
             raise ValueError(f"min {self.min:g} is not below max {self.max:g}")
         return self
@@ -195,10 +195,15 @@ def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 
 
 def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
-    """Servers of scorers at which nothing listens now: key below `reward`, fault, remedy."""
+    """Servers of scorers and environments at which nothing listens now: key below `reward`, fault, remedy."""
     for where, options in _usable_options(reward):
         if (error := unreachable(options)) is not None:
             yield f"{where}.options.{error.where}", error.what, error.remedy
+    environment = None if reward.addresses else reward.environment
+    if environment is not None and environment.kind == "openenv":
+        url = environment.options.get("url")
+        if isinstance(url, str) and (error := silent(url, "url")) is not None:
+            yield "environment.options.url", error.what, error.remedy
 
 
 def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:

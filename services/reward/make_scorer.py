@@ -34,7 +34,7 @@ def make_scorer(settings: ScorerSettings) -> Scorer:
         scorer: Scorer = import_factory(f"services.reward.scorers.{kind.scorer}", where)(options)
         return scorer
     near = difflib.get_close_matches(settings.kind, SCORERS, n=1)
-    known = f"there are {', '.join(SCORERS)} and your own module:function"
+    known = f"use {', '.join(SCORERS)}, or your own module:function"
     remedy = f"did you mean {near[0]}?" if near else known
     raise UserError("there is no such scorer", where=where, remedy=remedy)
 

@@ -84,7 +84,7 @@ class ModelHosts:
                 self.num_restarts += 1
                 if self.num_restarts > MAX_RESTARTS:
                     raise OperationError(f"the process of reward model {options.path} exits repeatedly")
-                log.error("the process of reward model %s ended (%s); it is started again", options.path,
+                log.error("the process of reward model %s exited with status %s; restarting it", options.path,
                           process.returncode)  # fmt: skip
                 self._processes[index] = _spawned(options)
                 try:

@@ -76,7 +76,7 @@ class ModelClient:
             body = receive(self._socket)
         except OSError as error:
             self._drop()
-            raise ModelFailed(f"the reward model's process does not answer ({error})") from error
+            raise ModelFailed(f"the reward model's process does not respond ({error})") from error
         if body is None:
             self._drop()
             raise ModelFailed("the reward model's process ended")
@@ -121,7 +121,7 @@ def receive(stream: socket.socket) -> bytes | None:
         return None
     length = PREFIX.unpack(prefix)[0]
     if length > MAX_BYTES:
-        raise OSError(f"a message of {length} bytes")
+        raise OSError(f"message too long: {length} bytes (limit {MAX_BYTES})")
     return _exactly(stream, length)
 
 

@@ -29,7 +29,7 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
     if not key:
         raise UserError(f"{place} contains no key", where=where, remedy="set it where the job is started")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"{place} does not contain a valid key: white space or letters beyond ASCII", where=where)
+        raise UserError(f"the key in {place} contains white space, control or non-ASCII characters", where=where)
     return key
 
 

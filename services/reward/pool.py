@@ -129,7 +129,7 @@ class Pool:
             outcome = await process.score(job, job_id, limit_s)
         except Overdue as overdue:
             self.counters["killed_overdue"] += 1
-            reason = f"{overdue.scorer or 'the scoring process'} ran past {limit_s:g} s"
+            reason = f"{overdue.scorer or 'the scoring process'} took longer than {limit_s:g} s"
             outcome = self._failure(job_id, "timed_out", reason, overdue.scorer, started_s)
             await self._reap(process)
         except Died as death:
@@ -265,7 +265,7 @@ class Pool:
                 if not process.check():
                     if is_idle:
                         self.counters["died_idle"] += 1
-                        log.warning("scoring process %d died idle", process.pid)
+                        log.warning("scoring process %d died while idle", process.pid)
                         await self._reap(process)
                 elif turn % MEMORY_EVERY == 0 and not process.killed_because:
                     await self._check_memory(process, is_idle)
@@ -277,7 +277,7 @@ class Pool:
         self.counters["killed_memory"] += 1
         limit_mb = self._settings.max_memory_mb
         process.killed_because = f"the scoring process held {used_bytes >> 20} MB, more than max_memory_mb {limit_mb}"
-        log.warning("%s; it is killed", process.killed_because)
+        log.warning("%s; killing it", process.killed_because)
         if is_idle and process in self._idle:
             await self._reap(process)
         else:

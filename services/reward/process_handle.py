@@ -53,7 +53,7 @@ class ScoringProcess(ChildProcess):
         if isinstance(answer, Refusal):
             raise UserError(answer.sentence)
         if not isinstance(answer, Ready):
-            raise Died("the scoring process broke its protocol while loading")
+            raise Died("the scoring process sent an unexpected message while loading")
         self.helpers = frozenset(descendants_of(self.pid))
         return answer
 

@@ -68,7 +68,7 @@ class ScoreSpec:
 class ScoreStatus:
     """Progress. num_before: number of rows that had a verdict at the start; stopped_by: the signal that ended it."""
 
-    num_rows: int = 0
+    num_rows: int
     num_before: int = 0
     totals: Totals = field(default_factory=Totals)
     scorer: str = ""

@@ -122,7 +122,7 @@ class VerdictFile:
                 row = next(rows, None)
                 if row is None:
                     raise UserError(
-                        f"has a verdict for line {number}, and the input has only {number - 1}",
+                        f"has a verdict for line {number}, but the input has only {number - 1}",
                         where=str(self._path), remedy=START_AGAIN,
                     )  # fmt: skip
                 self._check(number, record, scorer, row)
@@ -156,12 +156,12 @@ class VerdictFile:
     def _check(self, number: int, record: dict[str, Any], scorer: str, row: Row) -> None:
         if record["scorer"] != scorer:
             raise UserError(
-                f"line {number} was judged by {record['scorer']}, and this is {scorer}",
+                f"line {number} was judged by {record['scorer']}, but the current scorer is {scorer}",
                 where=str(self._path), remedy=f"use the same scorer and options, or {START_AGAIN}",
             )  # fmt: skip
         if record["key"] != key_of(scorer, row):
             raise UserError(
-                f"line {number} is not about line {number} of the input: the input has changed",
+                f"line {number} does not match line {number} of the input: the input has changed",
                 where=str(self._path), remedy=START_AGAIN,
             )  # fmt: skip
 

@@ -57,15 +57,22 @@ def unreachable(options: Settings) -> UserError | None:
     """The error that nothing listens at the endpoint. None if a server listens, if there is no endpoint, or behind a
     proxy."""
     if isinstance(options, HttpOptions):
-        url, key = options.url, "url"
-    elif isinstance(options, JudgeOptions):
-        url, key = options.base_url, "base_url"
-    else:
-        return None
+        return silent(options.url, "url")
+    return silent(options.base_url, "base_url") if isinstance(options, JudgeOptions) else None
+
+
+def silent(url: str, key: str) -> UserError | None:
+    """The error that nothing listens at `url`, the value of the option `key`. None if a server listens, behind a proxy,
+    and if it is not the address of a server."""
     from urllib.request import getproxies, proxy_bypass  # imports ssl, which scoring processes do not need
 
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+    except ValueError:
+        return None
+    if not host:
+        return None
     if getproxies().get(parts.scheme) and not proxy_bypass(host) and host not in ("localhost", "127.0.0.1", "::1"):
         return None
     try:

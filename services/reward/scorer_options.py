@@ -20,9 +20,9 @@ def _checked_url(url: str) -> str:
         parts = urlsplit(url)
         port_is_wrong = parts.port == 0
     except ValueError as error:
-        raise ValueError(f"`{url}` is not an address ({error})") from error
+        raise ValueError(f"`{url}` is not a valid URL ({error})") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
-        raise ValueError(f"`{url}` is not an address; http://host:port/path or https://... is expected")
+        raise ValueError(f"`{url}` is not a valid URL; http://host:port/path or https://... is expected")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
     return url
@@ -69,7 +69,7 @@ class MathOptions(Settings):
     def _pattern_and_rule_belong_together(self) -> MathOptions:
         if ("pattern" in self.rules) != (self.pattern is not None):
             raise ValueError(
-                "rule `pattern` and option `pattern` need each other: rules: [pattern, boxed],"
+                "rule `pattern` and option `pattern` must be set together, for example rules: [pattern, boxed],"
                 " pattern: '<answer>(.*?)</answer>'"
             )
         return self
@@ -93,7 +93,7 @@ class FormatOptions(Settings):
     @model_validator(mode="after")
     def _asks_for_something(self) -> FormatOptions:
         if self.regex is None and not self.must_contain and not self.must_stop:
-            raise ValueError("asks for nothing; give regex, must_contain or must_stop")
+            raise ValueError("checks nothing; set regex, must_contain or must_stop")
         return self
 
 
@@ -123,7 +123,7 @@ class EndpointOptions(Settings):
     @model_validator(mode="after")
     def _one_key(self) -> EndpointOptions:
         if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_env and key_file are both given; take one")
+            raise ValueError("key_env and key_file are both given; set only one")
         return self
 
 
@@ -149,9 +149,9 @@ class HttpOptions(EndpointOptions):
     def _no_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
             if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"):
-                raise ValueError(f"`{name}` would be written into the run's config.yaml; take key_env or key_file")
+                raise ValueError(f"`{name}` would be written into the run's config.yaml; use key_env or key_file")
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isascii() or not value.isprintable():
-                raise ValueError(f"`{name}` is not a header")
+                raise ValueError(f"`{name}` is not a valid header")
         return headers
 
 
@@ -199,13 +199,13 @@ class JudgeOptions(EndpointOptions):
     def _regex_has_a_group(cls, pattern: str) -> str:
         num_groups = re.compile(_checked_regex(pattern)).groups
         if num_groups != 1:
-            raise ValueError(f"needs one group, the score, and has {num_groups}")
+            raise ValueError(f"needs exactly one group, the score, but has {num_groups}")
         return pattern
 
     @model_validator(mode="after")
     def _holds_together(self) -> JudgeOptions:
         if (self.rubric is None) == (self.rubric_file is None):
-            raise ValueError("give rubric or rubric_file, one of them")
+            raise ValueError("set either rubric or rubric_file")
         if self.rubric is not None and (fault := fault_of_template(self.rubric)):
             raise ValueError(f"the rubric {fault}")
         if self.min_score >= self.max_score:
@@ -267,7 +267,7 @@ class LengthOptions(Settings):
     @model_validator(mode="after")
     def _asks_for_something(self) -> LengthOptions:
         if not self.min_tokens and self.max_tokens is None:
-            raise ValueError("asks for nothing; give min_tokens or max_tokens")
+            raise ValueError("checks nothing; set min_tokens or max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         return self

@@ -148,8 +148,9 @@ class RewardServer:
             if self._peer is not None:
                 await self._peer.close("service ends")
             await self._hub.close()
-            if self._doing is not None and self._tracer is not None:
+            if self._doing is not None:
                 self._doing.close()
+            if self._tracer is not None:
                 self._tracer.close()
         log.info("ended: %s", self.counters())
 
@@ -238,7 +239,7 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s is silent; it must register (Hello) and send its requests again", name)
+                    log.warning("%s is silent; it must register and send its requests again", name)
                     self._hub.forget(name)
                     self._dismiss(name)  # a dead run must not occupy the pool
 
@@ -270,7 +271,7 @@ class RewardServer:
         while True:
             message = await peer.receive(LISTEN_S)
             if isinstance(message, Shutdown):
-                log.info("the controller says: %s", message.reason)
+                log.info("the controller requested the shutdown: %s", message.reason)
                 self._drain_s = min(self._drain_s, max(message.deadline_s - CLOSING_S, 0.0))
                 self._stop.set()
 

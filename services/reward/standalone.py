@@ -80,13 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         "--silence-s", type=seconds, default=15.0, help="remove clients that are silent for this many seconds"
     )
     serve.set_defaults(run=_serve)
-    status = commands.add_parser("status", help="health and statistics; exit status 1 if a service does not answer")
+    status = commands.add_parser("status", help="health and statistics; exit status 1 if a service does not respond")
     status.add_argument("target", nargs="+", help="tcp://HOST:PORT of a standalone service, or the folder of a run")
     status.add_argument("--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}")
-    status.add_argument("--timeout-s", type=seconds, default=5.0, help="how long to wait for each answer")
+    status.add_argument("--timeout-s", type=seconds, default=5.0, help="how long to wait for each reply, in seconds")
     status.add_argument("--json", action="store_true", help="one JSON object per service")
     status.set_defaults(run=_status)
-    keys = commands.add_parser("keys", help="create the keys of a service, for it and for its clients")
+    keys = commands.add_parser("keys", help="create the keys of a service and its clients")
     keys.add_argument("folder", type=Path, nargs="?", help=KEYS_DEFAULT)
     keys.set_defaults(run=_keys)
     return parser
@@ -215,7 +215,7 @@ def page(address: str, stats: StatsReply) -> str:
 def _keys(arguments: argparse.Namespace) -> int:
     folder = arguments.folder or service_keys_folder()
     if any(folder.glob("*.secret")):
-        raise UserError("has keys already", where=str(folder), remedy="remove them first, or name another")
+        raise UserError("has keys already", where=str(folder), remedy="remove them first, or name another folder")
     make_service_credentials(folder)
     print(KEYS_WORDS.format(folder=folder, default=service_keys_folder()))
     return ORDERLY
@@ -226,6 +226,6 @@ def _made_keys(folder: Path | None) -> Path:
     folder = folder or service_keys_folder()
     is_new = not (folder / "server.secret").exists()
     make_service_credentials(folder)
-    log.info("%s keys in %s; a client needs a copy of it without server.secret, named as reward.curve_dir",
+    log.info("%s keys in %s; a client needs a copy of this folder, without server.secret, as its reward.curve_dir",
              "made" if is_new else "using", folder)  # fmt: skip
     return folder

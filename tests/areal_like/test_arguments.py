@@ -31,7 +31,7 @@ def test_whole_numbers_fit_every_counter(text: str, value: int) -> None:
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
         whole(text)
-    with pytest.raises(argparse.ArgumentTypeError, match="neither `all` nor a whole number from 0 on"):
+    with pytest.raises(argparse.ArgumentTypeError, match="neither `all` nor a whole number of at least 0"):
         whole_or_all(text)
 
 

@@ -55,9 +55,9 @@ def test_registered_names_instances_and_classes_by_import_path_are_found() -> No
         ("Dog", "no animal `Dog`", "did you mean dog?"),
         ("", "no animal ``", "dog, horse, or module:ATTRIBUTE"),
         ("my_animals:CTA", "module my_animals has no CTA", "did you mean my_animals:CAT?"),
-        ("no_such_module_here:x", "module no_such_module_here cannot be imported", "must be in the current folder"),
-        ("my_animals:stone", "my_animals:stone is not a Animal", "a subclass of"),
-        ("my_animals:Picky", "my_animals:Picky cannot be made without arguments", ""),
+        ("no_such_module_here:x", "module no_such_module_here cannot be imported", "put it in the current folder"),
+        ("my_animals:stone", "my_animals:stone is not a Animal", "name a subclass of"),
+        ("my_animals:Picky", "my_animals:Picky cannot be created without arguments", ""),
     ],
 )
 def test_a_wrong_name_is_one_error_with_the_nearest_right_one(name: str, what: str, remedy: str) -> None:
@@ -123,7 +123,7 @@ def test_module_that_is_not_there_needs_no_traceback(folder: Path, name: str) ->
     with pytest.raises(UserError) as caught:
         import_object(f"{name}:x", "zoo.kind")
     assert caught.value.__cause__ is None
-    assert caught.value.remedy == "it must be in the current folder or installed"
+    assert caught.value.remedy == "put it in the current folder, or install it"
 
 
 def test_path_of_the_user_is_looked_in_instead_of_the_current_folder(
@@ -157,7 +157,7 @@ def test_own_modules_are_not_looked_for_among_the_users(folder: Path) -> None:
 
 def test_factory_can_be_called() -> None:
     assert import_factory("my_animals:Cat", "zoo.kind") is Cat
-    with pytest.raises(UserError, match="my_animals:stone cannot be called -> name a function or a class"):
+    with pytest.raises(UserError, match="my_animals:stone is not callable -> name a function or a class"):
         import_factory("my_animals:stone", "zoo.kind")
 
 

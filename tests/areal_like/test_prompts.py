@@ -137,7 +137,7 @@ def test_messages_that_end_with_the_assistant_go_on_there() -> None:
     ("row", "words"),
     [
         ({}, "this one has "), ({"prompt": 5}, "this one has "), ({"prompt": " "}, "the prompt is empty"),
-        ({"messages": []}, "at least one"), ({"messages": "hi"}, "must be a list"),
+        ({"messages": []}, "must be a non-empty list"), ({"messages": "hi"}, "must be a non-empty list"),
         ({"messages": [{"role": "user"}]}, "role, content"), ({"messages": [{"content": "x"}]}, "role, content"),
         ({"messages": ["hi"]}, "role, content"),
     ],
@@ -162,8 +162,8 @@ def test_a_conversation_is_what_was_given_and_what_the_assistant_wrote_in_turns(
 @pytest.mark.parametrize(
     ("messages", "stop", "words"),
     [
-        ([], ";", "begin with another role"), (turns("a"), ";", "end with the assistant"),
-        (turns("a", "b", "c"), ";", "end with the assistant"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
+        ([], ";", "begin with a role other"), (turns("a"), ";", "end with `assistant`"),
+        (turns("a", "b", "c"), ";", "end with `assistant`"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
         (turns("a", ""), ";", "must be text"), (turns("a", "b", "c", "d"), "<end>", "does not end"),
         ([*turns("a"), {"role": "assistant", "content": "b", "tool_calls": [1]}], ";", "tool_calls"),
     ],
@@ -180,7 +180,7 @@ def test_a_template_that_raises_is_the_rows_mistake() -> None:
         def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
             raise ValueError("no system role\nand a trace")
 
-    with pytest.raises(UserError, match=r"refused the messages \(no system role\)"):
+    with pytest.raises(UserError, match=r"rejected the messages \(no system role\)"):
         encoder(Strict()).encode({"prompt": "hi"})
 
 

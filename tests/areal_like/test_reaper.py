@@ -60,6 +60,18 @@ def test_it_is_a_bare_interpreter_in_a_session_of_its_own_with_this_installation
     assert rest == [inherited] * bool(inherited)
 
 
+def test_a_busy_machine_that_does_not_end_it_in_time_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Process):
+        def wait(self, timeout_s: float) -> None:
+            super().wait(timeout_s)
+            raise subprocess.TimeoutExpired(self.command, timeout_s)
+
+    process = Slow([])
+    monkeypatch.setattr(reaper.subprocess, "Popen", lambda *args, **options: process)
+    reaper.start()()
+    assert process.done == ["kill", f"wait {reaper.CLOSE_S:g}", "close"]
+
+
 def test_a_controller_that_ends_normally_ends_it_and_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process([])
     monkeypatch.setattr(reaper.subprocess, "Popen", lambda *args, **options: process)

@@ -30,11 +30,11 @@ def test_an_answer_has_a_source_for_each_run_of_its_versions() -> None:
 @pytest.mark.parametrize(
     ("sources", "words"),
     [
-        ([("a", 3, 1, 1)], "must follow each other within 5 tokens"),
-        ([("a", 0, 4, 6)], "must follow each other within 5 tokens"),
-        ([("a", 0, 3, 5), ("b", 0, 4, 5)], "must follow each other"),
-        ([("", 0, 3, 4)], "needs the name of a model"),
-        ([("a" * 65, 0, 3, 4)], "needs the name of a model"),
+        ([("a", 3, 1, 1)], "in order and within 5 tokens"),
+        ([("a", 0, 4, 6)], "in order and within 5 tokens"),
+        ([("a", 0, 3, 5), ("b", 0, 4, 5)], "in order and within 5 tokens"),
+        ([("", 0, 3, 4)], "needs a model name"),
+        ([("a" * 65, 0, 3, 4)], "needs a model name"),
         ([("a", -1, 3, 4)], "a version of at least 0"),
         ([("a", 3, 1, 3)], "must equal the version of the source"),
     ],

@@ -128,7 +128,7 @@ def make_strong() -> Tool:
     [
         (["sqrt"], "no tool `sqrt` -> own, or module:FUNCTION"),
         ([f"{__name__}:serch"], "did you mean"),
-        ([f"{__name__}:search", f"{__name__}:ALL"], "two tools are called search"),
+        ([f"{__name__}:search", f"{__name__}:ALL"], "two tools have the name search"),
     ],
 )
 def test_names_that_lead_to_no_tool_are_refused(names: list[str], words: str) -> None:

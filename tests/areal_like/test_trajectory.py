@@ -76,6 +76,28 @@ def test_trajectories_that_contradict_themselves_are_refused(changed, words):
         Trajectory(**{name: np.array(arrays[name], kind) for name, kind in kinds.items()}, finish_reason="stop")
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "words"),
+    [
+        (np.array([0, -1], np.float32), "teacher_logprobs_T has 2 entries where 3 were expected"),
+        (np.array([0, -1, -1], np.float64), "teacher_logprobs_T must be float32"),
+        (np.array([-1, -1, -1], np.float32), "teacher_logprobs_T must be 0.0 where"),
+        (np.array([np.nan, -1, -1], np.float32), "teacher_logprobs_T must be 0.0 where"),
+    ],
+)
+def test_log_probs_of_a_teacher_are_those_of_sampled_tokens(logprobs, words):
+    made = Trajectory.from_prompt(np.array([1], np.int32), _segment().head(2), "stop")
+    with pytest.raises(ValueError, match=words):
+        msgspec.structs.replace(made, teacher_logprobs_T=logprobs)
+
+
+def test_a_teacher_that_rules_a_token_out_is_refused_by_the_trainer_and_not_here():
+    made = Trajectory.from_prompt(np.array([1], np.int32), _segment().head(2), "stop")
+    assert made.teacher_logprobs_T is None
+    taught = msgspec.structs.replace(made, teacher_logprobs_T=np.array([0, -np.inf, np.nan], np.float32))
+    assert taught.teacher_logprobs_T[1] == -np.inf
+
+
 def _routed(experts: np.ndarray) -> Trajectory:
     """Two prompt tokens and three answer tokens, whose four positions but the last have experts."""
     return Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop", experts)
@@ -99,11 +121,11 @@ def test_a_trajectory_has_no_experts_unless_they_are_given():
     ("experts", "words"),
     [
         (np.zeros((5, 2, 3), np.int32), "5 positions where 4"),
-        (np.zeros((4, 2), np.int32), "three dimensions"),
-        (np.full((4, 2, 3), -1, np.int32), "at least 0"),
-        (np.full((4, 2, 3), 65_536, np.int32), "at most 65535"),
-        (np.arange(-1, 23).reshape(4, 2, 3), "at least 0"),
-        (np.arange(65_513, 65_537).reshape(4, 2, 3), "at most 65535"),
+        (np.zeros((4, 2), np.int32), "must be a 3-D array"),
+        (np.full((4, 2, 3), -1, np.int32), "from 0 to 65535"),
+        (np.full((4, 2, 3), 65_536, np.int32), "from 0 to 65535"),
+        (np.arange(-1, 23).reshape(4, 2, 3), "from 0 to 65535"),
+        (np.arange(65_513, 65_537).reshape(4, 2, 3), "from 0 to 65535"),
     ],
 )
 def test_experts_that_cannot_be_are_refused(experts, words):
@@ -169,12 +191,12 @@ def test_joining_nothing_copies_nothing():
 @pytest.mark.parametrize(
     ("ends", "rewards", "words"),
     [
-        ([1, 3], None, "go together"),
-        (None, [1.0], "go together"),
-        ([1, 2], [0.0, 1.0], "must rise from above 0 to the 3 sampled tokens"),
-        ([0, 3], [0.0, 1.0], "must rise"),
-        ([2, 2, 3], [0.0, 1.0, 0.0], "must rise"),
-        ([], [], "must rise"),
+        ([1, 3], None, "must be given together"),
+        (None, [1.0], "must be given together"),
+        ([1, 2], [0.0, 1.0], "must be positive, strictly increase and end at 3,"),
+        ([0, 3], [0.0, 1.0], "strictly increase"),
+        ([2, 2, 3], [0.0, 1.0, 0.0], "strictly increase"),
+        ([], [], "strictly increase"),
         ([1, 3], [0.0], "turn_rewards_K has 1 entries where 2 were expected"),
         ([1, 3], [0.0, np.nan], "must be finite"),
     ],
@@ -204,7 +226,7 @@ def test_each_answer_of_a_sample_is_trained_on_in_one_trajectory():
     check_disjoint([_answers([0, 1]), _answers([2])])
     with pytest.raises(ValueError, match="does not say which answers it has"):
         check_disjoint([_answers([0]), _answers(None)])
-    with pytest.raises(ValueError, match="answer 1 of the sample is trained on twice"):
+    with pytest.raises(ValueError, match="answer 1 of the sample would be trained on twice"):
         check_disjoint([_answers([0, 1]), _answers([1, 2])])
 
 

@@ -33,10 +33,10 @@ def test_given_tokens_have_places_that_never_decrease(facts: dict[str, Any]) -> 
     ("facts", "words"),
     [
         ({"places": [0, 2]}, "int32 arrays"), ({"tokens": np.array([7, 8])}, "int32 arrays"),
-        ({"places": np.zeros((2, 1), np.int32)}, "one dimension"), ({"tokens": np.zeros((2, 1), np.int32)}, "one dim"),
+        ({"places": np.zeros((2, 1), np.int32)}, "one-dim"), ({"tokens": np.zeros((2, 1), np.int32)}, "one-dim"),
         ({"places": np.zeros(2, np.float32)}, "int32 arrays"), ({"places": (0,)}, "needs a place"),
         ({"places": (), "tokens": (1,)}, "needs a place"), ({"places": (-1, 2)}, "needs a place"),
-        ({"places": (2, 1)}, "never decrease"), ({"num_turns": -1}, "must not be negative"),
+        ({"places": (2, 1)}, "must not decrease"), ({"num_turns": -1}, "num_turns must be at least 0"),
         ({"state": bytes(MAX_STATE_BYTES + 1)}, "at most"),
     ],
 )  # fmt: skip

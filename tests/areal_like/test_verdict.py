@@ -16,7 +16,7 @@ def test_a_score_is_a_finite_number(value: float | None) -> None:
 
 @pytest.mark.parametrize("kind", ["timed_out", "crashed", "invalid"])
 def test_an_answer_without_a_score_has_no_number_not_even_zero(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"a verdict of kind {kind} has no value"):
+    with pytest.raises(ValueError, match=f"a verdict of kind {kind} must not have a value"):
         Verdict(kind=kind, value=0.0)  # type: ignore[arg-type]
     assert Verdict(kind=kind).is_scored is False  # type: ignore[arg-type]
 

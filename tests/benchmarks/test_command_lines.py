@@ -54,7 +54,7 @@ def test_seeds_of_a_comparison_that_are_none_are_one_sentence(monkeypatch, capsy
     call(monkeypatch, "--seeds", "one")
     with pytest.raises(SystemExit):
         Comparison("modes", "mode", ("sync", "async")).main("")
-    assert "'one': write whole numbers from 0, with commas between several" in capsys.readouterr().err
+    assert "'one': write whole numbers from 0, separated by commas" in capsys.readouterr().err
 
 
 def test_a_list_has_at_least_one_value_each_of_its_kind() -> None:
@@ -63,7 +63,7 @@ def test_a_list_has_at_least_one_value_each_of_its_kind() -> None:
     )  # fmt: skip
     for kind, text in ((INTEGERS, ""), (INTEGERS, "1,"), (INTEGERS, "-1"), (INTEGERS, "unbounded"), (NUMBERS, "nan"),
                        (TEXTS, "low"), (BOUNDS, "")):  # fmt: skip
-        with pytest.raises(argparse.ArgumentTypeError, match="with commas between several"):
+        with pytest.raises(argparse.ArgumentTypeError, match="separated by commas"):
             kind(text)
 
 

@@ -33,7 +33,7 @@ def ledger(*batches: tuple[int, str, dict[int, tuple[int, ...]]], failed: int = 
             )
     for seq, (step, lineage, used) in enumerate(batches):
         groups = tuple(BatchGroup(group_id=g, sample_indices=s, first_version=0) for g, s in used.items())
-        db.execute("INSERT INTO batches VALUES (?, ?, ?, 0, ?)", (seq, step, lineage, encode_groups(groups)))
+        db.execute("INSERT INTO batches VALUES (?, ?, ?, 0, ?, NULL)", (seq, step, lineage, encode_groups(groups)))
     return db
 
 

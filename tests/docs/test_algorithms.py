@@ -57,6 +57,10 @@ def test_examples_are_valid(block: str) -> None:
         for key, value in (keys.items() if isinstance(keys, dict) else [("", keys)])
     }
     dumped |= {
+        f"rollout.{key}": yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[0]
+        for key, value in whole.pop("rollout", {}).items()
+    }
+    dumped |= {
         key: yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[0] for key, value in whole.items()
     }
     load_config("quickstart", [f"{key}={value}" for key, value in dumped.items()])

@@ -182,3 +182,12 @@ def test_every_quoted_message_is_one_of_ours(message: str) -> None:
 def test_every_result_named_in_the_text_has_a_table(page: Path) -> None:
     for name in re.findall(r"^<!-- measured: (\w+) -->$", page.read_text(), re.MULTILINE):
         assert name in TABLES, name
+
+
+@pages
+def test_every_table_has_its_header(page: Path) -> None:
+    """An empty line ends a table: the rows after it would be shown as text."""
+    lines = ["", *page.read_text().splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        if line.startswith("|") and not before.startswith("|"):
+            assert re.fullmatch(r"\|[\s:|-]+\|", after), f"{page.name}: {line[:60]}"

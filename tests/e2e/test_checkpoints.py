@@ -35,7 +35,7 @@ def test_checkpoint_on_demand_is_on_disk_exports_and_comes_back_bit_for_bit(area
     assert run.wait() == 0, run.output
     late = areal("checkpoint", str(run.folder))
     assert late.wait() == 2
-    assert "only a run in progress can save a checkpoint" in late.output
+    assert "only such a run can save a checkpoint" in late.output
 
 
 def test_disk_that_refuses_a_checkpoint_in_mid_run_is_reported_and_the_run_goes_on(areal, quickstart, short):

@@ -37,6 +37,7 @@ def test_a_colocated_run_ends_with_bit_equal_weights_and_releases_memory_at_ever
     assert '"take_memory"' in trace
 
 
+@pytest.mark.thorough
 def test_a_worker_killed_in_any_phase_of_a_colocated_run_holds_nobody_up(areal, quickstart, short):
     run = areal("train", quickstart, *short, "mode=sync", "placement=colocated", "num_steps=400", "eval.at_start=false")
     for step in (1, 3, 5):  # right after a step: at work, loading, or about to release

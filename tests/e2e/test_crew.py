@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
+
+from controller.dashboard.access import TOKEN_HEADER
 
 pytestmark = pytest.mark.e2e
 
 TWO = ["rollout.num_workers=2", "rollout.engine.num_slots=32", "warm_start=null", "trainer.checkpoint.every_steps=100"]
 """What the model can do does not matter here."""
+LONG_S = 600.0
+"""Only a bound on a hang."""
 
 
 def assert_whole(run):
@@ -24,32 +31,58 @@ def notes(run, kind):
     return [row["text"] for row in run.metrics("note") if row["note"] == kind]
 
 
-def test_drained_worker_hands_over_and_an_added_one_is_taken_in(areal, quickstart, short):
-    """As many steps as it takes: the run is stopped when the added worker has taken part."""
+@pytest.fixture
+def act(areal, runs_dir):
+    """Perform an action of the dashboard on a run; returns its lines. The dashboard is the real command."""
+    token = "a-token-of-enough-signs"
+    server = areal("dashboard", str(runs_dir), "--port", "0", "--token", token)
+    address: list[str] = []
+
+    def perform(run, action: str, **body: str) -> dict[str, Any]:
+        if not address:
+            server.wait_until(lambda: "Ctrl-C" in server.output, "the dashboard's address")
+            address.extend(re.findall(r"http://127\.0\.0\.1:\d+", server.output))
+        url = f"{address[0]}/run/{run.folder.name}/actions/{action}"
+        headers = {"Content-Type": "application/json", TOKEN_HEADER: token}
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=LONG_S) as answer:
+            return json.load(answer)
+
+    return perform
+
+
+def test_drained_worker_hands_over_and_an_added_one_is_taken_in(areal, act, quickstart, short):
+    """As many steps as it takes: the run is stopped when the added worker has taken part. Half of the commands are
+    given in the dashboard, which performs them on the running job.
+    """
     run = areal("train", quickstart, *short, *TWO, "num_steps=2000")
     run.wait_for_step(2)
     drained = areal("drain", str(run.folder), "rollout-1")
     assert drained.wait() == 0, drained.output
     assert "has left" in drained.output
-    refused = areal("drain", str(run.folder), "rollout-0")
-    assert refused.wait() == 1
-    assert "only rollout worker" in refused.output
+    refused = act(run, "drain", worker="rollout-0")
+    assert not refused["is_done"]
+    assert "only rollout worker" in "".join(refused["lines"])
     num_swaps = len(run.metrics("swap"))
-    added = areal("add", str(run.folder))
-    assert added.wait() == 0, added.output
-    (name,) = [line.split()[-3] for line in added.output.splitlines() if line.endswith(" has joined")]
+    added = act(run, "add")
+    assert added["is_done"], added
+    (name,) = [line.split()[-3] for line in added["lines"] if line.endswith(" has joined")]
     assert name in ("rollout-1", "rollout-2"), "the lowest number that is free, once the drained process has ended"
     run.wait_until(
         lambda: [row["worker"] for row in run.metrics("swap")[num_swaps:]].count(name) > 2,
         "three versions loaded by the added worker",
     )
-    os.kill(run.process.pid, signal.SIGTERM)
+    saved = act(run, "checkpoint")
+    assert saved["is_done"], saved
+    assert list((run.folder / "checkpoints").iterdir())
+    stopped = act(run, "stop")
+    assert stopped["is_done"], stopped
     assert run.wait() == 0, run.output
     assert "restarting it" not in run.output
     assert_whole(run)
     assert any("rollout-1" in text for text in notes(run, "worker_left"))
 
 
+@pytest.mark.thorough
 def test_notice_of_a_spot_machine_moves_running_answers_and_the_timeline_shows_it(areal):
     """On emulated GPUs, whose few slots are always taken: there is always an answer to be moved."""
     slow = ["emulation.speedup=20", "emulation.mean_tokens=2000", "rollout.engine.num_slots=4"]

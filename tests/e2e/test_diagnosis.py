@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from conftest import START
 
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
@@ -21,7 +22,7 @@ EMULATED = [
     "emulated", "groups_per_step=8", "group_size=4", "num_steps=12", "emulation.mean_tokens=2000",
     "metrics.report=false",
 ]  # fmt: skip
-SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64", "metrics.report=false"]
+SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64", "metrics.report=false", *START]
 REWARDS = """
     import random, time
 
@@ -52,14 +53,16 @@ def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal):
     assert first.predicted.startswith("Estimated steps per second: +")
 
 
+@pytest.mark.thorough
 def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal):
     many = ["rollout.num_workers=4", "emulation.trainer_gpus=1", "emulation.train_mfu=0.02", "name=many"]
     first = diagnosed(areal("train", *EMULATED, "emulation.speedup=20", *many))[0]
-    assert "the trainer is the bottleneck, there are more rollout workers than it needs" in first.title
+    assert "the trainer is the bottleneck, there are more rollout workers than the trainer needs" in first.title
     assert "held back by the staleness bound (4)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice
 
 
+@pytest.mark.thorough
 def test_run_with_a_stalled_reward_function_gets_that_finding_first(areal, quickstart, tmp_path):
     (tmp_path / "my_rewards.py").write_text(textwrap.dedent(REWARDS))
     reward = ["reward.scorers=[{kind: 'my_rewards:hangs'}]", "reward.timeout_s=0.5", "reward.retries=0"]
@@ -67,7 +70,7 @@ def test_run_with_a_stalled_reward_function_gets_that_finding_first(areal, quick
     first = diagnosed(areal("train", quickstart, *SMALL, *reward, *sizes))[0]
     assert first.title.startswith("The reward function stalls the run")
     assert "scorer my_rewards:hangs" in first.title
-    assert "not for lack of rollout workers" in first.detail
+    assert "the cause is not a lack of rollout workers" in first.detail
     assert "timed out" in first.detail
 
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import sqlite3
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from conftest import START
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -33,16 +35,17 @@ pytestmark = pytest.mark.e2e
 TEMPERATURE, MAX_NEW_TOKENS = 0.9, 72
 NUM_STEPS, GROUPS, GROUP_SIZE = 12, 6, 4
 NUM_CHECKED = 96
-TURN_S, REST_S = 0.005, 0.03
+POLL_S = 0.01
 TOLERANCE_NATS, APART_NATS = 1e-4, 0.1
 MOVING = [
     f"num_steps={NUM_STEPS}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}", "staleness.max_staleness=8",
     "data.train.options={pgeo: 0.05}", "data.eval=null", "eval.every_steps=0", "metrics.report=false",
-    "rollout.engine.num_slots=64",
+    "rollout.engine.num_slots=128",
     f"sampling.temperature={TEMPERATURE}", f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
     "trainer.mini_batches=3", "trainer.optimizer.lr=1e-3", "trainer.optimizer.warmup_steps=0",
     "trainer.weights.kind=disk", "trainer.weights.keep=1000", "ledger.keep_mb=null",
-    "reward.scorers=[{kind: 'coin:toss'}]",
+    "launch.silence_s=600", "launch.controller_silence_s=600",  # workers are suspended for whole steps of the trainer
+    "reward.scorers=[{kind: 'coin:toss'}]", *START,
 ]  # fmt: skip
 """Long answers, small batches, and an update that moves the policy far: a new version several times an answer."""
 COIN = """
@@ -79,31 +82,36 @@ class Sample:
         return float(np.abs(first - last)[mask].mean())
 
 
+def count_batches(folder: Path) -> int:
+    """Batches that the trainer has received so far."""
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'ledger.sqlite'}?mode=ro", uri=True)) as ledger:
+        return ledger.execute("SELECT count(*) FROM batches").fetchone()[0]
+
+
 def follow(run, keep: Path) -> dict[int, Path]:
     """Follow the run to its end; returns the payload of every version, linked as it appears (the store goes then).
 
-    Rollout workers get a seventh of the time, in slices of milliseconds: that is what makes an answer outlast several
-    steps of the trainer on any machine, and so forces swaps into the middle of it.
+    Rollout workers are suspended while the trainer has a batch, and resumed when its version is published: the answers
+    that are in flight then, most of them, continue under the new version. So an answer outlasts steps of the
+    trainer on any machine, however it shares out its time.
     """
     keep.mkdir()
     run.wait_until(lambda: bool(run.metrics("swap")), "the first version in an engine")
     workers = [process for process in run.family() if "rollout" in command_words(process)]
     store = run.folder / "weights"
     while run.process.poll() is None:
-        is_slow = len(run.metrics("step")) < NUM_STEPS
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for worker in workers if is_slow else []:
-                worker.suspend()
         for manifest in store.glob("*.manifest.json"):
             with contextlib.suppress(FileNotFoundError):  # the run ended meanwhile
                 payload = json.loads(manifest.read_text())["payload"]
                 if not (keep / payload).exists():
                     os.link(store / payload, keep / payload)
-        time.sleep(REST_S)
+        num_published = len(list(keep.iterdir())) - 1  # the first version is the starting model's
+        num_batches = count_batches(run.folder)
+        is_training = num_published < num_batches < NUM_STEPS
         with contextlib.suppress(psutil.NoSuchProcess):
             for worker in workers:
-                worker.resume()
-        time.sleep(TURN_S)
+                worker.suspend() if is_training else worker.resume()
+        time.sleep(POLL_S)
     return {int(path.name[1:].partition("-")[0]): path for path in keep.iterdir()}
 
 
@@ -119,8 +127,7 @@ def consumed_samples(folder: Path) -> list[Sample]:
 
 
 def drawn(samples: list[Sample]) -> list[Sample]:
-    """Those to check: three quarters out of the interrupted ones, so that what the check means does not depend on how
-    the machine shares out its time."""
+    """Those to check: three quarters out of the interrupted ones."""
     samples = random.Random(0).sample(samples, len(samples))
     interrupted = [sample for sample in samples if len(sample.versions) > 1][: NUM_CHECKED * 3 // 4]
     others = [sample for sample in samples if len(sample.versions) == 1]

@@ -8,6 +8,9 @@ import sqlite3
 
 import pytest
 
+from controller.ledger.schema import decode_groups
+from controller.runs.replay.tensors import digests_in, total
+
 pytestmark = pytest.mark.e2e
 
 LONGER = ["num_steps=14", "trainer.checkpoint.every_steps=4"]
@@ -72,15 +75,17 @@ def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, shor
 
 
 def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short, gate):
-    """Weights by `stream`: the workers lose the server of their versions, and find the next one."""
+    """Weights by `stream`: the workers lose the server of their versions, and find the next one. Repeated steps reuse
+    the groups of earlier steps that they reused first. A replay of the finished run ends with the same weights."""
     more = ["trainer.weights.kind=stream", "trainer.checkpoint.every_steps=5"]  # 6 to 9 steps are made before the kill
+    more += ["replay_buffer={groups_per_step: 3, max_age: 2}"]
     run = areal("train", quickstart, *short, *LONGER, *more, *gate.after_step(6))
     run.wait_for_step(6)
     run.wait_until(lambda: (run.folder / "checkpoints" / "step_000005").is_dir(), "a checkpoint")
     kill(run.pid_of("trainer"))
     gate.open()
     assert run.wait() == 0, run.output
-    assert "the trainer starts again from version " in run.output
+    assert "the trainer restarts from version " in run.output
     assert "quarantined" not in run.output
     assert "trainer: ended with signal SIGKILL" in run.output
     assert_whole(run, 14)
@@ -90,11 +95,22 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
         rows = db.execute("SELECT reason, checkpoint_version FROM trainer_restarts JOIN lineages USING (lineage)")
         ((reason, base),) = rows.fetchall()
         replayed = [step for (step,) in db.execute("SELECT step FROM batches WHERE is_replay ORDER BY seq")]
+        records = db.execute("SELECT step, groups, reused FROM batches").fetchall()
     assert reason == "trainer: ended with signal SIGKILL"
     assert base == 5
     assert replayed == list(range(base + 1, base + 1 + len(replayed)))
     assert replayed
+    assert len(set(records)) == 14, "a repeated step has the groups of the first time"
+    reused = {step: 4 * len(decode_groups(blob)) for step, _, blob in records if blob}
+    assert 2 in reused, "all groups of step 1 may be reused in step 2"
+    assert {row["step"]: row["reused_samples"] for row in run.metrics("step") if "reused_samples" in row} == reused
     assert "SIGKILL" in areal_report(run)
+    replayed = areal("replay", str(run.folder))
+    assert replayed.wait() == 0, replayed.output
+    assert "from the starting model; 2 starts of the trainer, at versions 0, 5" in replayed.output
+    final = digests_in(run.folder / "final")
+    assert f"final ({len(final)} tensors): equal, sha256 {total(final)}" in replayed.output
+    assert "equal: 14 steps" in replayed.output
 
 
 def areal_report(run):
@@ -104,6 +120,7 @@ def areal_report(run):
     return write_report(RunFolder(run.folder)).read_text()
 
 
+@pytest.mark.thorough
 def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_finishes(
     areal, quickstart, short, gate
 ):

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from controller.launch.forked import SHARED
+from controller.run_folder.run_folder import RunFolder
+from controller.runs.verify.verify import verify
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +67,13 @@ def test_staleness_bound_held_and_ledger_adds_up(finished):
     )
     config = yaml.safe_load((finished.folder / "config.yaml").read_text())
     assert summary["samples_consumed"] == config["num_steps"] * config["groups_per_step"] * config["group_size"]
+
+
+def test_everything_that_was_recorded_is_verified(finished):
+    found = verify(RunFolder(finished.folder))
+    assert found.findings == []
+    assert found.notes == []
+    assert "1 exported models" in found.counts[0]
 
 
 def test_run_folder_holds_what_it_promises(finished):

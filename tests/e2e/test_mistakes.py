@@ -26,7 +26,7 @@ MISTAKES = {
     "sync with a bound": (["mode=sync", "staleness.max_staleness=4"], ["sync"]),
     "reward that cannot be imported": (["reward.scorers=[{kind: 'no_such_module:f'}]"], ["no_such_module"]),
     "unknown option of a scorer": (["reward.scorers=[{kind: math, options: {gold: x}}]"], ["options.gold"]),
-    "scorer without what it needs": (["reward.scorers=[{kind: format}]"], ["asks for nothing"]),
+    "scorer without what it needs": (["reward.scorers=[{kind: format}]"], ["checks nothing"]),
     "a group too large for memory": (["group_size=1e11"], ["at most 65,536"]),
     "another system's key": (["actor_rollout_ref.rollout.n=8"], ["group_size"]),
     "unknown scorer": (["reward.scorers=[{kind: maths}]"], ["math"]),

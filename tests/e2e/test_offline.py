@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -49,3 +50,22 @@ def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, 
     exported = run_class(["export", str(cut.folder), str(tmp_path / "model")], tmp_path, runs_dir)
     assert exported.wait() == 0, exported.output
     assert (tmp_path / "model" / "tokenizer.json").is_file()
+
+
+@pytest.mark.thorough
+def test_a_killed_rank_ends_the_run_and_resume_continues_it(run_class, tmp_path, runs_dir):
+    words = [*SHORT, "max_steps=12", "trainer.ranks=2", "trainer.threads=1", f"runs_dir={runs_dir}"]
+    cut = run_class(["dpo", "offline/dpo", "name=cut", *words], REPOSITORY, runs_dir)
+    cut.wait_for_step(6)
+    members = psutil.Process(cut.process.pid).children(recursive=True)
+    [rank] = [one for one in members if any(word.endswith("/trainer-1.json") for word in one.cmdline())]
+    rank.kill()
+    assert cut.wait() == 1, cut.output
+    errors = [line for line in cut.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "process trainer-1 ended with status -9" in errors[0]
+
+    again = run_class(["resume", str(cut.folder)], tmp_path, runs_dir)
+    assert again.wait() == 0, again.output
+    assert "continuing from step" in again.output
+    assert (cut.folder / "final" / "model.safetensors").is_file()

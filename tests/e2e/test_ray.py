@@ -153,6 +153,7 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert "missing in the whole cluster: comes_and_goes 3" in small.output
 
 
+@pytest.mark.thorough
 def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir, short):
     words = [*short, *FEW, *STAYS, "rollout.num_workers=1", "name=submitted", f"runs_dir={runs_dir}"]
     entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
@@ -182,11 +183,11 @@ def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_sto
     )  # fmt: skip
     run.wait_for_step(2)
     os.kill(pid_of_seated("trainer"), signal.SIGKILL)
-    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 1, "the trainer's next life")
+    run.wait_until(lambda: run.output.count("the trainer restarts from version") == 1, "the trainer's next life")
     assert losses(run)[0]["reason"] == "ended with signal SIGKILL"
     in_cluster.nodes[-1].kill_raylet()
     run.wait_until(lambda: len(losses(run)) == 2, "the loss of a rollout worker")
-    assert "of the Ray cluster is gone" in losses(run)[1]["reason"]
+    assert "is no longer in the Ray cluster" in losses(run)[1]["reason"]
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 2)
     said = len(run.output)
     in_cluster.nodes[-2].kill_raylet()
@@ -194,7 +195,7 @@ def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_sto
     run.wait_until(lambda: missing in run.output[said:], "what the trainer waits for")
     run.wait_until(lambda: len(losses(run)) == 4, "the loss of the other rollout worker")
     assert {row["name"] for row in losses(run)} == {"trainer", "rollout-0", "rollout-1"}
-    assert all("of the Ray cluster is gone" in row["reason"] for row in losses(run)[2:])
+    assert all("is no longer in the Ray cluster" in row["reason"] for row in losses(run)[2:])
     step, swaps = max(row["step"] for row in run.metrics("step")), len(run.metrics("swap"))
     in_cluster.add(num_cpus=2, resources={"comes_and_goes": 3, "trains": 1})
     run.wait_until(
@@ -216,6 +217,7 @@ def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_sto
     assert (run.folder / "checkpoints" / f"step_{summary['steps']:06d}").is_dir()
 
 
+@pytest.mark.thorough
 def test_stranger_without_the_token_learns_how_to_get_in(nodes, areal, monkeypatch):
     for key, value in nodes.environment.items():
         monkeypatch.setenv(key, value)

@@ -133,6 +133,7 @@ def _look_at_the_end(run: Any, type_in: Callable[..., tuple[int, str]]) -> None:
     assert str(run.folder) not in type_in("ps", "--json")[1]
 
 
+@pytest.mark.thorough
 def test_stop_now_resume_and_a_killed_controller_are_reported_as_they_are(
     areal, quickstart, short, type_in, own_forkserver
 ):

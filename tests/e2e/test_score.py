@@ -140,7 +140,7 @@ def test_a_changed_input_and_a_changed_scorer_are_refused(score: Start, tmp_path
     assert score("mine:score", [{"response": "a"}, {"response": "b"}]).wait() == 0
     changed = score("mine:score", [{"response": "a"}, {"response": "c"}])
     assert changed.wait() == 2
-    assert "line 2 is not about line 2 of the input" in changed.output
+    assert "line 2 does not match line 2 of the input" in changed.output
     (tmp_path / "mine.py").write_text(MY_SCORER + "\n# another version\n")
     other = score("mine:score", [{"response": "a"}, {"response": "b"}])
     assert other.wait() == 2

@@ -201,9 +201,9 @@ def test_attaching_needs_the_same_model_and_then_works_as_well(world: World, tmp
         key = live.client._session.headers["Authorization"].removeprefix("Bearer ")
         other = AutoConfig.for_model("qwen3", **{**CONFIG, "hidden_size": 64})
         other.save_pretrained(tmp_path / "other")
-        with pytest.raises(UserError, match=r"has another model .* hidden_size is 32, ours is 64"):
+        with pytest.raises(UserError, match=r"has another model .* hidden_size is 32, expected 64"):
             await check_attached(live.client.url, settings, "recompute", tmp_path / "other", CONTEXT, key)
-        with pytest.raises(UserError, match="no SGLang server answers"):
+        with pytest.raises(UserError, match="no SGLang server responds"):
             await check_attached("http://127.0.0.1:9", settings, "recompute", world.model_dir, CONTEXT)
         key_file = tmp_path / "key"
         key_file.write_text(key)
@@ -385,6 +385,7 @@ def test_a_stranger_reaches_no_route_of_the_server(world: World) -> None:
     world.run(body)
 
 
+@pytest.mark.thorough
 def test_a_killed_server_leaves_nothing_in_shared_memory_and_no_wrong_stamp(world: World) -> None:
     async def body() -> None:
         await world.load(2)

@@ -79,6 +79,7 @@ def go_on(run, num_steps: int) -> None:
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + num_steps)
 
 
+@pytest.mark.thorough
 def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_python):
     run = areal(
         "train", quickstart, *short, f"num_steps={NUM_STEPS}", "trainer.checkpoint.every_steps=4",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
     ("given", "said"),
     [
         ("rollout.engine.sglang.arguments={enable-metric: true}", "SGLang 0.5.23 has no argument `enable-metric`"),
-        ("rollout.engine.python=/nowhere/python", "there is no interpreter /nowhere/python"),
+        ("rollout.engine.python=/nowhere/python", "there is no Python interpreter at /nowhere/python"),
     ],
 )
 def test_mistakes_are_one_sentence(areal, quickstart, short, sglang_python, given, said):

@@ -21,6 +21,7 @@ FEW = ["warm_start=null"]
 """What it learns is no matter here, and the warm start is made by another stream of tests at this time."""
 
 
+@pytest.mark.thorough
 def test_run_of_two_ranks_goes_on_with_one_and_back(areal, quickstart, short):
     """`resume` after a change of config.yaml: the checkpoint is the same for all backends."""
     run = areal("train", quickstart, *short[1:], *FEW, "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
@@ -68,13 +69,13 @@ def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_r
     run.wait_for_step(5)
     one_life = pids_of_ranks(run)
     os.kill(one_life[1], signal.SIGKILL)
-    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 1, "a restart")
+    run.wait_until(lambda: run.output.count("the trainer restarts from version") == 1, "a restart")
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 1)  # replayed steps have a row already
     next_life = pids_of_ranks(run)
     assert not set(one_life) & set(next_life), "both ranks are new"
     for pid in next_life:
         os.kill(pid, signal.SIGKILL)
-    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 2, "another restart")
+    run.wait_until(lambda: run.output.count("the trainer restarts from version") == 2, "another restart")
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 1)
     run.process.terminate()
     assert run.wait() == 0, run.output

@@ -32,7 +32,7 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
     log = run.folder / "logs" / "trainer.log"
     run.wait_until(lambda: len(generations(log)) >= 2, "a new group that serves both, the dead worker's successor too")
     os.kill(run.pid_of("trainer"), signal.SIGKILL)  # the root of the group: its members wait at the other ends
-    run.wait_until(lambda: "the trainer starts again from version" in run.output, "its restart")
+    run.wait_until(lambda: "the trainer restarts from version" in run.output, "its restart")
     length = len(log.read_text())
     run.wait_until(lambda: generations(log, length) != set(), "a group of the new trainer that serves both")
     os.kill(run.process.pid, signal.SIGINT)
@@ -46,4 +46,4 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
 
 def generations(log: Path, start: int = 0) -> set[str]:
     """Numbers of the groups by which a version went to both workers, found in the log from `start` on."""
-    return set(re.findall(r"went to rollout-0, rollout-1 by \S+\.weights\.(\d+) in", log.read_text()[start:]))
+    return set(re.findall(r"to rollout-0, rollout-1 by \S+\.weights\.(\d+) in", log.read_text()[start:]))

@@ -27,6 +27,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
     parser.add_argument("--mutants", type=int, default=120, help="how many are drawn")
     parser.add_argument("--threshold", type=float, default=92.0, help="per cent; below it the status is 1")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N",
+                        help="every N-th mutant of the draw from the K-th on: N commands share the work")  # fmt: skip
     parser.add_argument("--only", default="*", help="pattern of modules, e.g. 'controller/*ledger*'")
     parser.add_argument("--tests", action="append", metavar="PATTERN",
                         help="use only test files that match, e.g. 'tests/trainer/*', repeatable: a quick look at "
@@ -48,6 +50,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def part(text: str) -> tuple[int, int]:
+    """`2/3` as (2, 3)."""
+    number, _, total = text.partition("/")
+    if not 1 <= int(number) <= int(total):
+        raise ValueError(text)
+    return int(number), int(total)
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -64,10 +74,13 @@ def main() -> int:
         chosen = (
             named(copy, options.place) if options.place else draw(copy, options.seed, options.mutants, options.only)
         )
+        number, total = options.part
+        chosen = chosen[number - 1 :: total]
         trial = Trial(copy, server, tests, budget_s=options.budget_s, grace_s=options.grace_s)
         results = [trial.run(drawn, say) for drawn in chosen]
     commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
-    say(f"\nseed {options.seed}, {len(results)} mutants, commit {commit.stdout.strip()}")
+    share = f", part {number} of {total}" if total > 1 else ""
+    say(f"\nseed {options.seed}{share}, {len(results)} mutants, commit {commit.stdout.strip()}")
     return print_score(results, options.equivalent, options.threshold, say)
 
 

@@ -163,6 +163,16 @@ def is_over(pid: int, limit_s: float, elapsed_s: float) -> bool:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > limit_s
 
 
+def has_ended(session: int) -> bool:
+    """Collects a session's exit status, and those of processes that lost their parents: this process inherits them
+    (subreaper), and a test that waits for the end of one would wait for it as a zombie.
+    """
+    while pid := os.waitpid(-1, os.WNOHANG)[0]:
+        if pid == session:
+            return True
+    return False
+
+
 def serve_one(copy: Path, request: dict[str, Any], work: Path) -> dict[str, Any]:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -171,7 +181,7 @@ def serve_one(copy: Path, request: dict[str, Any], work: Path) -> dict[str, Any]
     if pid == 0:
         child(copy, request, work)
     is_late = False
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while not has_ended(pid):
         if is_late := is_over(pid, request["limit_s"], time.monotonic() - started):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -44,10 +44,13 @@ def test_every_second_without_generation_has_one_cause(doing, clock):
     clock.advance(4.0)  # a tool of the workflow
     doing.moved("start", "score")
     clock.advance(5.0)
-    doing.moved("score", "end")
+    doing.moved("score", "teacher")
+    clock.advance(7.0)
+    doing.moved("teacher", "end")
     clock.advance(6.0)
     assert doing.counters() == {
         "wait_work_s": 7.0, "load_s": 2.0, "wait_version_s": 3.0, "workflow_s": 4.0, "wait_score_s": 5.0,
+        "wait_teacher_s": 7.0,
     }  # fmt: skip
 
 

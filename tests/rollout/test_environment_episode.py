@@ -129,7 +129,8 @@ def test_action_has_at_most_a_million_characters(num_chars: int, is_sent: bool) 
         await episode.step("x" * num_chars)
         assert len(link.asked) == 1 + is_sent
         if not is_sent:
-            assert episode.verdict().reason == "an action of 1048577 characters in turn 1: at most 1048576 and 4096"
+            what = "an action of 1048577 characters in turn 1: at most 1048576 characters and 4096 turns are allowed"
+            assert episode.verdict().reason == what
 
     play(scene)
 
@@ -260,7 +261,7 @@ def test_call_that_was_given_up_says_how_long_it_waited() -> None:
         Silent(client)
         episode = client.episode(TASK)
         await episode.reset()
-        assert episode.verdict().reason == "no answer from the environment in 7 s (rollout.score_timeout_s)"
+        assert episode.verdict().reason == "no reply from the environment in 7 s (rollout.score_timeout_s)"
 
     play(scene, total_deadline_s=0.01, clock=clock)
 

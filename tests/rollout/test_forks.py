@@ -47,7 +47,7 @@ def test_an_answer_in_two_trajectories_is_refused_and_the_error_says_how_to_mask
     other = first.copied()  # not `forked`: it would train on answer 0 as well
     other.sampled(answer(6, number=1))
     made = {"trajectory": first.close(), "verdict": m.Verdict(kind="scored", value=1.0), "response_text": ""}
-    with pytest.raises(ValueError, match="answer 0 of the sample is trained on twice; continue from it in `transcript"):
+    with pytest.raises(ValueError, match="answer 0 of the sample would be trained on twice; continue in a copy"):
         Sample(others=(other.close(),), **made)
     with pytest.raises(ValueError, match="answer 0"):
         m.SampleFinished(
@@ -72,10 +72,10 @@ def test_several_trajectories_of_unknown_answers_are_refused() -> None:
     ("ends", "ids", "words"),
     [
         ([1, 3], [0], "answer_ids_A has 1 entries where 2"),
-        ([2, 2], [0, 1], "answer_ends_A must rise from above 0 to the 3 sampled tokens"),
-        ([1, 2], [0, 1], "answer_ends_A must rise"),
+        ([2, 2], [0, 1], "answer_ends_A must be positive, strictly increase and end at 3,"),
+        ([1, 2], [0, 1], "answer_ends_A must be positive"),
         ([1, 3], [0, -1], "must not be negative"),
-        (None, [0], "go together"),
+        (None, [0], "must be given together"),
     ],
 )
 def test_answers_that_do_not_cover_the_sampled_tokens_are_refused(ends: object, ids: list[int], words: str) -> None:
@@ -106,7 +106,7 @@ def test_a_restored_transcript_numbers_its_answers_below_those_to_come() -> None
 def test_a_fork_refuses_tokens_older_than_those_it_follows() -> None:
     transcript = Transcript([1])
     transcript.sampled(answer(5, version=3, number=0))
-    with pytest.raises(ValueError, match="sampled by version 2 after tokens of version 3"):
+    with pytest.raises(ValueError, match="sampled by version 2 cannot follow tokens of version 3"):
         transcript.forked().sampled(answer(6, version=2, number=1))
 
 
@@ -158,6 +158,6 @@ def test_a_workflow_that_trains_an_answer_twice_has_its_lease_rejected(rig, fake
         await r.until(lambda: r.got(m.SampleReturned), "returned")
         [back] = r.got(m.SampleReturned)
         assert back.reason == "rejected"
-        assert "ValueError: answer 0 of the sample is trained on twice" in back.detail
+        assert "ValueError: answer 0 of the sample would be trained on twice" in back.detail
 
     rig(scenario, workflow=TrainsTwice())

@@ -16,6 +16,7 @@ import pytest
 
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
@@ -48,6 +49,15 @@ def sample(*tokens: int, verdict: Verdict | None = None, text: str = "text") -> 
     return Sample(trajectory=trajectory, verdict=verdict or Verdict(kind="scored", value=1.0), response_text=text)
 
 
+def of_another_end(reason: Any) -> Trajectory:
+    return msgspec.structs.replace(sample().trajectory, finish_reason=reason)
+
+
+def of_another_source(**fields: Any) -> Trajectory:
+    source = TokenSource(**{"model": "judge", "version": 0, "start": 0, "end": 2, **fields})
+    return msgspec.structs.replace(sample().trajectory, sources=(source,))
+
+
 class Workflow:
     """Waits for what the test lets each lease end with: a sample or an exception."""
 
@@ -74,6 +84,7 @@ class Bench:
             rewards=SimpleNamespace(), version_deadline_s=1.0, clock=SystemClock(),  # type: ignore[arg-type]
             tracer=Tracer(tmp_path / "w.trace.jsonl", "w"),
         )  # fmt: skip
+        self.models = context.models
         self.book, self.workflow = LeaseBook(capacity), Workflow()
         self.posted: list[Message] = []
         self.counters: dict[str, float] = {}
@@ -282,22 +293,22 @@ def test_abandoned_work_ends_without_a_word_except_where_only_the_verdict_is_due
     with_pool(tmp_path, test)
 
 
-@pytest.mark.parametrize(("scoring_too", "kept"), [(False, [2]), (True, [])])
+@pytest.mark.parametrize(("ending_too", "kept"), [(False, [2]), (True, [])])
 def test_a_worker_that_leaves_hands_its_leases_back_with_the_tokens_not_reported(
-    tmp_path: Path, scoring_too: bool, kept: list[int]
+    tmp_path: Path, ending_too: bool, kept: list[int]
 ) -> None:
     async def test(bench: Bench) -> None:
         await bench.lease(1, prefix=segment(4, 5))
         await bench.lease(2)
         bench.made(1, 6, 7, 8).reported = 1
         bench.made(2, 9).phase = "score"
-        await bench.pool.hand_back_all(scoring_too=scoring_too)
+        await bench.pool.hand_back_all(ending_too=ending_too)
         await bench.settle()
-        assert bench.returned() == [(1, 3, [7, 8], "drain"), (2, 0, [9], "drain")][: 1 + scoring_too]
+        assert bench.returned() == [(1, 3, [7, 8], "drain"), (2, 0, [9], "drain")][: 1 + ending_too]
         assert list(bench.book.running) == kept
         assert not bench.is_working_on(1)
-        assert bench.is_working_on(2) is not scoring_too
-        assert bench.counters == {"returned_drain": 1.0 + scoring_too}
+        assert bench.is_working_on(2) is not ending_too
+        assert bench.counters == {"returned_drain": 1.0 + ending_too}
 
     with_pool(tmp_path, test)
 
@@ -336,7 +347,7 @@ def test_nothing_is_handed_back_while_a_report_is_under_way_nor_what_has_ended_m
     async def test(bench: Bench) -> None:
         await bench.lease(1)
         async with bench.pool.report_lock:
-            leaving = asyncio.ensure_future(bench.pool.hand_back_all(scoring_too=True))
+            leaving = asyncio.ensure_future(bench.pool.hand_back_all(ending_too=True))
             await bench.settle()
             assert bench.returned() == []
             await bench.end(1, sample(5))
@@ -347,6 +358,52 @@ def test_nothing_is_handed_back_while_a_report_is_under_way_nor_what_has_ended_m
     with_pool(tmp_path, test)
 
 
+async def hand_back_all(bench: Bench) -> None:
+    await bench.pool.hand_back_all(ending_too=True)
+
+
+async def recall_all(bench: Bench) -> None:
+    await bench.pool.recall((1, 2, 3))
+
+
+@pytest.mark.parametrize(("take_back", "reason"), [(hand_back_all, "drain"), (recall_all, "migrated")])
+def test_a_lease_that_ends_or_comes_again_while_others_are_handed_back_is_passed_over(
+    tmp_path: Path, take_back: Callable[[Bench], Awaitable[None]], reason: str
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2, 3)
+        async with bench.pool.report_lock:
+            leaving = asyncio.ensure_future(take_back(bench))
+            await bench.settle()
+            await bench.end(2, sample(5))
+            bench.pool.cancel((3,))
+            await bench.lease(3)
+        await leaving
+        assert bench.returned() == [(1, 0, [], reason)]
+        assert (list(bench.book.running), list(bench.book.unacked)) == ([3], [2])
+        assert bench.is_working_on(3)
+
+    with_pool(tmp_path, test)
+
+
+def test_a_lease_that_comes_again_before_its_cancelled_task_has_ended_has_a_task_of_its_own(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        bench.pool.cancel((1,))
+        await bench.lease(1)  # the cancelled task ends only now
+        await bench.pool.hand_back_all(ending_too=True)
+        await bench.settle()
+        assert bench.returned() == [(1, 0, [], "drain")]
+        assert not bench.is_working_on(1)
+
+    with_pool(tmp_path, test)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "detail"),
     [
@@ -354,10 +411,13 @@ def test_nothing_is_handed_back_while_a_report_is_under_way_nor_what_has_ended_m
         (UserError("no prompt"), "rejected", "no prompt"),
         (DeadlineExceeded("policy version 3", "controller", 5.0), "drain", ""),
         (KeyError("x"), "rejected", "the workflow raised KeyError: 'x'"),
+        (UserError("no \ud800"), "rejected", "no ?"),
+        (Mute(), "rejected", "the workflow raised Mute: (its message raised RuntimeError)"),
+        (asyncio.CancelledError("of its own"), "rejected", "the workflow raised CancelledError: of its own"),
     ],
 )
 def test_a_workflow_that_fails_before_an_answer_gives_its_lease_back(
-    tmp_path: Path, error: Exception, reason: str, detail: str
+    tmp_path: Path, error: BaseException, reason: str, detail: str
 ) -> None:
     async def test(bench: Bench) -> None:
         await bench.lease(1)
@@ -366,7 +426,7 @@ def test_a_workflow_that_fails_before_an_answer_gives_its_lease_back(
         assert isinstance(message, SampleReturned)
         assert (message.reason, message.detail) == (reason, detail)
         assert bench.book.running == {}
-        assert bench.counters.get("workflow_crashes", 0.0) == isinstance(error, KeyError)
+        assert bench.counters.get("workflow_crashes", 0.0) == detail.startswith("the workflow raised")
         assert bench.num_finished == 0
 
     with_pool(tmp_path, test)
@@ -420,6 +480,12 @@ def test_a_workflow_that_crashes_behind_its_answer_gives_a_crashed_verdict(
         Sample(trajectory=sample().trajectory, verdict=1.0, response_text=""),  # type: ignore[arg-type]
         msgspec.structs.replace(sample(), others=[]),
         sample(verdict=Verdict(kind="scored", value=1.0, reason=5)),  # type: ignore[arg-type]
+        sample(verdict=Verdict(kind="scored", value=1.0, reason="\ud800")),
+        sample(verdict=Verdict(kind="scored", value=1.0, components={"steps": 2**70})),
+        sample(text=None),  # type: ignore[arg-type]
+        sample(text=b"text"),  # type: ignore[arg-type]
+        msgspec.structs.replace(sample(), trajectory=of_another_end(None)),
+        msgspec.structs.replace(sample(), trajectory=of_another_source(model="\ud800")),
     ],
 )
 def test_what_is_no_sample_is_the_mistake_of_the_workflow(tmp_path: Path, wrong: Any) -> None:
@@ -445,6 +511,100 @@ def test_an_engine_failure_ends_the_group_whatever_the_workflow_made_of_it(tmp_p
     with pytest.raises(ExceptionGroup) as caught:
         with_pool(tmp_path, test)
     assert [str(error) for error in caught.value.exceptions] == ["no memory"]
+
+
+class Teacher:
+    """Answers when the test lets it, or fails."""
+
+    def __init__(self, bench: Bench, *lease_ids: int) -> None:
+        bench.models.teacher = "teacher"
+        self.asked: list[tuple[list[int], list[int], float]] = []
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        for lease_id in lease_ids:
+            bench.workflow.runs[lease_id].models = {"teacher": self}  # type: ignore[assignment]
+
+    async def logprobs(self, prompt: np.ndarray, tokens: np.ndarray, *, temperature: float) -> Any:
+        self.asked.append((prompt.tolist(), tokens.tolist(), temperature))
+        return SimpleNamespace(logprobs_R=np.full(len(tokens), await asyncio.shield(self.answer), np.float32))
+
+
+def test_a_sample_is_finished_once_the_teacher_has_answered(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        teacher = Teacher(bench, 1)
+        await bench.end(1, sample(5, 6))
+        assert (bench.num_finished, bench.workflow.runs[1].phase) == (0, "teacher")
+        assert teacher.asked == [([7, 8], [5, 6], 1.0)]
+        teacher.answer.set_result(-2.0)
+        await bench.settle()
+        assert bench.book.unacked[1].trajectory.teacher_logprobs_T.tolist() == [0.0, 0.0, -2.0, -2.0]  # type: ignore[union-attr]
+
+    with_pool(tmp_path, test)
+
+
+def test_a_sample_that_waits_for_its_teacher_is_treated_as_one_that_waits_for_its_verdict(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2)
+        teacher = Teacher(bench, 1, 2)
+        bench.made(2, 9)
+        for lease_id in (1, 2):
+            await bench.end(lease_id, sample(5))
+        await bench.pool.hand_back_all(ending_too=False)
+        await bench.pool.recall((1, 2))
+        bench.pool.abandon_unfinished()
+        assert (list(bench.book.running), bench.returned()) == ([1, 2], [])
+        bench.pool.cancel((1,))
+        await bench.pool.hand_back_all(ending_too=True)
+        teacher.answer.set_result(-2.0)
+        await bench.settle()
+        assert bench.returned() == [(2, 0, [9], "drain")], "with all its tokens, which the next worker scores again"
+        assert bench.book.unacked == {}
+
+    with_pool(tmp_path, test)
+
+
+def test_a_lease_that_its_teacher_refuses_is_rejected(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        Teacher(bench, 1).answer.set_exception(UserError("model teacher: 180 tokens exceed the context of 96"))
+        await bench.end(1, sample(5))
+        (message,) = bench.posted
+        assert isinstance(message, SampleReturned)
+        assert (message.reason, message.detail) == ("rejected", "model teacher: 180 tokens exceed the context of 96")
+        assert "workflow_crashes" not in bench.counters
+
+    with_pool(tmp_path, test)
+
+
+def test_a_failure_of_the_teachers_engine_ends_the_group(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        Teacher(bench, 1).answer.set_exception(EngineError("no memory"))
+        await bench.end(1, sample(5))
+        raise AssertionError("the group goes on")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        with_pool(tmp_path, test)
+    assert [str(error) for error in caught.value.exceptions] == ["no memory"]
+
+
+def test_a_crashed_sample_that_may_be_trained_on_has_log_probs_of_the_teacher_and_one_of_an_evaluation_has_none(
+    tmp_path: Path,
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2)
+        Teacher(bench, 1, 2).answer.set_result(-2.0)
+        run = bench.workflow.runs[1]
+        run.answer, run.prompt_P = Answer(segment=segment(5), finish_reason="stop"), PROMPT
+        await bench.end(1, ValueError("behind the answer"))
+        bench.workflow.runs[2].task.purpose = "eval"  # type: ignore[misc]
+        await bench.end(2, sample(5))
+        crashed, evaluated = bench.book.unacked[1], bench.book.unacked[2]
+        assert crashed.verdict.kind == "crashed"
+        assert crashed.trajectory.teacher_logprobs_T.tolist() == [0.0, 0.0, -2.0]  # type: ignore[union-attr]
+        assert evaluated.trajectory.teacher_logprobs_T is None
+
+    with_pool(tmp_path, test)
 
 
 def test_the_pool_waits_for_its_tasks_until_they_end_or_the_time_is_over(tmp_path: Path) -> None:

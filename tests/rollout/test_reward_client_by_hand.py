@@ -36,7 +36,7 @@ class Service:
         self.timeouts.append(timeout_s)
         if self.num_absent:
             self.num_absent -= 1
-            raise DeadlineExceeded("a Welcome", "the service", timeout_s)
+            raise DeadlineExceeded("a reply to the connection request", "the service", timeout_s)
         return m.Welcome(run_id="r", incarnation="i")
 
     async def receive(self, timeout_s: float) -> Any:
@@ -380,7 +380,7 @@ def test_a_silent_service_is_said_once(caplog: pytest.LogCaptureFixture) -> None
         service.hub_silence_s = silence_s
         clock.advance(TICK_S)
         await link._look_after()
-        return caplog.text.count("is silent")
+        return caplog.text.count("is not responding")
 
     async def body() -> None:
         assert [await look(silence_s) for silence_s in (0.0, SILENCE_S, SILENCE_S + 1, 90.0, 0.0, 90.0)] == [

@@ -189,11 +189,38 @@ def test_samples_of_a_group_share_a_key_that_no_evaluation_row_has(
     assert bench.engine.requests[0].session_key == -1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "more", "complaint"),
+    [
+        ([1.5], {}, "a prompt must be .* not list of dtype float64"),
+        (np.ones((1, 3), np.int32), {}, r"not ndarray of dtype int32 and shape \(1, 3\)"),
+        ("text", {}, "not str of dtype <U4"),
+        (PROMPT, {"max_new_tokens": "8"}, "max_new_tokens must be a number, not '8'"),
+    ],
+)
+def test_a_call_that_the_workflow_has_made_wrong_does_not_reach_the_engine(
+    bench: SampleContext, fake: Any, prompt: Any, more: dict[str, Any], complaint: str
+) -> None:
+    run = run_of(bench, fake)
+    with pytest.raises(UserError, match=complaint):
+        asyncio.run(run.generate(prompt, **more))
+    assert (run.engine_error, bench.engine.requests) == (None, [])  # type: ignore[attr-defined]
+
+
+def test_a_prompt_may_be_a_list_or_wider_integers(bench: SampleContext, fake: Any) -> None:
+    bench.engine.planned = [(segment(7), "length")] * 2  # type: ignore[attr-defined]
+    run = run_of(bench, fake, is_resumable=False)
+    for prompt in ([1, 2], np.array([1, 2], np.int64)):
+        asyncio.run(run.generate(prompt))  # type: ignore[arg-type]
+    for request in bench.engine.requests:  # type: ignore[attr-defined]
+        assert (request.prompt_P.tolist(), request.prompt_P.dtype) == ([1, 2], np.int32)
+
+
 def test_a_resumable_workflow_generates_once(bench: SampleContext, fake: Any) -> None:
     bench.engine.planned = [(segment(7), "length")]  # type: ignore[attr-defined]
     run = run_of(bench, fake)
     generated(run)
-    with pytest.raises(UserError, match="generates once"):
+    with pytest.raises(UserError, match="can generate only once"):
         generated(run)
 
 
@@ -386,6 +413,10 @@ def test_a_slice_of_the_timeline_is_lengthened_to_what_the_timeline_can_show_and
         (segment(7, 4), "stop", 9, ("stop", "stop_token", 4)),
         (segment(7, 8), "length", 2, ("length", "length", None)),
         (segment(*[5] * 17), "length", 90, ("length", "context", None)),
+        (segment(7, 8), "stop", 9, ("stop", "stop_token", 8)),  # the engine knows a stop token that this side does not
+        (segment(7, 8), "length", 9, ("length", "length", None)),
+        (segment(7, 4), "length", 9, ("length", "length", None)),
+        (segment(7, 8), "stop", 2, ("stop", "stop_token", 8)),
     ],
 )
 def test_the_answer_says_what_ended_it(

@@ -22,7 +22,7 @@ from areal_like.serve_files import ServeSpec
 from rollout import serve as module
 from rollout.serve import serve
 
-ASK = {"model": "m", "messages": [{"role": "user", "content": "3+8="}], "temperature": 0, "max_tokens": 6}
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "3+8="}], "temperature": 0, "max_tokens": 6}
 
 
 def order(folder: Path, **fields: Any) -> ServeSpec:
@@ -38,7 +38,7 @@ def order(folder: Path, **fields: Any) -> ServeSpec:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("a" * 70, "is not an address of this machine"), ("192.0.2.1", "cannot listen at")]
+    ("host", "said"), [("a" * 70, "is not an address of this machine"), ("192.0.2.1", "cannot listen on")]
 )
 def test_an_address_that_cannot_be_had_is_a_user_error(host: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
@@ -99,7 +99,8 @@ def test_answers_under_way_end_or_are_cut(how: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "application", lambda *_, **__: module.web.Application())
     asyncio.run(play())
     assert said[0].startswith("serving m at http://127.0.0.1:")
-    assert "ending after 1 answers under way" in said[1]
+    assert said[1].startswith("waiting at most "), said
+    assert "for 1 running answer " in said[1]
 
 
 def test_a_server_whose_engine_fails_ends_with_status_1_and_a_sentence(
@@ -119,12 +120,23 @@ def test_a_server_whose_engine_fails_ends_with_status_1_and_a_sentence(
     (path := folder / "order.json").write_bytes(msgspec.json.encode(order(folder)))
     assert module.main(path) == 1
     said = capsys.readouterr().err
-    assert said == "error: the engine thread died: RuntimeError: no memory; start the server again\n"
+    assert said == "error: the engine thread died: RuntimeError: no memory; restart the server\n"
     assert endpoint.is_closing
     assert not folder.exists()
 
 
 # ---------------------------------------------------------------- the whole command
+
+
+def make_adapter(base: Path, folder: Path) -> None:
+    """An adapter that changes the answers of a model."""
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    settings = peft.LoraConfig(r=4, lora_alpha=400, target_modules="all-linear", init_lora_weights=False)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(folder)
 
 
 def make_model(folder: Path) -> None:
@@ -146,14 +158,25 @@ def make_model(folder: Path) -> None:
 @pytest.mark.e2e
 def test_a_model_is_served_until_a_signal_and_nothing_is_left(tmp_path: Path) -> None:
     make_model(tmp_path / "tiny")
+    make_adapter(tmp_path / "tiny", tmp_path / "sql")
     (scratch := tmp_path / "scratch").mkdir()
-    command = [sys.executable, "-m", "controller", "serve", str(tmp_path / "tiny"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "controller",
+        "serve",
+        str(tmp_path / "tiny"),
+        "--port",
+        "0",
+        "--adapter",
+        f"sql={tmp_path / 'sql'}",
+    ]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     environment.pop("AREAL_LIKE_API_KEY", None)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            name, address = server.stdout.readline().split()[1::2]
+            names, _, address = server.stdout.readline().removeprefix("serving ").strip().partition(" at ")
             key = server.stdout.readline().removeprefix("key: ").strip()
             (folder,) = scratch.iterdir()
             assert key not in "".join(path.read_text() for path in folder.glob("*.json"))
@@ -162,9 +185,10 @@ def test_a_model_is_served_until_a_signal_and_nothing_is_left(tmp_path: Path) ->
             assert server.wait(60) == 0
         finally:
             server.kill()
-    assert name == "tiny"
-    (first, status), (second, _), (_, stranger), (long, refused) = answers
-    assert (status, stranger, refused) == (200, 401, 400)
+    assert names == "tiny, sql"
+    (first, status), (second, _), (_, stranger), (long, refused), (adapted, _), (_, unknown) = answers
+    assert (status, stranger, refused, unknown) == (200, 401, 400, 404)
+    assert adapted["choices"] != first["choices"], "the adapter changes the answer"
     assert first["choices"] == second["choices"], "greedy, whatever is asked next to it"
     assert 1 <= first["usage"]["completion_tokens"] <= 6
     assert long["error"]["code"] == "context_length_exceeded"
@@ -180,4 +204,11 @@ async def ask(address: str, key: str) -> list[tuple[Any, int]]:
                 return await found.json(), found.status
 
         long = {**ASK, "messages": [{"role": "user", "content": "3+" * 100}]}
-        return list(await asyncio.gather(post(ASK, key), post(ASK, key), post(ASK, "x"), post(long, key)))
+        adapted, unknown = {**ASK, "model": "sql"}, {**ASK, "model": "other"}
+        asked = (ASK, key), (ASK, key), (ASK, "x"), (long, key), (adapted, key), (unknown, key)
+        return list(await asyncio.gather(*(post(body, bearer) for body, bearer in asked)))
+
+
+def test_an_order_with_an_unknown_field_is_not_read() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `nope`"):
+        msgspec.json.decode(b'{"nope": 1}', type=ServeSpec)

@@ -139,7 +139,7 @@ def test_messages_without_a_chat_template_are_refused_in_words():
 
 def test_chat_template_that_raises_is_the_rows_mistake():
     tokenizer = make_tokenizer(chat_template="{{ raise_exception('no') }}")
-    with pytest.raises(UserError, match="refused"):
+    with pytest.raises(UserError, match="rejected"):
         make_tokens(tokenizer).prompt({"prompt": "ab"})
 
 

@@ -238,7 +238,7 @@ def test_episode_goes_on_from_its_checkpoint(tokenizer: Any) -> None:
 
 def test_unknown_notation_of_calls_is_refused_with_the_setting(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ messages }}"
-    with pytest.raises(UserError, match=r"rollout.workflow_options.format: .*no known notation"):
+    with pytest.raises(UserError, match=r"rollout.workflow_options.format: .*no known tool call format"):
         Tools(tokenizer).play()
     tokenizer.chat_template = TEMPLATE
     with pytest.raises(UserError, match="did you mean hermes"):

@@ -28,7 +28,7 @@ def tokenizer() -> Any:
     [
         ({"max_turns": 0}, "max_turns and turn_tokens must be at least 1"),
         ({"turn_tokens": 0}, "max_turns and turn_tokens must be at least 1"),
-        ({"max_turns": 4097}, "max_turns is 4097, and an episode has at most 4096"),
+        ({"max_turns": 4097}, "max_turns is 4097, but at most 4096 are allowed"),
     ],
 )
 def test_bounds_of_an_episode_are_checked_when_it_is_made(options: Any, words: str) -> None:

@@ -71,7 +71,7 @@ def test_a_transcript_ends_as_its_last_answer_did_or_by_the_environment(tail: li
 def test_an_older_version_after_a_newer_one_is_refused() -> None:
     transcript = Transcript([1])
     transcript.sampled(answer(7, version=3))
-    with pytest.raises(ValueError, match="sampled by version 2 after tokens of version 3"):
+    with pytest.raises(ValueError, match="sampled by version 2 cannot follow tokens of version 3"):
         transcript.sampled(answer(8, version=2))
     assert transcript.tokens_T.tolist() == [1, 7]
 
@@ -143,5 +143,5 @@ def test_a_checkpoint_is_refused_without_the_sampled_tokens_before_its_given_one
     made.given([5])
     checkpoint = made.checkpoint(1, b"")
     assert Transcript.restored(segment(7, 8, 9), checkpoint).tokens_T.tolist() == [1, 7, 8, 9, 5]
-    with pytest.raises(ValueError, match="a given token at 3 of 2 sampled ones"):
+    with pytest.raises(ValueError, match="a given token is at position 3, but there are only 2 sampled tokens"):
         Transcript.restored(segment(7, 8), checkpoint)

@@ -135,7 +135,7 @@ def turns(**task: Any) -> Turns:
 def test_state_that_cannot_travel_is_refused() -> None:
     transcript = Transcript([1])
     state: Any
-    for state, words in (({"x": object()}, "JSON-like"), ("x" * MAX_STATE_BYTES, "bytes, at most")):
+    for state, words in (({"x": object()}, "JSON-like"), ("x" * MAX_STATE_BYTES, "bytes, but at most")):
         with pytest.raises(UserError, match=words):
             turns().take(transcript, state, 1)
 
@@ -176,7 +176,7 @@ def test_a_workflow_of_one_answer_takes_no_checkpoints(rig: Any, fake: Any) -> N
         await r.ready()
         r.lease(fake.task(1))
         await r.until(lambda: r.got(m.SampleReturned), "returned")
-        assert "takes no checkpoints" in r.got(m.SampleReturned)[0].detail
+        assert "cannot save checkpoints" in r.got(m.SampleReturned)[0].detail
 
     rig(scenario, workflow=Checkpoints())
 
@@ -185,7 +185,7 @@ def test_damaged_checkpoints_are_named() -> None:
     state = TurnCheckpoint(
         given_places_G=np.array([9], np.int32), given_tokens_G=np.array([1], np.int32), num_turns=1, state=b"\xc0"
     )
-    with pytest.raises(UserError, match="a given token at 9 of 2"):
+    with pytest.raises(UserError, match="a given token is at position 9, but there are only 2"):
         turns(prefix=segment(1, 2), checkpoint=state).resumed(lambda text: np.zeros(0, np.int32))
     good = msgspec.structs.replace(state, given_places_G=np.array([0], np.int32), state=b"\xc1")
     with pytest.raises(UserError, match="cannot be read"):

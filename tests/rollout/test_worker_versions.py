@@ -282,7 +282,7 @@ def test_engine_that_breaks_while_loading_ends_the_worker(rig):
     async def scenario(r):
         await r.ready(version=0)
         r.announce(1, name="not-a-version")
-        with pytest.raises(EngineError, match="loading version 1"):
+        with pytest.raises(EngineError, match="cannot load version 1"):
             await r.task
 
     rig(scenario)

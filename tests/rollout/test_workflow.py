@@ -316,11 +316,18 @@ def test_a_workflow_calls_exactly_the_declared_models() -> None:
     check_models(SingleTurn(), [])
     with pytest.raises(UserError, match="Calls calls a model `judge` that is not declared") as missing:
         check_models(calls("judge"), [])
-    with pytest.raises(UserError, match="`rival` is declared, and Calls does not call it") as unused:
+    with pytest.raises(UserError, match="`rival` is declared, but Calls does not call it") as unused:
         check_models(calls("judge"), ["judge", "rival"])
     assert missing.value.where == unused.value.where == "rollout.models"
-    with pytest.raises(UserError, match="`judge` is declared, and SingleTurn does not call it"):
+    with pytest.raises(UserError, match="`judge` is declared, but SingleTurn does not call it"):
         check_models(SingleTurn(), ["judge"])
+
+
+def test_a_teacher_need_not_be_called_but_may_be():
+    check_models(SingleTurn(), ["judge"], teacher="judge")
+    check_models(calls("judge"), ["judge"], teacher="judge")
+    with pytest.raises(UserError, match="`rival` is declared, but SingleTurn does not call it"):
+        check_models(SingleTurn(), ["judge", "rival"], teacher="judge")
 
 
 @pytest.mark.parametrize("models", ["judge", (1,)])
@@ -333,5 +340,6 @@ def test_what_a_workflow_calls_must_be_names(models: object) -> None:
 
 def test_the_look_before_a_run_compares_them(user_module) -> None:
     check(f"{user_module}:Good", {"options": {}, "models": []})
-    with pytest.raises(UserError, match="`judge` is declared, and Good does not call it"):
+    check(f"{user_module}:Good", {"options": {}, "models": ["judge"], "teacher": "judge"})
+    with pytest.raises(UserError, match="`judge` is declared, but Good does not call it"):
         check(f"{user_module}:Good", {"options": {}, "models": ["judge"]})

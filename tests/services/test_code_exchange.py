@@ -22,6 +22,7 @@ from services.reward.sandbox.cell import SandboxFailed
 from services.reward.sandbox.deadline import TESTS_ROOM_S, Deadline
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Stopped
+from tests.open_descriptors import no_new_descriptors
 
 LIMIT_S = 300.0
 LIMITS = Limits(max_output_bytes=4096)
@@ -130,7 +131,7 @@ def test_answer_may_be_as_long_as_the_limit_and_no_longer() -> None:
     exchange, _ = opened(says(framed(b"x" * 4096)))
     assert exchange.receive() == b"x" * 4096
     exchange, _ = opened(says(framed(b"x" * 4097)))
-    with pytest.raises(Over, match="its answer is longer than 4 kB") as raised:
+    with pytest.raises(Over, match="its reply is longer than 4 kB") as raised:
         exchange.receive()
     assert not raised.value.is_stopped
 
@@ -188,10 +189,8 @@ def test_process_whose_channel_closes_a_moment_before_it_ends_ended(monkeypatch:
 def test_sandbox_that_cannot_begin_leaves_no_descriptor() -> None:
     cell = Cell()
     cell.error = SandboxFailed("broke")
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SandboxFailed, match="broke"):
+    with no_new_descriptors(), pytest.raises(SandboxFailed, match="broke"):
         Exchange(cell, "calls", LIMITS, Deadline(1.0))  # type: ignore[arg-type]
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # ---------------------------------------------------------------- between tests and program
@@ -359,7 +358,7 @@ def test_program_that_answers_before_it_was_asked_is_over() -> None:
 
     scene = Scene([b"o", unasked, END], [b"hi"])
     scene.mediation.run()
-    assert scene.tests.sent[1:] == [b"mhi", b"xit answered before it was asked"]
+    assert scene.tests.sent[1:] == [b"mhi", b"xit replied before it received a request"]
     assert scene.program().sent == []
 
 
@@ -392,7 +391,7 @@ def test_tests_that_do_not_end_with_a_programs_answers_are_its_fault_alone(
     scene = Scene([*([b"o"] if has_program else []), over], [b"hi"])
     with pytest.raises(_TestsStopped) as raised:
         scene.mediation.run()
-    how = f"its tests did not end with what it answered ({over.why})"
+    how = f"the tests did not end normally after the replies of the program ({over.why})"
     assert raised.value.answer == (
         Findings(num_tests=1, failures=[how]).as_dict() if is_programs_fault
         else {"unjudgeable": f"the tests did not run to their end: {over.why}"}

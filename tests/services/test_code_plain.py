@@ -124,7 +124,8 @@ def test_what_is_no_data_becomes_a_handle_and_the_same_one_twice(inside: Respond
 FORGED = [
     "", "x", "[]", "5", '"answer"', '{"tuple":[1]}', '{"answer":{"set":[[1]]}}', '{"answer":{"dict":[[1]]}}',
     '{"answer":{"dict":[[[],1]]}}', '{"answer":{"int":"x"}}', '{"answer":{"int":' + '"' + "f" * (2 << 20) + '"}}',
-    '{"answer":{"handle":[1]}}', '{"answer":{"handle":["1","object","x"]}}', '{"answer":{"range":[0,1,0]}}',
+    '{"answer":{"handle":[1]}}', '{"answer":{"handle":["1","object","x"]}}', '{"answer":{"handle":[1,2,"x"]}}',
+    '{"answer":{"handle":[1,"object",2]}}', '{"answer":{"range":[0,1,0]}}',
     '{"answer":{"tuple":{"range":[0,1000000000000,1]}}}', '{"answer":{"Fraction":"1/0"}}', '{"answer":{"Decimal":"x"}}',
     '{"answer":{"date":[2020,13,1]}}', '{"answer":{"bytes":"zz"}}', '{"answer":{"constant":"exit"}}',
     '{"answer":{"namedtuple":[1,2]}}', '{"answer":{"deque":[{"range":[0,100000000000,1]},null]}}', "9" * 5000,

@@ -63,7 +63,7 @@ def test_no_point_for_a_program_with(bench: CodeBench, name: str) -> None:
 def test_objects_that_decide_are_a_weaker_mode_that_the_verdict_names(bench: CodeBench, test: str) -> None:
     outcome = bench.score(VECTOR, [test])
     assert outcome.value == 1.0, outcome.reason
-    assert outcome.reason == "code: weaker mode: objects of the program's own types decided (V)"
+    assert outcome.reason == "code: weaker mode: the verdict depends on objects of the program's own types (V)"
     assert outcome.components["code.weaker"] == 1.0
 
 

@@ -41,6 +41,7 @@ def sandboxes(service: Service, known: frozenset[int] = frozenset()) -> set[int]
     return found
 
 
+@pytest.mark.thorough
 def test_every_hostile_program_gets_its_verdict_and_the_honest_ones_between_them_pass(service: Service) -> None:
     service.wait_full(3)
     pids, before = service.scoring_pids(), sandboxes(service)
@@ -64,7 +65,8 @@ def test_every_hostile_program_gets_its_verdict_and_the_honest_ones_between_them
     # On a busy machine a killed program may end later than its verdict; its scoring process is replaced then.
     lost = pids - service.scoring_pids()
     assert len(lost) <= service.log.count("left processes behind"), "a scoring process was lost over them"
-    assert sandboxes(service) <= before
+    # A process that replaced one has sandbox processes of its own: their number is what must not grow.
+    wait_until(lambda: len(sandboxes(service)) <= len(before), "the end of all programs", PATIENCE_S)
     assert verdict.scorer == "code@2/namespaces"
 
 

@@ -19,6 +19,7 @@ from services.reward.sandbox.cell import SandboxFailed
 from services.reward.sandbox.deadline import Deadline
 from services.reward.sandbox.limits import Limits
 from services.reward.sandbox.run import Stopped
+from tests.open_descriptors import no_new_descriptors
 
 LIMITS = Limits(max_output_bytes=4096)
 
@@ -89,11 +90,10 @@ def judged(
     *tests: tuple[str, str], partial_credit: bool = False, has_fresh_runs: bool = True, total_s: float = 100.0
 ) -> tuple[Findings, Sandbox]:
     sandbox: Any = Sandbox(has_fresh_runs)
-    before = len(os.listdir("/proc/self/fd"))
     conditions = Conditions(sandbox, b"program", LIMITS, Deadline(total_s), partial_credit, "tokens", 0.0)
-    findings = judge_streams(Streams(tests), conditions)
+    with no_new_descriptors():
+        findings = judge_streams(Streams(tests), conditions)
     assert all(cell.num_closed == 1 for cell in sandbox.cells), "nothing stays behind"
-    assert len(os.listdir("/proc/self/fd")) == before
     return findings, sandbox
 
 

@@ -89,12 +89,12 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
         ({"kind": "maths"}, ["maths", "did you mean math"]),
         ({"kind": "nurse"}, ["nurse", "module:function"]),
         ({"kind": "math", "options": {"rulez": 1}}, ["rulez", "options are", "rules"]),
-        ({"kind": "format"}, ["asks for nothing"]),
+        ({"kind": "format"}, ["checks nothing"]),
         ({"kind": "format", "options": {"regex": "("}}, ["regular expression"]),
         ({"kind": "running_sum", "options": {"x": 1}}, ["option x", "takes none"]),
         ({"kind": "no_such_module:score"}, ["no_such_module", "cannot be imported", "No module named"]),
         ({"kind": "scorer_zoo:no_such_function"}, ["scorer_zoo", "no_such_function"]),
-        ({"kind": "scorer_zoo:not_callable"}, ["scorer_zoo", "not_callable", "cannot be called"]),
+        ({"kind": "scorer_zoo:not_callable"}, ["scorer_zoo", "not_callable", "is not callable"]),
         ({"kind": "scorer_zoo:wrong_signature"}, ["wrong_signature", "def score(row, response, **info)"]),
         (
             {"kind": "scorer_zoo:as_trl_has_them"},
@@ -206,7 +206,7 @@ def test_so_many_components_are_kept_and_no_more() -> None:
     outcome = fixed({"value": 2.0, **parts})
     assert (outcome.kind, len(outcome.components)) == ("scored", MAX_COMPONENTS)
     outcome = fixed({"value": 2.0, **parts, "one": 1.0})
-    assert (outcome.kind, outcome.reason) == ("invalid", "a: gave 65 components, at most 64 are kept")
+    assert (outcome.kind, outcome.reason) == ("invalid", "a: returned 65 components, but at most 64 are allowed")
 
 
 @pytest.mark.parametrize(

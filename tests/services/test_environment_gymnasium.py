@@ -98,8 +98,8 @@ def test_texts_are_actions_as_far_as_the_space_has_them(monkeypatch: pytest.Monk
     [
         ({"reward": None}, "its reward is not a finite number but None"),
         ({"reward": float("inf")}, "its reward is not a finite number but inf"),
-        ({"terminated": "no"}, "its done is not true or false but str"),
-        ({"truncated": 1}, "its done is not true or false but int"),
+        ({"terminated": "no"}, "its `done` is not true or false but str"),
+        ({"truncated": 1}, "its `done` is not true or false but int"),
     ],
 )
 def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch, says: Any, words: str) -> None:
@@ -113,11 +113,11 @@ def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"id": "Pendulum-v1"}, "reward.environment.options.id: the actions of Pendulum-v1 are Box"),
+        ({"id": "Pendulum-v1"}, "reward.environment.options.id: the action space of Pendulum-v1 is Box"),
         ({"id": "Nope-v1"}, "Nope-v1 cannot be created (NameNotFound"),
         ({"id": "CartPole-v1", "observe": "drawing"}, "CartPole-v1 has no mode ansi"),
         ({"id": "CartPole-v1", "observe": "picture"}, "observe is 'picture'"),
-        ({"id": "CartPole-v1", "actions": ["left"]}, "CartPole-v1 has 2 actions, and ['left'] does not name each once"),
+        ({"id": "CartPole-v1", "actions": ["left"]}, "CartPole-v1 has 2 actions, but ['left'] does not name each once"),
         ({"id": "CartPole-v1", "actions": ["a", "A"]}, "does not name each once"),
         ({"id": "CartPole-v1", "pattern": "("}, "'(' is not a regular expression"),
         ({"id": "CartPole-v1", "make": {"speed": 3}}, "CartPole-v1 cannot be created (TypeError"),
@@ -134,7 +134,7 @@ def test_names_for_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import gymnasium
 
     monkeypatch.setattr(gymnasium, "make", lambda *_, **__: Odd())
-    with pytest.raises(UserError, match="the actions of Odd-v0 are texts"):
+    with pytest.raises(UserError, match="Odd-v0 has a text action space"):
         GymnasiumEnvironment(id="Odd-v0", actions=["a"])
 
 

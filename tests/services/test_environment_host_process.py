@@ -156,7 +156,7 @@ def test_refusal_of_the_environment_is_the_users_mistake_in_its_own_words() -> N
 def test_process_that_says_something_else_first_or_nothing_in_time_has_not_started() -> None:
     async def odd(stage: Stage) -> None:
         await stage.say(answered(1))
-        with pytest.raises(Died, match="broke its protocol while loading"):
+        with pytest.raises(Died, match="sent an unexpected message while loading"):
             await stage.process.prepare(SETUP, LIMIT_S)
 
     async def silent(stage: Stage) -> None:
@@ -239,13 +239,13 @@ def test_last_answer_of_a_process_that_ended_is_passed_on_and_its_end_is_explain
     play(scene)
 
 
-@pytest.mark.parametrize("killed_because", ["", "it ran past 10 s"])
+@pytest.mark.parametrize("killed_because", ["", "it took longer than 10 s"])
 def test_process_that_breaks_its_stream_is_gone_for_the_reason_it_was_killed_for(killed_because: str) -> None:
     async def scene(stage: Stage) -> None:
         stage.process.killed_because = killed_because
         await stage.say(HostReady())
         reason = await stage.process.run(stage.said.append)
-        broken = "the environment process broke its stream (ValueError: unexpected HostReady)"
+        broken = "the connection to the environment process failed (ValueError: unexpected HostReady)"
         assert reason == (killed_because or broken)
         assert stage.said == []
 

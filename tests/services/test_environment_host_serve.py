@@ -27,6 +27,7 @@ from services.environment.job import (
 )
 from services.environment.marker import Marker
 from services.processes.framing import PREFIX, frame
+from tests.open_descriptors import num_open_on
 
 SETTINGS = EnvironmentSettings(kind="guess_number", options={})
 SETUP = HostSetup(settings=SETTINGS.model_dump(mode="json"), service_pid=77)
@@ -126,12 +127,6 @@ def test_options_are_checked_before_the_class_is_made(monkeypatch: pytest.Monkey
     assert checked == [("guess_number", {})]
 
 
-def num_open(inode: int) -> int:
-    """Descriptors of this process for a file."""
-    numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
-    return sum(os.fstat(number).st_ino == inode for number in numbers)
-
-
 class Exited(BaseException):
     """In place of the end of the process."""
 
@@ -145,13 +140,13 @@ def test_process_prepares_itself_and_ends_with_the_status_of_what_it_did(
     ours, theirs = socket.socketpair()
     marker, fd = Marker.make()
     inode = os.fstat(fd).st_ino
-    before = num_open(inode)
+    before = num_open_on(inode)
     stream_fd = theirs.detach()
     os.set_inheritable(stream_fd, True)
 
     async def serve(stream: socket.socket, given: Marker) -> int:
         assert not os.get_inheritable(stream.fileno()), "the user's processes must not hold it"
-        assert num_open(inode) == before, "its memory is mapped, and the descriptor closed"
+        assert num_open_on(inode) == before, "its memory is mapped, and the descriptor closed"
         given.enter(5, 1)
         assert marker.look().episode == 5
         stream.close()

@@ -133,7 +133,7 @@ async def one_step(environment: OpenEnvEnvironment) -> Step:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (observed(reward=1.0, done="yes"), "its done is not true or false but str"),
+        (observed(reward=1.0, done="yes"), "its `done` is not true or false but str"),
         (observed(reward="much", done=False), "its reward is not a finite number but much"),
         (observed(reward=None, done=True), "its reward is not a finite number but None"),
         (observed(reward=float("nan"), done=False), "its reward is not a finite number but nan"),
@@ -142,10 +142,10 @@ async def one_step(environment: OpenEnvEnvironment) -> Step:
         (observed(reward=1.0, done=False, observation="y"), "its observation has no field text; it has none"),
         ({"type": "error", "data": {"message": "boom\nhere", "code": "EXECUTION_ERROR"}}, "step: boom here"),
         ({"type": "error", "data": {}}, "step: an error without a message"),
-        ({"type": "state", "data": {}}, "step: the server's answer cannot be read"),
-        ({"type": "observation", "data": 3}, "step: the server's answer cannot be read"),
-        ("[" * 100_000, "step: the server's answer cannot be read"),
-        ("no JSON", "step: the server's answer cannot be read"),
+        ({"type": "state", "data": {}}, "step: the server's reply cannot be read"),
+        ({"type": "observation", "data": 3}, "step: the server's reply cannot be read"),
+        ("[" * 100_000, "step: the server's reply cannot be read"),
+        ("no JSON", "step: the server's reply cannot be read"),
         (None, "step: the server has closed the session"),
     ],
 )  # fmt: skip
@@ -195,7 +195,7 @@ def test_a_server_without_room_is_asked_again() -> None:
         (observed(reward=0.0, done=True), {"t": 1}, "is done before the first action"),
         (observed(reward=0.5, done=False), {"t": 1}, "gave a reward of 0.5 before the first action"),
         ({"type": "error", "data": {"message": "no such task"}}, {"t": 1}, "reset: no such task"),
-        (observed(), {}, "the row has no t, which reset_columns names"),
+        (observed(), {}, "the row has no t, named in reset_columns"),
     ],
 )
 def test_a_beginning_that_is_none_is_a_failure(answer: Any, row: dict[str, Any], words: str) -> None:
@@ -226,7 +226,7 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
         ({"url": "http://h:99999"}, "url is not the address"),
         ({"url": 3}, "url is not the address"),
         ({"url": "http://h", "reset_columns": "task"}, "reset_columns is 'task'"),
-        ({"url": "http://h", "action": [1]}, "action is [1]"),
+        ({"url": "http://h", "action": [1]}, "action must be a mapping, not [1]"),
         ({"url": "http://h", "pattern": "("}, "'(' is not a regular expression"),
     ],
 )

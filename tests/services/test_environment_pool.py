@@ -45,7 +45,7 @@ def test_the_episode_that_runs_past_its_time_is_at_fault(killed: list[int], ran_
     pool._check_time(host)  # type: ignore[arg-type]
     assert killed == ([7] if is_killed else [])
     assert (host.culprit, host.culprit_kind) == ((4, "timed_out") if is_killed else (NOBODY, "crashed"))
-    assert ("ran past 10 s" in host.killed_because) == is_killed
+    assert ("took longer than 10 s" in host.killed_because) == is_killed
 
 
 @pytest.mark.parametrize(("ran_s", "is_killed"), [(99.0, False), (101.0, True)])

@@ -83,12 +83,12 @@ GOOD = ["begin 7", "7:1:a1", "7:2:a2", "7:3:a3"]
 def test_whatever_one_episode_does_to_its_process_the_others_see_nothing_of_it() -> None:
     """All in one process; each misbehaves in its second step, while the good ones are in their middle."""
     expected = {
-        "hang": "timed_out: the environment ran past 0.5 s",
+        "hang": "timed_out: the environment took longer than 0.5 s",
         "die": "crashed: the environment process ended with status 7",
         "raise": "crashed: step raised LookupError: the board is gone",
         "leave": "crashed: step raised SystemExit: 0",
         "flood": "invalid: step: its observation has 1048576 bytes, more than 65536",
-        "lie": "invalid: step: its done is not true or false but str",
+        "lie": "invalid: step: its `done` is not true or false but str",
         "nan": "invalid: step: its reward is not a finite number but nan",
         "files": "crashed: holds 100 files open, more than max_episode_files 64",
         "memory": "crashed: took 64 MB, more than max_episode_memory_mb 48",
@@ -122,9 +122,9 @@ def test_row_whose_episodes_hang_holds_its_process_twice_and_is_quarantined_then
 
 def test_async_environments_wait_together_and_fail_alone() -> None:
     expected = {
-        "wait": "timed_out: step ran past 1 s",
-        "swallow": "timed_out: step ran past 1 s",
-        "block": "timed_out: the environment ran past 1 s",
+        "wait": "timed_out: step took longer than 1 s",
+        "swallow": "timed_out: step took longer than 1 s",
+        "block": "timed_out: the environment took longer than 1 s",
         "leave": "crashed: step raised SystemExit: 0",
     }
 

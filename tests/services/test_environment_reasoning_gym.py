@@ -51,7 +51,7 @@ def test_the_last_attempt_ends_the_episode_and_cannot_lose_what_an_earlier_one_e
 
 @needs_package
 def test_a_row_of_another_generator_is_a_failure_at_once() -> None:
-    with pytest.raises(CannotJudge, match="the row names no task of reasoning-gym"):
+    with pytest.raises(CannotJudge, match="the row names no reasoning-gym task"):
         ReasoningGymEnvironment().reset({"prompt": "?"}, 1)
 
 

@@ -114,8 +114,8 @@ class Unsound:
         (True, None, "its reward is not a finite number but None"),
         (True, {}, "its reward is not a finite number but None"),
         (True, {0: float("nan")}, "its reward is not a finite number but nan"),
-        ("yes", {0: 1.0}, "its done is not true or false but str"),
-        (0, None, "its done is not true or false but int"),
+        ("yes", {0: 1.0}, "its `done` is not true or false but str"),
+        (0, None, "its `done` is not true or false but int"),
     ],
 )
 def test_a_game_that_lies_has_no_reward(is_done: Any, rewards: Any, words: str) -> None:
@@ -135,7 +135,7 @@ def test_a_game_that_lies_has_no_reward(is_done: Any, rewards: Any, words: str) 
             "KuhnPoker-v0 cannot be started with one player (AssertionError: The number of players",
         ),
         ({"id": GUESS, "game": {"size": 3}}, "GuessTheNumber-v0 cannot be created here (TypeError: "),
-        ({"id": GUESS, "game": 3}, "game is 3"),
+        ({"id": GUESS, "game": 3}, "game must be a mapping, not 3"),
     ],
 )
 def test_a_game_that_cannot_be_played_says_why(options: dict[str, Any], words: str) -> None:

@@ -95,20 +95,20 @@ def failures(step: Step) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tools": "search"}, "tools is 'search', and there is no MCP server"),
-        ({}, "there is no MCP server"),
+        ({"tools": "search"}, "tools must be a non-empty list, not 'search'"),
+        ({}, 'tools must be a non-empty list, not () -> for example tools: ["my_tools:search"]; or set mcp'),
         ({"tools": ["python"], "call_timeout_s": float("inf")}, "call_timeout_s is inf"),
         ({"tools": ["python"], "call_timeout_s": -1}, "call_timeout_s is -1"),
         ({"tools": ["python"], "max_calls": True}, "max_calls is True"),
-        ({"tools": 5}, "tools is 5 -> a list of names"),
-        ({"tools": {"python": 1}}, "tools is {'python': 1} -> a list"),
-        ({"tools": ["python", 3]}, "-> a list of names"),
-        ({"tools": ["python"], "mcp": ["web"]}, "mcp is of type list -> servers by name"),
-        ({"tools": ["python"], "call_timeout_s": "5"}, "call_timeout_s is '5' -> a number of seconds"),
+        ({"tools": 5}, "tools must be a list of names, not 5 -> for example tools: ["),
+        ({"tools": {"python": 1}}, "tools must be a list of names, not {'python': 1} -> for example"),
+        ({"tools": ["python", 3]}, "tools must be a list of names, not ['python', 3]"),
+        ({"tools": ["python"], "mcp": ["web"]}, "mcp must be a mapping, not list -> give servers by name"),
+        ({"tools": ["python"], "call_timeout_s": "5"}, "call_timeout_s is '5' -> give a number of seconds"),
         ({"tools": ["python"], "call_timeout_s": True}, "call_timeout_s is True"),
         ({"tools": ["python"], "call_timeout_s": float("nan")}, "call_timeout_s is nan"),
         ({"tools": ["python"], "call_timeout_s": 0}, "call_timeout_s is 0"),
-        ({"tools": ["python"], "max_calls": 2.5}, "max_calls is 2.5 -> a whole number"),
+        ({"tools": ["python"], "max_calls": 2.5}, "max_calls is 2.5 -> give a whole number"),
         ({"tools": ["python"], "max_calls": None}, "max_calls is None"),
         ({"tools": ["python"], "max_result_chars": "9"}, "max_result_chars is '9'"),
         ({"tools": ["python"], "max_result_chars": 0}, "max_result_chars is 0"),
@@ -126,7 +126,7 @@ def test_option_of_a_wrong_type_is_one_sentence(options: dict[str, Any], sentenc
 def test_text_for_tools_is_refused_also_where_there_is_a_server() -> None:
     with pytest.raises(UserError) as raised:
         ToolEnvironment(tools="search", mcp={"archive": {"url": "http://127.0.0.1:1"}})
-    assert raised.value.what == "tools is 'search'"
+    assert raised.value.what == "tools must be a list, not 'search'"
 
 
 def test_smallest_bounds_are_bounds() -> None:

@@ -176,10 +176,10 @@ def test_the_key_is_sent_and_shown_nowhere(
     [
         ({"url": "ftp://x"}, ["http://host:port"]),
         ({"url": "http://me:pw@host/"}, ["environment variable"]),
-        ({"url": "http://host:99999/"}, ["not an address"]),
+        ({"url": "http://host:99999/"}, ["not a valid URL"]),
         ({}, ["url", "required"]),
         ({"url": "http://h", "headers": {"Authorization": "x"}}, ["key_env"]),
-        ({"url": "http://h", "key_env": "A", "key_file": "B"}, ["take one"]),
+        ({"url": "http://h", "key_env": "A", "key_file": "B"}, ["set only one"]),
         ({"url": "http://h", "key_env": "SURELY_NOT_SET"}, ["SURELY_NOT_SET", "no key"]),
         ({"url": "http://h", "key_file": "/nowhere/key"}, ["/nowhere/key", "No such file"]),
         ({"url": "http://h", "total_timeout_s": 0}, ["greater than 0"]),

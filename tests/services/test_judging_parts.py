@@ -269,7 +269,7 @@ def test_client_without_a_supervisor_starts_one_for_the_next_program(
 ) -> None:
     judges, child = judges_of(monkeypatch, LAYER, None, LAYER, {"n": 2})
     judges.start()
-    with pytest.raises(JudgeLost, match="the supervisor of judges was lost"):
+    with pytest.raises(JudgeLost, match="the code sandbox closed its connection"):
         judges.judge(TASK)
     assert (child.num_kills, child.num_waits) == (1, 1), "the lost one is reaped"
     assert judges.judge(TASK) == {"n": 2}
@@ -297,7 +297,7 @@ def test_supervisor_that_hangs_is_given_up_after_the_programs_time_and_some_room
 
     judges._stream.close()  # type: ignore[union-attr]
     judges._stream = Hanging()  # type: ignore[assignment]
-    with pytest.raises(JudgeLost, match=r"was lost \(TimeoutError: timed out\)"):
+    with pytest.raises(JudgeLost, match=r"failed \(TimeoutError: timed out\)"):
         judges.judge(TASK)
     assert waits == [Deadline(TASK.total_limit_s).wall_s + client.ANSWER_ROOM_S]
     assert client.ANSWER_ROOM_S > supervisor.ROOM_S, "the supervisor's own limits come first"
@@ -321,7 +321,7 @@ def test_supervisor_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pyt
     pair = socket.socketpair()
     monkeypatch.setattr("socket.socketpair", lambda: pair)
     monkeypatch.setattr("subprocess.Popen", refuse)
-    with pytest.raises(JudgeLost, match="a supervisor of judges cannot be started: no memory"):
+    with pytest.raises(JudgeLost, match="the code sandbox cannot be started: no memory"):
         Judges("limits").start()
     assert [end.fileno() for end in pair] == [-1, -1]
 
@@ -393,7 +393,7 @@ def test_own_classes_that_decided_are_a_remark_or_no_verdict(score: Any) -> None
     found = {"weaker": ["V", "W"]}
     values = score(found)
     assert (values["weaker"], values["remark"]) == (
-        1.0, "weaker mode: objects of the program's own types decided (V, W)"
+        1.0, "weaker mode: the verdict depends on objects of the program's own types (V, W)"
     )  # fmt: skip
     assert "weaker" not in score()
     with pytest.raises(CannotJudge, match=r"the program's own classes \(V, W\)"):

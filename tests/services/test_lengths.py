@@ -55,7 +55,7 @@ def test_length_without_a_margin_is_all_or_nothing() -> None:
         ("overlong", {}, "max_tokens"),
         ("overlong", {"max_tokens": 10, "soft_tokens": 11}, "more than max_tokens"),
         ("overlong", {"max_tokens": 10, "soft_tokens": 0}, "soft_tokens"),
-        ("length", {}, "asks for nothing"),
+        ("length", {}, "checks nothing"),
         ("length", {"min_tokens": 5, "max_tokens": 4}, "more than max_tokens"),
     ],
 )

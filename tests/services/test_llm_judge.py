@@ -148,7 +148,7 @@ def test_a_row_without_what_the_rubric_names_is_invalid_and_nobody_is_asked() ->
     server = says('{"score": 5}')
     outcome = score(settings_of(server.url), prompt="2+2?")
     assert outcome.kind == "invalid"
-    assert "lacks what the template names" in outcome.reason
+    assert "lacks a field that the template uses" in outcome.reason
     assert "answer" in outcome.reason
     assert not server.asked
 
@@ -191,7 +191,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"min_score": 5, "max_score": 5}, "is not below"),
         ({"correct_at": 11}, "correct_at"),
         ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer"),
-        ({"base_url": "localhost:8000"}, "not an address"),
+        ({"base_url": "localhost:8000"}, "not a valid URL"),
         ({"key_env": "SURELY_NOT_SET"}, "contains no key"),
     ],
 )

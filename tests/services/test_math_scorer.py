@@ -170,3 +170,18 @@ def test_warm_up_parses_once_and_silences_the_warning_that_time_outs_are_off(mon
     ((gold, answer, digits),) = asked
     assert digits == 4
     assert gold != answer, "equal texts would not be parsed"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(" * 8 + "1" + ")" * 8, False),
+        ("(" * 9 + "1" + ")" * 9, True),
+        ("([" * 4 + "1" + "])" * 4, False),
+        ("([" * 5 + "1" + "])" * 5, True),
+        ("(1)+[2]" * 12, False),  # one after the other
+        ("x + 1 - 2 + 3 - 4 + 5 - 6", False),
+    ],
+)
+def test_an_expression_nested_too_deeply_is_not_evaluated(text: str, expected: bool) -> None:
+    assert is_explosive(text) == expected

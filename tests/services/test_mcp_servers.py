@@ -95,7 +95,7 @@ def test_server_that_cannot_be_reached_is_named() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"url": 3}, {"command": "python"}, {"command": []}, {"url": "x", "env": {}}, "x"])
 def test_server_of_another_form_is_refused(spec: Any) -> None:
-    with pytest.raises(UserError, match=r"options.mcp.a: no MCP server is described by .*command: \[python"):
+    with pytest.raises(UserError, match=r"options.mcp.a: invalid description of an MCP server: .*command: \[python"):
         ToolEnvironment(mcp={"a": spec})
 
 
@@ -106,7 +106,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_description_of_a_server_shows_no_secrets() -> None:
-    with pytest.raises(UserError, match="no MCP server is described by keys command, env") as raised:
+    with pytest.raises(UserError, match="invalid description of an MCP server: keys command, env") as raised:
         McpServer("web", {"command": "server.py", "env": {"TOKEN": "s3cret"}}, "x")
     assert "s3cret" not in str(raised.value)
 

@@ -36,6 +36,12 @@ def waiting(*requests: Request) -> queue.SimpleQueue[Request]:
 # ---------------------------------------------------------------- batches
 
 
+def test_a_batch_waits_for_its_first_request() -> None:
+    source, first = waiting(), request("a")
+    threading.Timer(0.05, source.put, [first]).start()
+    assert next_batch(source, 1) == [first]
+
+
 def test_batch_is_what_waits_oldest_first() -> None:
     requests = [request("a"), request("b", "c"), request("d")]
     assert next_batch(waiting(*requests), 16) == requests
@@ -242,7 +248,7 @@ def framed(message: Any) -> bytes:
 def test_client_connects_again_after_the_process_was_started_again(tmp_path: Path) -> None:
     path = tmp_path / "s"
     client = ModelClient(str(path))
-    with pytest.raises(ModelFailed, match="does not answer"):
+    with pytest.raises(ModelFailed, match="does not respond"):
         client.score([Item(text="a")])
     scores = [Scores(values=[1.0], num_cut=2)]
     server = Answering(path, None, framed(Reply(scores=scores)))
@@ -265,7 +271,7 @@ def test_an_answer_cut_in_the_middle_is_no_answer(cut: int, tmp_path: Path) -> N
 def test_an_answer_that_claims_to_be_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "s"
     server = Answering(path, model_wire.PREFIX.pack(model_wire.MAX_BYTES + 1))
-    with pytest.raises(ModelFailed, match=f"a message of {model_wire.MAX_BYTES + 1} bytes"):
+    with pytest.raises(ModelFailed, match=f"message too long: {model_wire.MAX_BYTES + 1} bytes"):
         ModelClient(str(path)).score([Item(text="a")])
     server.listener.close()
 
@@ -285,7 +291,7 @@ def test_messages_of_any_length_up_to_the_largest_arrive_whole(monkeypatch: pyte
         if fits:
             assert receive(theirs) is not None
         else:
-            with pytest.raises(OSError, match="a message of 6 bytes"):
+            with pytest.raises(OSError, match="message too long: 6 bytes"):
                 receive(theirs)
     ours.close()
     theirs.close()

@@ -148,8 +148,8 @@ def test_answer_comes_through_and_the_process_is_used_again(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("error", "kind", "reason", "counter"),
     [
-        (Overdue("slow"), "timed_out", "slow ran past 5 s", "killed_overdue"),
-        (Overdue(""), "timed_out", "the scoring process ran past 5 s", "killed_overdue"),
+        (Overdue("slow"), "timed_out", "slow took longer than 5 s", "killed_overdue"),
+        (Overdue(""), "timed_out", "the scoring process took longer than 5 s", "killed_overdue"),
         (Died("killed by SIGKILL", "bad"), "crashed", "killed by SIGKILL in bad", "died_busy"),
         (Died("killed by SIGKILL"), "crashed", "killed by SIGKILL", "died_busy"),
     ],

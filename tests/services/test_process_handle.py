@@ -18,6 +18,7 @@ from services.processes.framing import MAX_ANSWER_BYTES, PREFIX, frame
 from services.reward import process_handle as module
 from services.reward.job import Began, Job, Outcome, Ready, Refusal, Setup, decode_for_process
 from services.reward.process_handle import Overdue, ScoringProcess
+from tests.open_descriptors import no_new_descriptors
 
 LIMIT_S = 300.0
 READY = Ready(names=["a"], label="a@1")
@@ -62,7 +63,7 @@ def test_dropping_is_warned_of_once(clock: Callable[[float], None], caplog: pyte
     log.write(b"xx")
     log.write(b"xx")
     assert [record.message for record in caplog.records] == [
-        "scorers print too much; what they print is dropped for a while"
+        "scorers print too much; their output is dropped for a while"
     ]
 
 
@@ -206,7 +207,7 @@ def test_scorer_of_the_job_before_is_not_blamed() -> None:
 def test_any_other_message_is_a_broken_stream(said: tuple[Any, ...]) -> None:
     async def scene(stage: Stage) -> None:
         await stage.say(began("a"), *said)
-        with pytest.raises(Died, match="the scoring process broke its stream") as raised:
+        with pytest.raises(Died, match="the connection to the scoring process failed") as raised:
             await stage.process.score(job(), 1, LIMIT_S)
         assert raised.value.scorer == "a"
 
@@ -297,7 +298,7 @@ def test_helpers_that_run_once_it_is_ready_are_not_left_behind(monkeypatch: pyte
     ("said", "kind", "words"),
     [
         (Refusal(sentence="no such column"), UserError, "no such column"),
-        (outcome(), Died, "broke its protocol while loading"),
+        (outcome(), Died, "sent an unexpected message while loading"),
         (None, Died, "loading the scorers took longer than 0.05 s"),
     ],
 )
@@ -391,7 +392,5 @@ def test_process_that_cannot_be_started_is_a_death_and_leaves_no_descriptor(monk
         raise OSError("no memory")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(Died, match="a scoring process cannot be started: no memory"):
+    with no_new_descriptors(), pytest.raises(Died, match="a scoring process cannot be started: no memory"):
         ScoringProcess.spawn(OutputLog())
-    assert len(os.listdir("/proc/self/fd")) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from services.reward.composition import WeightedSum
 from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 from services.reward.make_scorer import make_scorer
-from services.reward.model_wire import Item
+from services.reward.model_wire import Item, Scores
 from services.reward.scorer_options import RewardModelOptions
+from services.reward.scorers.port import ScorerInput
 from services.reward.scorers.reward_model import RewardModelScorer, reduced
 
 ROW = {"prompt": "2+2? "}
@@ -173,7 +175,7 @@ def test_folders_that_are_no_classifiers_are_refused(tmp_path: Path, two_classes
 
     causal = save_classifier(tmp_path / "causal", causal=True)
     assert "Qwen3ForCausalLM, which is not a classifier" in refusal(causal)
-    assert "which one is the reward?" in refusal(two_classes)
+    assert "and none is chosen as the reward" in refusal(two_classes)
     assert "step_separator" in refusal(per_token, label=0)
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refusal(tmp_path / "empty")
@@ -202,3 +204,13 @@ def test_a_gpu_gives_the_same_score_but_for_rounding(one_class: Path) -> None:
 @pytest.mark.parametrize(("how", "value"), [("min", 0.25), ("mean", 0.5), ("last", 0.5), ("prod", 0.09375)])
 def test_steps_become_one_value(how: str, value: float) -> None:
     assert reduced([0.75, 0.25, 0.5], how) == value
+
+
+def test_the_remark_names_the_most_tokens_that_were_left_out_of_a_step(one_class: Path) -> None:
+    options = RewardModelOptions(path=str(one_class), step_separator="|", reduce="mean")
+    scorer = RewardModelScorer(options)
+    scorer._model = SimpleNamespace(
+        score=lambda items: [Scores(values=[float(n)], num_cut=cut) for n, cut in zip(range(3), (0, 7, 2), strict=True)]
+    )
+    sample = ScorerInput(row=ROW, response="a|b|c", finish_reason="stop", num_tokens=3)
+    assert scorer.score(sample)["remark"] == "the first 7 tokens were left out"

@@ -53,7 +53,7 @@ def test_service_and_clients_of_one_user_find_the_same_keys_by_themselves(servic
     assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
     assert keys.stat().st_mode & 0o777 == 0o700
     assert re.search(rf"(made|using) keys in {re.escape(str(keys))}; a client needs a copy", service.log)
-    assert command("status", service.address).returncode == 0
+    assert command("status", service.address, "--timeout-s", "250").returncode == 0
 
 
 def test_client_without_the_service_secret_is_served_and_one_with_other_keys_is_not(
@@ -66,7 +66,7 @@ def test_client_without_the_service_secret_is_served_and_one_with_other_keys_is_
             (copy / path.name).touch(mode=0o600)
             (copy / path.name).write_bytes(path.read_bytes())
     make_service_credentials(other)
-    assert command("status", service.address, "--curve-dir", str(copy)).returncode == 0
+    assert command("status", service.address, "--curve-dir", str(copy), "--timeout-s", "250").returncode == 0
     assert command("status", service.address, "--curve-dir", str(other), "--timeout-s", "0.5").returncode == 1
     missing = command("status", service.address, "--curve-dir", str(tmp_path / "none"))
     assert missing.returncode == 2

@@ -179,11 +179,11 @@ def test_status_shows_health_and_statistics_and_fails_where_nobody_answers(stand
                 await client.score(task(do), "four", "stop", 1)
 
     asyncio.run(scene())
-    shown = command("status", service.address)
+    shown = command("status", service.address, "--timeout-s", "250")
     assert shown.returncode == 0, shown.stderr
     for words in ("wait:request", "1 scored", "1 crashed", "1 invalid", "scorer_zoo:score@user", "p95"):
         assert words in shown.stdout
-    found = json.loads(command("status", "--json", service.address).stdout)
+    found = json.loads(command("status", "--json", service.address, "--timeout-s", "250").stdout)
     assert found["counters"]["scorer.scorer_zoo:score.answers"] == 4, "a crash is tried twice"
     assert found["state"] == "wait:request"
     service.kill()

@@ -24,7 +24,7 @@ def rows(content: bytes = ROWS) -> Iterator[Row]:
 
 def verdict_of(row: Row) -> Verdict:
     if row.number == 3:
-        return Verdict(kind="timed_out", reason="math ran past 10 s")
+        return Verdict(kind="timed_out", reason="math took longer than 10 s")
     return Verdict(kind="scored", value=float(row.number))
 
 
@@ -56,7 +56,7 @@ def test_rows_with_a_verdict_are_counted_and_not_scored_again(path: Path, num_ro
     totals, left = gone_on(path)
     assert (totals.num_rows, left) == (num_rows, [1, 2, 3, 4, 5][num_rows:])
     assert totals.sum_value == sum({1, 2, 4, 5} & set(range(1, num_rows + 1)))
-    assert totals.first_fault == ("line 3: math ran past 10 s" if num_rows >= 3 else "")
+    assert totals.first_fault == ("line 3: math took longer than 10 s" if num_rows >= 3 else "")
     assert path.read_bytes() == before
 
 
@@ -72,10 +72,10 @@ def test_a_half_written_last_line_is_taken_off_wherever_it_was_cut(path: Path) -
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (ROWS.replace(b'"response": "1"', b'"response": "9"'), "line 2 is not about line 2 of the input"),
-        (b"\n" + ROWS, "line 1 is not about"),
-        (ROWS.split(b"\n")[0], "verdict for line 2, and the input has only 1"),
-        (b"", "verdict for line 1, and the input has only 0"),
+        (ROWS.replace(b'"response": "1"', b'"response": "9"'), "line 2 does not match line 2 of the input"),
+        (b"\n" + ROWS, "line 1 does not match"),
+        (ROWS.split(b"\n")[0], "verdict for line 2, but the input has only 1"),
+        (b"", "verdict for line 1, but the input has only 0"),
     ],
 )
 def test_a_changed_input_is_refused(path: Path, content: bytes, words: str) -> None:
@@ -93,7 +93,7 @@ def test_an_input_that_grew_is_gone_on_with(path: Path) -> None:
 
 def test_another_scorer_is_refused(path: Path) -> None:
     before = written(path, 3)
-    with pytest.raises(UserError, match="line 1 was judged by math@1, and this is math@2") as caught:
+    with pytest.raises(UserError, match="line 1 was judged by math@1, but the current scorer is math@2") as caught:
         gone_on(path, "math@2")
     assert "--overwrite" in str(caught.value)
     assert path.read_bytes() == before

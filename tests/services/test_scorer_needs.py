@@ -82,7 +82,7 @@ def test_folder_that_is_no_classifier_names_the_option(tmp_path: Path) -> None:
     ((where, what, remedy),) = needs("reward_model", path=str(tmp_path))
     assert where == "label"
     assert "2 classes" in what
-    assert remedy == "label: one of bad, good"
+    assert remedy == "set label to one of bad, good"
     assert needs("reward_model", path=str(tmp_path), label="good") == []
 
 
@@ -213,3 +213,32 @@ def test_class_is_found_by_number_or_name_and_must_be_said_where_there_are_sever
             classifier_folder._index_of(label, ["bad", "good"])
         assert raised.value.where == "label"
     assert classifier_folder._index_of(None, ["only"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({"kind": "openenv", "options": {"url": "http://127.0.0.1:8000"}}, ("127.0.0.1", 8000)),
+        ({"kind": "openenv", "options": {"url": "wss://host"}}, ("host", 443)),
+        ({"kind": "openenv", "options": {"url": "ws://host"}}, ("host", 80)),
+        ({"kind": "openenv", "options": {"url": "nowhere"}}, None),  # its own message comes when it is loaded
+        ({"kind": "openenv", "options": {"url": "http://host:99999"}}, None),
+        ({"kind": "openenv", "options": {}}, None),
+        ({"kind": "guess_number", "options": {"url": "http://host"}}, None),
+    ],
+)
+def test_the_server_of_an_environment_is_looked_for(
+    environment: dict[str, Any], address: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def refuse(address: Any, timeout: float) -> None:
+        asked.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    found = list(silent_endpoints(RewardSettings.model_validate({"scorers": [], "environment": environment})))
+    assert asked == ([] if address is None else [address])
+    assert [key for key, _, _ in found] == ([] if address is None else ["environment.options.url"])
+    elsewhere = {"scorers": [], "environment": environment, "addresses": ["tcp://127.0.0.1:1"]}
+    assert list(silent_endpoints(RewardSettings.model_validate(elsewhere))) == []

@@ -70,9 +70,10 @@ def test_result_is_a_number_or_parts_with_a_value_or_a_reward(result: Any, compo
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("plain", "is neither a scorer nor module:function"), (":score", "is neither a scorer nor module:function"),
-        ("my_rewards_module:", "is neither a scorer nor module:function"),
-        ("my_rewards_module:none", "has no none"), ("my_rewards_module:number", "cannot be called"),
+        ("plain", "is neither a built-in scorer nor of the form module:function"),
+        (":score", "is neither a built-in scorer nor of the form module:function"),
+        ("my_rewards_module:", "is neither a built-in scorer nor of the form module:function"),
+        ("my_rewards_module:none", "has no none"), ("my_rewards_module:number", "is not callable"),
         ("my_rewards_module:number.deep", "has no number.deep"),
         ("no_such_module_here:score", r"cannot be imported \(ModuleNotFoundError"),
         ("my_rewards_module:narrow", "cannot be called with the required arguments"),

@@ -165,14 +165,14 @@ def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
     training = opened(prepared)
     step(training)
     folder = str(training.save()().folder)
-    with pytest.raises(UserError, match=r"holds an adapter, and trainer\.lora is not set"):
+    with pytest.raises(UserError, match=r"holds an adapter, but trainer\.lora is not set"):
         opened(prepared, lora=None, resume_from=folder)
-    with pytest.raises(UserError, match="of another rank"):
+    with pytest.raises(UserError, match="has a different rank"):
         opened(prepared, lora={**LORA, "rank": 2}, resume_from=folder)
-    with pytest.raises(UserError, match=r"has alpha 8, trainer\.lora has 16 -> trainer\.lora\.alpha=8"):
+    with pytest.raises(UserError, match=r"has alpha 8, but trainer\.lora has 16 -> set trainer\.lora\.alpha=8"):
         opened(prepared, lora={**LORA, "alpha": 16.0}, resume_from=folder)
     write_model(tiny_model(seed=1), prepared, dtype="float32")
-    with pytest.raises(UserError, match="belongs to another base"):
+    with pytest.raises(UserError, match="belongs to a base model other than"):
         opened(prepared, resume_from=folder)
     plain = opened(prepared, lora=None)
     with pytest.raises(UserError, match="holds a whole model"):
@@ -460,7 +460,7 @@ def test_a_checkpoint_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Pat
     with pytest.raises(UserError) as raised:
         check_kind(tmp_path, None)
     assert str(raised.value) == (
-        f"{tmp_path}: the checkpoint holds an adapter, and trainer.lora is not set -> set trainer.lora as it was"
+        f"{tmp_path}: the checkpoint holds an adapter, but trainer.lora is not set -> set trainer.lora as it was"
     )
 
 

@@ -96,7 +96,7 @@ def test_an_engine_near_another_policy_is_named_with_both_distances() -> None:
     assert str(raised.value) == (
         "rollout.engine: the engine samples with the base, without the adapter: answers stamped with version 1 differ"
         " by 1.9 nats from that version and by 0.1 nats from the base (root mean square of the tokens' log-probs)"
-        " -> use an engine that loads the versions it is given, or lora: null"
+        " -> use an engine that loads the versions it is given, or set trainer.lora: null"
     )
 
 

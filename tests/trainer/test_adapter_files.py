@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
 from areal_like.weights.adapter import peft_name
+from areal_like.weights.adapter_folder import base_problem, read_adapter
 from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
 from trainer.config import AdapterSettings
 from trainer.export import named_tensors
@@ -49,6 +50,14 @@ def test_the_configuration_is_word_for_word_what_peft_reads(saved: Path) -> None
         "fan_in_fan_out": False, "use_rslora": False, "modules_to_save": None, "inference_mode": True,
     }  # fmt: skip
     assert (saved / "adapter_config.json").read_text() == json.dumps(expected, indent=2) + "\n"
+
+
+def test_engines_read_the_folder_as_an_adapter_on_the_model(saved: Path, tiny_model: MakeModel) -> None:
+    found = read_adapter(saved)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(tiny_model()).items()}
+    assert base_problem(found, shapes) is None
+    assert (found.rank, found.scale) == (4, 2.0)
+    assert {module.rpartition(".")[2] for module in found.shapes} == {"q_proj", "up_proj"}
 
 
 def test_an_alpha_that_is_no_whole_number_is_written_as_it_is(tiny_model: MakeModel) -> None:
@@ -108,7 +117,7 @@ def test_an_adapter_of_another_rank_or_on_other_modules_is_not_loaded(
     with pytest.raises(UserError) as raised:
         load_adapter(saved, model, settings, BASE)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint holds an adapter of another rank, or on other modules"
+        f"{saved}: the checkpoint's adapter has a different rank or different target modules"
         " -> use the run's original trainer.lora (rank 4, targets q_proj, up_proj), or start a new run"
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
@@ -123,7 +132,7 @@ def test_an_adapter_is_not_loaded_on_another_base(saved: Path, tiny_model: MakeM
     with pytest.raises(UserError) as raised:
         load_adapter(saved, model, SETTINGS, other)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint's adapter belongs to another base than /b"
+        f"{saved}: the checkpoint's adapter belongs to a base model other than /b"
         " -> resume with the model and model.dtype that the run started with"
     )
     load_adapter(saved, model, SETTINGS, BaseIdentity("/moved", "float32", {"w": 3}))
@@ -134,8 +143,8 @@ def test_an_adapter_of_another_alpha_is_not_loaded(saved: Path, tiny_model: Make
     with pytest.raises(UserError) as raised:
         load_adapter(saved, with_adapter(tiny_model(), settings), settings, BASE)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint's adapter has alpha 8, trainer.lora has 2.5"
-        " -> trainer.lora.alpha=8, or start a new run"
+        f"{saved}: the checkpoint's adapter has alpha 8, but trainer.lora has 2.5"
+        " -> set trainer.lora.alpha=8, or start a new run"
     )
 
 

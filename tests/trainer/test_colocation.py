@@ -148,6 +148,7 @@ def test_a_trainer_that_starts_again_loads_into_host_memory_because_engines_may_
         return honest(folder)
 
     monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "hardware_of", lambda device: device)  # this machine need not have a GPU
     spec = ProcessSpec(
         role="trainer", name="trainer", run_id="t", run_dir=str(tmp_path / "run"), hub_address="", seed=1,
         parent_pid=os.getpid(), model=ModelSettings(path=str(tmp_path)), sampling=SamplingSettings(),

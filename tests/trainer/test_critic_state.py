@@ -94,8 +94,11 @@ def test_weights_are_those_of_the_file_and_names_must_be_the_models(tmp_path: Pa
     load_critic_weights(tmp_path, model)
     assert (model.weight.tolist(), model.bias.tolist()) == ([[5.0, 6.0]], [7.0])
     assert model.weight.requires_grad
-    for change, name in (({"weight/more": torch.ones(1)}, "more"), ({"weight/bias": None}, "bias")):
+    for change, where in (
+        ({"weight/more": torch.ones(1)}, "more is only in the file"),
+        ({"weight/bias": None}, "bias is only in the model"),
+    ):
         save_file({key: value for key, value in {**stored, **change}.items() if value is not None}, file)
         with pytest.raises(WeightError) as raised:
             load_critic_weights(tmp_path, model)
-        assert str(raised.value) == f"{file} belongs to another model: {name} is in one of them only"
+        assert str(raised.value) == f"{file} belongs to another model: tensor {where}"

@@ -188,7 +188,7 @@ def test_part_that_cannot_be_sent_raises_its_own_error() -> None:
 
 def test_batch_that_does_not_come_is_a_lost_rank() -> None:
     training = FakeTraining([Order.STEP, Order.END], limit_s=0.01)
-    with pytest.raises(RankLost, match=r"rank 0 trains on a batch that did not arrive here within 0.01 s"):
+    with pytest.raises(RankLost, match=r"rank 0 trains on a batch that this rank did not receive within 0.01 s"):
         run(training)
 
 

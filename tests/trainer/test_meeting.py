@@ -30,4 +30,4 @@ def test_taken_meeting_place_is_an_accident_that_a_restart_solves_and_no_mistake
             Ranks.join(spec, "cpu", timeout_s=5.0, order_timeout_s=5.0)
     assert report_end(taken.value) == FAILED, "within the budget of restarts; each is given another place"
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"error: MeetingPlaceTaken: rank 0 cannot listen at 127.0.0.1:{port}: Address already in use"
+    assert last == f"error: MeetingPlaceTaken: rank 0 cannot listen on 127.0.0.1:{port}: Address already in use"

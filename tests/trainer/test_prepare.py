@@ -211,7 +211,7 @@ def test_unusable_model_settings_are_user_errors(model: ModelSettings, words: st
 
 def test_tokenizer_larger_than_the_model_is_a_user_error(tmp_path: Path) -> None:
     source = prepare(spec(tmp_path / "source"))
-    with pytest.raises(UserError, match="259 tokens, the model only 18"):
+    with pytest.raises(UserError, match="259 tokens, but the model has only 18"):
         prepare(spec(tmp_path / "out", ModelSettings(path=str(source), tokenizer="bytes")))
 
 
@@ -223,7 +223,7 @@ def test_row_longer_than_the_model_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_rows_without_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="must be set together"):
         spec(tmp_path / "out", sft_rows="rows.jsonl")
 
 

@@ -291,8 +291,14 @@ def critic_metrics(stage: Stage) -> list[dict[str, float]]:
     return stage.single("torch-critic", until=CRITIC_STEPS, **CRITIC)
 
 
-@pytest.mark.parametrize("name", ["fsdp-critic", pytest.param("zero-1-critic", marks=needs_deepspeed),
-                                  pytest.param("zero-3-critic", marks=needs_deepspeed)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp-critic",
+        pytest.param("zero-1-critic", marks=[needs_deepspeed, pytest.mark.thorough]),
+        pytest.param("zero-3-critic", marks=needs_deepspeed),
+    ],
+)
 def test_critic_trains_on_two_ranks_as_in_one_process(name: str, critic_metrics: Any, request: Any) -> None:
     """Also where it goes on from the checkpoint of another backend."""
     stage: Stage = request.getfixturevalue("zero" if name.startswith("zero") else "fsdp")

@@ -211,6 +211,21 @@ def test_asked_for_what_is_saved_it_says_so_and_writes_nothing(monkeypatch: pyte
     assert scene.said == [CheckpointSaved(version=1, path="/run/1")]
 
 
+def test_the_digest_of_the_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "manifest_digest", lambda folder: {"1": "0a", "2": "0b"}[folder.name] * 32)
+    scene = Scene(monkeypatch)
+
+    async def script(group: asyncio.TaskGroup) -> None:
+        scene.saving.ask("somebody")
+        await scene.saving.start_if_free(group, None)
+        await scene.ended()
+        scene.training.version, scene.training.saved = 2, Path("/run/2")
+        await scene.saving.tell()
+
+    play(scene, script)
+    assert [said.digest for said in scene.said] == ["0a" * 32, "0b" * 32]
+
+
 def test_word_of_an_older_checkpoint_is_not_given_for_the_present_version(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
 

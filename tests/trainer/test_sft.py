@@ -178,7 +178,7 @@ def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None
         ({}, "{% for m in messages %}{{ m.content }};{% endfor %}", "does not end the assistant's turns"),
         ({"tool_calls": [{"name": "f"}]}, CHATML, "cannot be trained on"),
         ({"content": ""}, CHATML, "must be text"),
-        ({"role": "user"}, CHATML, "end with the assistant"),
+        ({"role": "user"}, CHATML, "end with `assistant`"),
     ],
 )
 def test_a_conversation_that_cannot_be_learnt_is_named(changes: dict[str, Any], template: str, words: str) -> None:
@@ -207,11 +207,11 @@ def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenize
         ("", "no rows"),
         ("\n\n", "no rows"),
         ('{"prompt": "1", "response": "1"}\n{"prompt": ', ":2: is not JSON"),
-        ('{"prompt": "1"}', "no text `response`"),
-        ('{"prompt": 1, "response": "1"}', "no text `prompt`"),
+        ('{"prompt": "1"}', "`response` is missing"),
+        ('{"prompt": 1, "response": "1"}', "`prompt` is missing"),
         ("[1]", ":1: is not a JSON object"),
-        ('{"messages": [{"role": "user", "content": "1"}]}', "no text `response`"),
-        ('{"spans": [["1", true]]}', "no text `prompt`"),
+        ('{"messages": [{"role": "user", "content": "1"}]}', "`response` is missing"),
+        ('{"spans": [["1", true]]}', "`prompt` is missing"),
     ],
 )
 def test_unusable_rows_are_named_by_line(text: str, words: str, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_opened_training_is_at_version_0_without_a_checkpoint_and_records_what_w
     assert recorded["attention_reason"].startswith("auto: cpu")
     assert recorded["backend_reason"]
     assert recorded["transformers"]
+    assert recorded["hardware"].startswith("cpu ")
 
 
 def test_screen_shows_attention_and_with_a_backend_that_was_not_named_that_too(prepared: Path) -> None:
@@ -125,6 +127,26 @@ def test_step_counts_its_tokens_and_moves_the_run_to_the_position_of_its_batch(p
         assert training._position.drawn == 10 * step
     assert training.staleness == {0: 2, 1: 2, 2: 2}
     assert training._positions == {}, "nothing is kept of a step that is done"
+
+
+def test_gradients_of_every_update_are_given_before_they_are_clipped(prepared: Path, samples: Any) -> None:
+    settings = {"mini_batches": 2, "optimizer": {"lr": 1e-3, "max_grad_norm": 1e-6}}
+    training = opened(prepared, settings={**settings, "critic": {}, "advantage": {"kind": "gae"}})
+    norms: list[float] = []
+    names: set[str] = set()
+
+    def watch(gradients: Mapping[str, torch.Tensor]) -> None:
+        own = [one for name, one in gradients.items() if not name.startswith("critic/")]
+        names.update(gradients)
+        norms.append(float(torch.stack([one.norm() for one in own]).norm()))
+
+    training.watch_gradients(watch)
+    metrics = training.run(training.prepare(samples(1), 1))
+    assert len(norms) == 2
+    assert max(norms) == pytest.approx(metrics["grad_norm_max"], rel=1e-5)
+    own = {name for name, _ in training.model.named_parameters()}
+    assert {name for name in names if not name.startswith("critic/")} == own
+    assert {name for name in names if name.startswith("critic/")}
 
 
 def test_batch_packed_ahead_changes_nothing_yet(prepared: Path, samples: Any) -> None:
@@ -381,3 +403,16 @@ def test_as_many_adapters_are_kept_to_compare_engines_with_as_answers_may_be_old
     assert keys["fence"] == training._copy.fence
     assert training._adapter_check is not None
     assert list(training._adapter_check._kept) == [0]
+
+
+# ---------------------------------------------------------------- full tensors
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+def test_full_tensors_are_gathered_only_from_a_model_in_parts(has_group: bool) -> None:
+    asked: list[Any] = []
+    policy = SimpleNamespace(full_weights=lambda *wanted: asked.append(wanted) or {"w": torch.zeros(1)})
+    training: Any = SimpleNamespace(ranks=SimpleNamespace(has_group=has_group), policy=policy)
+    for wanted in ((), (str.isupper,)):
+        assert (Training._weights_in_parts(training, *wanted) is not None) == has_group
+    assert asked == ([(), (str.isupper,)] if has_group else [])

@@ -514,7 +514,7 @@ def test_last_checkpoint_must_succeed_and_otherwise_one_sentence_says_what_to_do
             stage.link.tell(no_more(1))
             error = await failure(stage)
         assert isinstance(error, UserError)
-        assert str(error).startswith("the last checkpoint is missing: the disk is full -> make room there")
+        assert str(error).startswith("the last checkpoint is missing: the disk is full -> free disk space there")
         assert "export 1" not in training.log
 
     asyncio.run(scene())
@@ -1059,6 +1059,50 @@ def damage(manifest_path: Path) -> None:
         file.write(bytes([byte ^ 0xFF]))
     with pytest.raises(WeightsDamaged):
         verify(*open_payload(manifest_path))
+
+
+@pytest.mark.parametrize(
+    ("newest", "written", "announced"),
+    [
+        (3, SimpleNamespace(path="again3"), "again3"),
+        (4, SimpleNamespace(path="again3"), "v4"),  # an older version than the newest
+        (3, WeightError("disk full"), "v3"),
+        (3, None, "v3"),
+        (None, SimpleNamespace(path="again3"), None),
+    ],
+)
+def test_only_the_newest_version_is_announced_where_it_was_written_again(
+    newest: int | None, written: Any, announced: str | None
+) -> None:
+    sent: list[m.Message] = []
+
+    def publish_again(version: int) -> Any:
+        if isinstance(written, WeightError):
+            raise written
+        return written
+
+    async def nothing() -> None:
+        return
+
+    async def send(message: m.Message) -> None:
+        sent.append(message)
+
+    async def place_of(found: Any, version: int) -> str:
+        return str(found.path)
+
+    published = None
+    if newest is not None:
+        published = m.VersionPublished(version=newest, lineage="l0", manifest_path=f"v{newest}", metrics={})
+    worker: Any = SimpleNamespace(
+        _all_announced=nothing, _store_turn=asyncio.Lock(), _spec=SimpleNamespace(lineage="l0"), _sender=None,
+        _training=SimpleNamespace(publish_again=publish_again), _publish_location=place_of, _published=published,
+        _link=SimpleNamespace(send=send),
+    )  # fmt: skip
+    asyncio.run(TrainerWorker._write_again(worker, m.RewriteVersion(version=3, lineage="l0")))
+    assert (worker._published.manifest_path if worker._published is not None else None) == announced
+    [answer] = sent
+    assert isinstance(answer, m.VersionRewritten)
+    assert bool(answer.reason) == (not hasattr(written, "path"))
 
 
 @pytest.mark.processes

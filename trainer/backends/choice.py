@@ -58,7 +58,7 @@ def choose_backend(
         raise UserError(what, where="trainer.ranks", remedy=remedy)
     if settings.lora is not None and not descriptor.trains_adapters:
         what = f"{descriptor.name} cannot train an adapter"
-        raise UserError(what, where="trainer.lora", remedy="trainer.backend: torch or fsdp, or lora: null")
+        raise UserError(what, where="trainer.lora", remedy="set trainer.backend to torch or fsdp, or lora: null")
     for required in descriptor.packages:
         if find_spec(required.module) is None:
             raise UserError(f"{required.module} is not installed", where=KIND_KEY, remedy=required.remedy)

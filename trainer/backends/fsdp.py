@@ -67,6 +67,11 @@ class FsdpBackend:
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return both(self._module(packed, with_entropy))
 
+    def greedy(self, packed: PackedSequences) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            logprobs_N, is_greedy_N = self._module(packed, False, True)
+        return logprobs_N, is_greedy_N
+
     def zero_grad(self) -> None:
         for shard in self._shards:
             shard.whole.grad = shard.part.grad = None

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.port import Setup
-from trainer.model.logprobs import token_logprobs
+from trainer.model.logprobs import greedy_logprobs, token_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.model.values import token_values
 
@@ -32,6 +32,12 @@ def policy_logprobs(
         )
 
 
+def policy_greedy(model: PreTrainedModel, packed: PackedSequences, setup: Setup) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute greedy_logprobs at the precision of `setup` (Backend.greedy)."""
+    with torch.autocast(packed.tokens_T.device.type, torch.bfloat16, enabled=setup.compute_dtype == torch.bfloat16):
+        return greedy_logprobs(model, packed, chunk_tokens=setup.settings.logprob_chunk_tokens)
+
+
 class PolicyModule(torch.nn.Module):
     """A model whose forward pass returns log-probs, or values."""
 
@@ -39,8 +45,10 @@ class PolicyModule(torch.nn.Module):
         super().__init__()
         self.model, self._setup = model, setup
 
-    def forward(self, packed: PackedSequences, with_entropy: bool) -> tuple[torch.Tensor, ...]:
-        """Return log-probs [N], then entropies [N] if requested; or values [T]."""
+    def forward(self, packed: PackedSequences, with_entropy: bool, is_greedy: bool = False) -> tuple[torch.Tensor, ...]:
+        """Return log-probs [N], then entropies [N] if requested; or values [T]; or the results of `policy_greedy`."""
+        if is_greedy:
+            return policy_greedy(self.model, packed, self._setup)
         logprobs_N, entropy_N = policy_logprobs(self.model, packed, self._setup, with_entropy=with_entropy)
         # clone: backends attach hooks to the outputs, and warn about views
         return tuple(output_N.clone() for output_N in (logprobs_N, entropy_N) if output_N is not None)

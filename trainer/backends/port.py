@@ -110,3 +110,12 @@ class Backend(Protocol):
 
     def load_moments(self, read: ReadMoments) -> None:
         """Restore a state from `parts` of any backend; the weights are those that the model was loaded with."""
+
+
+class OfflineBackend(Backend, Protocol):
+    """A backend of training from files: `torch` or `fsdp`."""
+
+    def greedy(self, packed: PackedSequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute log-probs [N] and whether each token is the most likely one, without gradients
+        (trainer.model.logprobs.greedy_logprobs).
+        """

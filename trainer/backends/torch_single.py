@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from trainer.backends.policy_module import policy_logprobs
+from trainer.backends.policy_module import policy_greedy, policy_logprobs
 from trainer.backends.port import ReadMoments, Setup
 from trainer.export import named_tensors
 from trainer.host_copy import Part, whole_part
@@ -25,6 +25,9 @@ class TorchBackend:
 
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return policy_logprobs(self.model, packed, self._setup, with_entropy=with_entropy)
+
+    def greedy(self, packed: PackedSequences) -> tuple[torch.Tensor, torch.Tensor]:
+        return policy_greedy(self.model, packed, self._setup)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()

@@ -82,7 +82,7 @@ class ZeroBackend:
     # ------------------------------------------------------------ full tensors
 
     def move(self, device: torch.device) -> int:
-        raise AssertionError("validate refuses shared devices with DeepSpeed: its state stays where it is")
+        raise AssertionError("validation rejects shared devices with DeepSpeed, whose state cannot be moved")
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         whole = {}
@@ -97,7 +97,7 @@ class ZeroBackend:
         return {name: parameter.detach() for name, parameter in self._named.items()}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        raise AssertionError("validate refuses what would ask")
+        raise AssertionError("validation rejects settings that need gradients")
 
     def parts(self) -> list[Part]:
         is_leader = self._setup.ranks.is_leader
@@ -197,7 +197,7 @@ def _import_deepspeed(ranks: Ranks) -> Any:
         raise UserError(
             f"deepspeed cannot be imported ({first_line(error)})",
             where="trainer.backend",
-            remedy="pip install 'areal-like[deepspeed]', or trainer.backend: fsdp",
+            remedy="pip install 'areal-like[deepspeed]', or set trainer.backend: fsdp",
         ) from error
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

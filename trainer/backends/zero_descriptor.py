@@ -30,7 +30,7 @@ class ZeroDescriptor(BackendDescriptor):
     section = "deepspeed"
     trains_critics = True
     when_recalling = "deepspeed with trainer.deepspeed.stage: 1 or 2"
-    packages = (RequiredPackage("deepspeed", "pip install 'areal-like[deepspeed]', or trainer.backend: fsdp"),)
+    packages = (RequiredPackage("deepspeed", "pip install 'areal-like[deepspeed]', or set trainer.backend: fsdp"),)
 
     def recalls_versions(self, settings: TrainerSettings) -> bool:
         """True for stages 1 and 2: stage 3 may keep gathered copies of its shards, which would become stale."""
@@ -70,7 +70,7 @@ class ZeroDescriptor(BackendDescriptor):
             yield SettingProblem(
                 ("trainer.deepspeed.offload_param", "trainer.deepspeed.stage"),
                 f"ZeRO stage {zero.stage} keeps full parameters on every rank: there are no shards to offload",
-                "stage: 3, or offload_param: false",
+                "set stage: 3, or offload_param: false",
             )
 
 

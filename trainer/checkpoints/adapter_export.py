@@ -35,6 +35,7 @@ from trainer.checkpoints.convert import (
     write_config,
     write_weights,
 )
+from trainer.checkpoints.provenance import write_provenance
 
 Form = Literal["merged", "adapter"]
 
@@ -67,6 +68,7 @@ def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = N
             has_own_config = (folder / "config.json").is_file()  # of a reward model, whose class is not the base's
             write_config(fresh, model_config(folder if has_own_config else path), dtype)
         copy_companions(folder, fresh)
+        write_provenance(fresh, folder)
     return dtype
 
 
@@ -96,7 +98,7 @@ def _base(path: Path, folder: Path) -> dict[str, Stored]:
     """Return the base's tensors. Raises UserError if they are missing, or not those the adapter was trained on."""
     remedy = "put that model back there, or use --lora adapter"
     if not path.is_dir():
-        raise UserError("the base of the adapter no longer exists", where=str(path), remedy=remedy)
+        raise UserError("the base model of the adapter no longer exists", where=str(path), remedy=remedy)
     found = stored_tensors(path)
     recorded = _json(folder / ADAPTER_BASE)
     for name, crc32 in recorded["crc32"].items():

@@ -104,15 +104,32 @@ def verify(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{manifest} is missing or damaged: this is not a complete checkpoint") from error
     if not is_known:
-        raise WeightError(f"{manifest} has format {recorded['format']}; this version reads format {FORMAT}")
+        raise WeightError(
+            f"{manifest} has format {recorded['format']}; this version of areal_like reads format {FORMAT}"
+        )
     for name, entry in sorted(files.items()):
         file = folder / name
         try:
             num_bytes, digest = _measure(file)
-        except OSError as error:
-            raise WeightError(f"{file} of the checkpoint cannot be read ({error.strerror})") from error
-        if [num_bytes, digest] != [entry["num_bytes"], entry["sha256"]]:
+        except (OSError, ValueError) as error:
+            raise WeightError(f"{file} of the checkpoint cannot be read ({error})") from error
+        if not isinstance(entry, dict) or [num_bytes, digest] != [entry.get("num_bytes"), entry.get("sha256")]:
             raise WeightError(f"{file} is damaged: its checksum is not the recorded one")
+
+
+def added(folder: Path) -> list[str]:
+    """Names of the files in a checkpoint's folder that its manifest does not have. Raises OSError, ValueError."""
+    recorded = {MANIFEST, *json.loads((folder / MANIFEST).read_text())["files"]}
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
+    return sorted(there - recorded)
+
+
+def manifest_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's manifest, which has that of every file; empty if there is no manifest."""
+    try:
+        return _measure(folder / MANIFEST)[1]
+    except OSError:
+        return ""
 
 
 def read_state(folder: Path) -> CheckpointState:

@@ -22,6 +22,7 @@ from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import CheckpointState
 from trainer.checkpoints.companion_files import copy_companions
+from trainer.checkpoints.provenance import write_provenance
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -57,6 +58,7 @@ def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> s
         write_weights(partial / WEIGHTS, stored_tensors(folder), NAMES[dtype])
         write_config(partial, config, dtype)
         copy_companions(folder, partial)
+        write_provenance(partial, folder)
     return dtype
 
 
@@ -96,7 +98,11 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         files = [folder / name for name in sorted(named)]
     if not files:
         others = sorted(file.name for file in folder.glob("*.bin"))
-        what = f"its weights are {others[0]}, and only safetensors are read" if others else "there are no weights here"
+        what = (
+            f"its weights are in {others[0]}, but only safetensors files can be read"
+            if others
+            else "there are no weights here"
+        )
         raise UserError(what, where=str(folder), remedy="give a folder with model.safetensors")
     found: dict[str, Stored] = {}
     for file in files:
@@ -115,7 +121,7 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
                 raise ValueError("no header")
             header = opened.read(size)
             if len(header) < size:
-                raise ValueError("it ends in its header")
+                raise ValueError("it ends inside its header")
             table, num_bytes = json.loads(header), opened.seek(0, 2)
         table.pop("__metadata__", None)
         for name, entry in table.items():

@@ -26,6 +26,7 @@ from areal_like.trajectory import Trajectory
 from areal_like.wire.messages import BatchSample
 from trainer.config import TrainerSettings
 from trainer.data.dealing import deal_apart
+from trainer.data.teacher import teacher_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.objectives.advantage import advantages, shaped_rewards, spread
 from trainer.objectives.aggregation import token_coefficients
@@ -73,7 +74,8 @@ class BatchRewards:
     """The inputs of advantages, of the whole batch: raw rewards, groups, sampled tokens of each trajectory.
 
     turn_starts_N: bool, the sampled tokens, in the order of the trajectories, that begin a turn. is_cut_Q: bool,
-    truncated at the token limit. turns_B: rewards by turn, None for a sample without them.
+    truncated at the token limit. turns_B: rewards by turn, None for a sample without them. teacher_N: float64,
+    log-probs of the sampled tokens under a teacher of the rollout workers; None: there is none.
     """
 
     rewards_B: np.ndarray
@@ -82,10 +84,13 @@ class BatchRewards:
     turn_starts_N: np.ndarray
     is_cut_Q: np.ndarray
     turns_B: tuple[TurnRewards | None, ...]
+    teacher_N: np.ndarray | None = None
 
     @staticmethod
-    def of(samples: Sequence[BatchSample]) -> BatchRewards:
-        """Collect the rewards of `samples`."""
+    def of(samples: Sequence[BatchSample], teacher_model: str = "") -> BatchRewards:
+        """Collect the rewards of `samples`, and log-probs of the teacher of this name. Raises UserError if a sample has
+        none.
+        """
         return BatchRewards(
             rewards_B=np.asarray([sample.reward for sample in samples], np.float64),
             group_ids_B=np.asarray([sample.group_id for sample in samples], np.int64),
@@ -93,6 +98,7 @@ class BatchRewards:
             turn_starts_N=np.concatenate([_turn_starts(one) for sample in samples for one in sample.trajectories]),
             is_cut_Q=np.array([one.finish_reason == "length" for sample in samples for one in sample.trajectories]),
             turns_B=tuple(_turns_of(sample.trajectories) for sample in samples),
+            teacher_N=teacher_logprobs(samples, teacher_model) if teacher_model else None,
         )
 
     @property
@@ -131,13 +137,14 @@ def prepare_batch(
     """Pack the part of `samples` that belongs to `rank`, for the step that starts from policy `version`.
 
     Advantages, denominators and metrics are those of the whole batch. Advantages that need a model's passes, such
-    as a critic's values, are set to 0 (see trainer/step_advantages.py). Raises ValueError for an empty batch.
+    as a critic's values, are set to 0 (see trainer/step_advantages.py). Raises ValueError for an empty batch, UserError
+    if a sample lacks the log-probs of a teacher.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
     trajectories_Q = [one for sample in samples for one in sample.trajectories]
     lengths = [len(one) for one in trajectories_Q]
-    rewards = BatchRewards.of(samples)
+    rewards = BatchRewards.of(samples, settings.teacher_model)
     group_ids_B, lengths_B = rewards.group_ids_B, rewards.lengths_B
     num_trajectories_B = [len(sample.trajectories) for sample in samples]
     is_later = settings.critic is not None or advantage_of(settings.advantage)[0].needs_starts
@@ -311,11 +318,14 @@ def _batch_metrics(
     turns are of samples, with all their trajectories; `sequences` are trajectories."""
     trajectories = [one for sample in samples for one in sample.trajectories]
     rewards_B, responses_B = rewards.rewards_B, np.asarray(rewards.lengths_B)
+    is_new_B = np.asarray([not sample.is_reused for sample in samples])
+    reused = {} if is_new_B.all() else {"reused_samples": float((~is_new_B).sum())}
+    new_rewards_B = rewards_B[is_new_B]  # a curve of the policy's rewards shows each sample once
     turns_B = np.asarray([sum(one.num_turns for one in sample.trajectories) for sample in samples])
     staleness = np.concatenate([version - one.versions_T[one.loss_mask_T] for one in trajectories])
-    return {
-        "reward_mean": float(rewards_B.mean()),
-        "reward_std": float(rewards_B.std()),
+    return reused | {
+        "reward_mean": float(new_rewards_B.mean()),
+        "reward_std": float(new_rewards_B.std()),
         "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
         "advantage_abs_mean": float(np.abs(found_advantages).mean()),
         "groups": float(len(np.unique(rewards.group_ids_B))),

@@ -45,9 +45,9 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
         except (ValueError, RecursionError) as error:
             raise UserError("is not JSON", where=where, remedy="use one JSON object per line") from error
         if not isinstance(row, dict):
-            raise UserError("is not a JSON object", where=where, remedy=f"rows are {row_words}")
+            raise UserError("is not a JSON object", where=where, remedy=f"use rows of the form {row_words}")
         found.append(Line(where, row))
     if not found:
-        remedy = f"rows are {row_words}, one JSON object per line"
+        remedy = f"use rows of the form {row_words}, one JSON object per line"
         raise UserError("contains no rows", where=str(path), remedy=remedy)
     return found

@@ -100,9 +100,7 @@ def _packed(
         # kernels raise these for unsupported shapes, and models for unknown keywords
         what = f"{type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         if choice.name == "sdpa":
-            raise UserError(
-                f"packed sequences do not pass through {what}", where="model", remedy="use another model"
-            ) from error
+            raise UserError(f"packed sequences fail in {what}", where="model", remedy="use another model") from error
         raise UserError(
             f"{choice.name} attention refuses {what}", where="trainer.attention", remedy="use sdpa"
         ) from error

@@ -68,7 +68,7 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         raise UserError(
             f"{setting!r} is not an attention kernel",
             where="trainer.attention",
-            remedy="auto, flash_attn, varlen or sdpa",
+            remedy="use auto, flash_attn, varlen or sdpa",
         )
     device = torch.device(device)
     if setting == "sdpa":
@@ -82,7 +82,8 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         return AttentionChoice(kernel, "named in the configuration")
     if device.type != "cuda":
         return AttentionChoice(
-            "sdpa", f"auto: {device.type} has no variable-length kernel; SDPA, one call per group of lengths"
+            "sdpa",
+            f"auto: {device.type} has no variable-length kernel; using SDPA, one call per group of similar lengths",
         )
     varlen = _obstacle("varlen", device, precision)
     if varlen is None:
@@ -133,7 +134,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise UserError(
-            f"{config.model_type} scales attention by the place in the row, not in the sequence",
+            f"{config.model_type} scales attention by a token's position in the packed row, not in its own sequence",
             where="model",
             remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
             "floor_scale, or use another model",
@@ -145,14 +146,17 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
             model.set_attn_implementation(choice.implementation)
         except ValueError as error:  # transformers refuses a class that declares no SDPA
             raise UserError(
-                f"{type(model).__name__} has no SDPA attention in the installed transformers, and packed training "
-                "replaces that",
+                f"{type(model).__name__} has no SDPA attention in the installed transformers, but training on packed "
+                "sequences requires it",
                 where="model",
-                remedy="use another model (its own attention, such as eager, would mix packed sequences)",
+                remedy="use another model (with this model's own attention, packed sequences would attend to each "
+                "other)",
             ) from error
     if model.config._attn_implementation != choice.implementation:
         raise UserError(
-            f"{type(model).__name__} does not let its attention be replaced", where="model", remedy="use another model"
+            f"{type(model).__name__} does not allow its attention to be replaced",
+            where="model",
+            remedy="use another model",
         )
 
 
@@ -160,7 +164,7 @@ def _check_heads(config: PreTrainedConfig, choice: AttentionChoice) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim > MAX_FLASH_HEAD_DIM:
         raise UserError(
-            f"{choice.name} takes heads of at most {MAX_FLASH_HEAD_DIM} dimensions, {config.model_type} has {head_dim}",
+            f"{choice.name} supports head dimensions up to {MAX_FLASH_HEAD_DIM}, {config.model_type} has {head_dim}",
             where="trainer.attention",
             remedy="use sdpa",
         )
@@ -199,7 +203,7 @@ def packed_attention(
         out_THD = _grouped_sdpa(query_THD, key_TKD, value_TKD, scale, packed_segments)
     elif query.dtype == torch.float32:
         raise UserError(
-            f"{kernel} attention computes in 16 bits and the model in float32",
+            f"{kernel} attention computes in 16 bits, but the model in float32",
             where="trainer.attention",
             remedy="set trainer.precision to bfloat16, or trainer.attention to sdpa",
         )
@@ -228,13 +232,13 @@ def _refuse_unsupported(
     name = type(module).__name__
     if segments is None:
         raise UserError(
-            f"{name} did not pass on where the packed sequences end",
+            f"{name} did not pass on the boundaries of the packed sequences",
             where="model",
-            remedy="its transformers class drops unknown keywords; use another model",
+            remedy="its transformers class drops unknown keyword arguments; use another model",
         )
     if attention_mask is not None:
         raise UserError(
-            f"{name} makes an attention mask of its own, which packed training lacks",
+            f"{name} creates its own attention mask, which packed training does not support",
             where="model",
             remedy="use another model",
         )
@@ -245,14 +249,16 @@ def _refuse_unsupported(
     window = kwargs.get("sliding_window")
     if window is not None and window < segments.longest:
         raise UserError(
-            f"{name} has a sliding window of {window} tokens and a sequence has {segments.longest}",
+            f"{name} has a sliding window of {window} tokens, but a sequence has {segments.longest}",
             where="model",
             remedy="shorten the sequences or use another model",
         )
     for option in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(option) is not None:
             raise UserError(
-                f"{name} needs {option}, which packed training lacks", where="model", remedy="use another model"
+                f"{name} needs {option}, which packed training does not support",
+                where="model",
+                remedy="use another model",
             )
 
 

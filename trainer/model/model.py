@@ -128,7 +128,7 @@ def _check_model_type(model_type: Any, *, where: str) -> None:
     if model_type not in CONFIG_MAPPING_NAMES:
         near = difflib.get_close_matches(model_type, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "use a causal language model, e.g. qwen3"
-        raise UserError(f"transformers knows no model_type {model_type!r}", where=where, remedy=hint)
+        raise UserError(f"transformers does not know model_type {model_type!r}", where=where, remedy=hint)
 
 
 def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
@@ -175,7 +175,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     except Exception as error:  # huggingface_hub's strict dataclasses have their own error types
         what = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{model_type} refuses these settings ({what})", where="model.init", remedy="correct it"
+            f"{model_type} refuses these settings ({what})", where="model.init", remedy="correct them"
         ) from error
     return config
 
@@ -269,9 +269,9 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
     bad = [name for name, tensor in model.state_dict().items() if not all_finite(tensor)]
     if bad:
         raise UserError(
-            f"the weights hold values that are not finite, in {len(bad)} tensors, the first {bad[0]}",
+            f"the weights hold values that are not finite, in {len(bad)} tensors, first in {bad[0]}",
             where=_file_of(bad[0], folder),
-            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or take an "
+            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or use an "
             "earlier checkpoint",
         )
 
@@ -301,7 +301,7 @@ def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
         raise UserError(
             f"device {device!r} cannot be used ({first_line(error)})",
             where="device",
-            remedy="use cpu, or a CUDA torch",
+            remedy="use cpu, or install a torch with CUDA support",
         ) from error
 
 

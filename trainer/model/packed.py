@@ -43,7 +43,9 @@ class PackedSequences:
         assert len(tokens) == len(loss_masks) > 0
         for tokens_T, mask_T in zip(tokens, loss_masks, strict=True):
             if len(tokens_T) != len(mask_T) or not len(tokens_T):
-                raise ValueError(f"a sequence of {len(tokens_T)} tokens has a loss mask of {len(mask_T)}")
+                raise ValueError(
+                    f"expected equal lengths above 0: got {len(tokens_T)} tokens and a loss mask of {len(mask_T)}"
+                )
             if mask_T[0]:
                 raise ValueError("the first token of a sequence cannot be predicted: a prompt needs at least one token")
         lengths = tuple(len(tokens_T) for tokens_T in tokens)

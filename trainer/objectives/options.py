@@ -32,7 +32,7 @@ def option_faults(model: type[Settings], settings: Settings, section: str, keys:
     """
     options: Mapping[str, Any] = getattr(settings, "options")  # noqa: B009 - sections have it
     known = [name for name in model.model_fields if name not in keys]
-    remedy = f"known are {', '.join(known)}" if known else "it has no options: remove it"
+    remedy = f"known options: {', '.join(known)}" if known else "it has no options: remove it"
     faults = [
         Fault(f"{section}.options.{key}", f"is not an option: {key} is a key of {section}", f"set {section}.{key}")
         for key in keys

@@ -97,5 +97,5 @@ def _load(name: str, where: str) -> Any:
         what = f"{name} is {article} {type(found).__name__}, which is not what {where} takes"
         raise UserError(what, where=where, remedy="fix the name")
     if not isinstance(found, descriptors) and not callable(found):
-        raise UserError(f"{name} cannot be called", where=where, remedy="name a function")
+        raise UserError(f"{name} is not callable", where=where, remedy="name a function")
     return found

@@ -37,7 +37,9 @@ def try_loss(settings: LossSettings) -> None:
         raise
     except Exception as error:  # the user's code
         what = f"{name} failed on four tokens ({type(error).__name__}: {error})"
-        raise UserError(what, where=LOSS_KEY, remedy="it is called as loss(logprobs_N, tokens, **options)") from error
+        raise UserError(
+            what, where=LOSS_KEY, remedy="check its code: it is called as loss(logprobs_N, tokens, **options)"
+        ) from error
     if gradient_N is None:
         raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
     if not (result_N.isfinite().all() and gradient_N.isfinite().all()):
@@ -80,7 +82,7 @@ def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, ch
             raise
         except Exception as error:  # a user's correction
             what = f"a correction failed on four tokens ({type(error).__name__}: {error})"
-            remedy = "it is called as correction(tokens, **options)"
+            remedy = "check its code: it is called as correction(tokens, **options)"
             raise UserError(what, where=CORRECTION_KEY, remedy=remedy) from error
     if not total.isfinite():
         raise UserError("a correction is not finite", where=CORRECTION_KEY, remedy="bound the weight")

@@ -10,7 +10,7 @@ from areal_like import limits
 from areal_like.config import AddBos, Threads
 from areal_like.device_names import AUTO
 from areal_like.settings import Settings
-from trainer.config import AdapterSettings, CheckpointSettings, OptimizerSettings
+from trainer.config import AdapterSettings, CheckpointSettings, FsdpSettings, OptimizerSettings
 
 Objective = Literal["sft", "dpo", "reward_model"]
 """The kind of training; each has its own command."""
@@ -57,16 +57,24 @@ class OfflineLoraSettings(AdapterSettings):
 class OfflineTrainerSettings(Settings):
     """The process that trains."""
 
+    backend: Literal["auto", "torch", "fsdp"] = "auto"
+    """`torch`: one process; `fsdp`: the model is distributed over the ranks; `auto`: by the number of ranks, the size
+    of the model and the available memory."""
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
-    """Training from files runs in one process: only 1 is accepted."""
+    """Processes that train together, one device each. All are on this machine."""
+    rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
+    """A rank that makes the others wait for longer ends the run."""
+    fsdp: FsdpSettings = FsdpSettings()
+    """For `backend: fsdp`."""
     device: str = AUTO
-    """`cpu`, `cuda` or `cuda:N`; `auto`: `cuda` if there is a GPU, else `cpu`."""
+    """`cpu`, `cuda` or `cuda:N`; `auto`: `cuda` if there is a GPU for each rank, else `cpu`. Ranks take one GPU each,
+    from this one upwards."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
     """Kernel for packed sequences, as in a run with rollouts."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
-    """Token budget of one packed micro-batch; a longer row has one of its own."""
+    """Token budget of one packed micro-batch of a rank; a longer row has one of its own."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Tokens whose logits are in memory at once."""
     gradient_checkpointing: bool = False
@@ -78,7 +86,7 @@ class OfflineTrainerSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints. They are written between two steps."""
     threads: Threads = "auto"
-    """Compute threads; auto: all cores (no other process of the run needs them)."""
+    """Compute threads of a rank; auto: all cores, shared by the ranks (no other process of the run needs them)."""
 
 
 class OfflineEvalSettings(Settings):

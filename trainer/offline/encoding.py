@@ -59,5 +59,5 @@ def load_items(
             too_long.append(error)
     if not items:
         first = too_long[0]
-        raise UserError(f"no row is short enough; of the first, {first.what}", where=file, remedy=first.remedy)
+        raise UserError(f"no row is short enough; in the first row, {first.what}", where=file, remedy=first.remedy)
     return LoadedRows(file, tuple(items), tuple(error.where for error in too_long))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -19,7 +19,7 @@ from areal_like.errors import WeightError
 from areal_like.scored_text import padding_id
 from trainer.adapter import check_kind
 from trainer.backends.choice import choose_backend, make_backend
-from trainer.backends.port import Backend, Setup
+from trainer.backends.port import OfflineBackend, Setup
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointState
 from trainer.config import TrainerSettings
@@ -32,12 +32,14 @@ from trainer.offline.config import OfflineTrainerSettings
 from trainer.offline.spec import OfflineSpec
 from trainer.prepare import prepare
 from trainer.prepare_spec import PrepareSpec
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, own_device
 from trainer.step import ready_critic, ready_model
 from trainer.training_state import ModelFiles, PolicyFiles, check_architecture
 
 log = logging.getLogger(__name__)
 
+PREPARE_S = 3600.0
+"""Longest time in which rank 0 prepares the starting model or writes a file while the others wait."""
 START = "start"
 """Subfolder of the run for the starting model, if it had to be created."""
 
@@ -67,7 +69,7 @@ def newest_checkpoint(run_dir: Path) -> tuple[Path, CheckpointState] | None:
             checkpoint.verify(folder)
             return folder, checkpoint.read_state(folder)
         except WeightError as error:
-            log.warning("%s; continuing from the previous one", error)
+            log.warning("%s; continuing from the previous checkpoint", error)
     return None
 
 
@@ -90,17 +92,26 @@ def longest_sequence(config: PretrainedConfig, max_tokens: int) -> int:
 class Opened:
     """A model in training, with its setup and files."""
 
-    policy: Backend
+    policy: OfflineBackend
     setup: Setup
     files: PolicyFiles
     adapter: OfflineAdapter | None
     attention_words: str
 
 
-def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, max_context: int) -> Opened:
+def join_ranks(spec: OfflineSpec) -> Ranks:
+    """Join the other ranks, at first of all: they wait for rank 0 while it prepares the starting model."""
+    timeout_s = spec.trainer.rank_timeout_s
+    return Ranks.join(spec, spec.trainer.device, timeout_s=timeout_s, order_timeout_s=max(timeout_s, PREPARE_S))
+
+
+def open_model(
+    spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, max_context: int, ranks: Ranks | None
+) -> Opened:
     """Load the model in `source` and check that it can be trained on packed sequences. Raises UserError.
 
-    start: the starting model, which a checkpoint must match; the base of an adapter.
+    start: the starting model, which a checkpoint must match; the base of an adapter. ranks: those that this process has
+    joined; None: it is alone, and joins a group of one if its backend needs it.
     """
     transformers.utils.logging.disable_progress_bar()
     register()
@@ -111,15 +122,15 @@ def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, 
             check_architecture(checkpoint_folder, start)
     weights = source if lora is None else start
     settings = trainer_settings(spec.trainer)
-    device = torch.device(settings.device)
+    device = own_device(settings.device, spec)
+    model_device = "cpu" if spec.num_ranks > 1 else str(device)
     attention = choose(settings.attention, device, settings.precision)
     is_scoring = spec.objective == "reward_model"
-    ranks = Ranks.alone(settings.device)
-    setup = Setup(settings, 1.0, num_steps, attention, ranks, max_context, is_critic=is_scoring)
-    model = load_causal_lm(start if is_scoring else weights, device=settings.device)
+    setup = Setup(settings, 1.0, num_steps, attention, ranks or Ranks.alone(device), max_context, is_critic=is_scoring)
+    model = load_causal_lm(start if is_scoring else weights, device=model_device)
     disagreement_nats = ready_model(model, setup)
     if is_scoring:  # its passes are those of the causal model, which were checked above
-        model = load_reward_model(weights, padding_id=padding_id(load_tokenizer(start)), device=settings.device)
+        model = load_reward_model(weights, padding_id=padding_id(load_tokenizer(start)), device=model_device)
         ready_critic(model, setup)
     adapter = None
     if lora is not None:
@@ -128,20 +139,25 @@ def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, 
         )
     num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
     choice = choose_backend(settings, num_trained, device, num_frozen=num_frozen)
+    if ranks is None and choice.descriptor.needs_process_group:
+        ranks = join_ranks(spec)
+    setup = replace(setup, settings=choice.settings, ranks=ranks or setup.ranks)
     files = ModelFiles.of(model) if adapter is None else adapter
     opened = Opened(
-        make_backend(choice.descriptor, model, setup), setup, files, adapter,
+        cast(OfflineBackend, make_backend(choice.descriptor, model, setup)), setup, files, adapter,
         f"attention {attention.name} ({attention.reason})",
     )  # fmt: skip
     _record(
-        Path(spec.run_dir),
+        spec,
         {
             "objective": spec.objective,
             "backend": choice.name,
+            "backend_reason": choice.reason,
+            "ranks": setup.ranks.size,
             "attention": attention.name,
             "attention_reason": attention.reason,
             "disagreement_nats": disagreement_nats,
-            "device": settings.device,
+            "device": str(device),
             "precision": settings.precision,
             "parameters": num_trained + num_frozen,
             "parameters_trained": num_trained,
@@ -150,7 +166,7 @@ def open_model(spec: OfflineSpec, source: Path, start: Path, *, num_steps: int, 
     return opened
 
 
-def _record(run_dir: Path, chosen: dict[str, Any]) -> None:
+def _record(spec: OfflineSpec, chosen: dict[str, Any]) -> None:
     setup = {
         **chosen,
         "threads": torch.get_num_threads(),
@@ -158,4 +174,5 @@ def _record(run_dir: Path, chosen: dict[str, Any]) -> None:
         "transformers": transformers.__version__,
     }
     log.info("setup: %s", setup)
-    (run_dir / "trainer.json").write_text(json.dumps(setup, indent=1) + "\n")
+    if spec.rank == 0:
+        (Path(spec.run_dir) / "trainer.json").write_text(json.dumps(setup, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Assigns rows to steps and to micro-batches.
 
-Tokens of a row are computed in encoding.py, losses in objectives.py.
+With several ranks it also divides a step among them. Tokens of a row are computed in encoding.py, losses in
+objectives.py.
 
 Shapes: T tokens of one sequence, S sequences of a row, N predicted tokens of a micro-batch.
 """
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.data.dealing import deal
 from trainer.data.dealing import micro_batches as fitting
 from trainer.model.packed import PackedSequences
+from trainer.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,20 @@ def micro_batches(items: Sequence[Item], capacity: int) -> Iterator[list[Item]]:
     """Yield `items` in few micro-batches of `capacity` tokens; a longer row has one of its own."""
     for members in fitting([item.num_tokens for item in items], capacity):
         yield [items[index] for index in members]
+
+
+def own_micro_batches(items: Sequence[Item], capacity: int, ranks: Ranks) -> Iterator[tuple[list[Item], bool]]:
+    """Yield this rank's micro-batches, and whether each is a dummy. Ranks have nearly equal tokens.
+
+    Ranks synchronise in each pass, so all get the same number. A dummy has a row that another rank trains on, and must
+    not count.
+    """
+    if ranks.size == 1 or not items:
+        yield from ((members, False) for members in micro_batches(items, capacity))
+        return
+    shortest = min(items, key=lambda item: item.num_tokens)
+    for members in deal([item.num_tokens for item in items], ranks.size, capacity)[ranks.rank]:
+        yield ([items[index] for index in members], False) if members else ([shortest], True)
 
 
 def packed(items: Sequence[Item]) -> PackedSequences:

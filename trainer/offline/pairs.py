@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.backends.port import Backend
+from trainer.backends.port import OfflineBackend
 from trainer.offline.packing import Item
 from trainer.offline.task import Sums
 
@@ -22,20 +22,20 @@ class PairTask:
     def weight_of(self, items: Sequence[Item]) -> float:
         return float(len(items))
 
-    def loss(self, policy: Backend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
+    def loss(self, policy: OfflineBackend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
         losses_B, sums = self._losses(policy, items)
         return losses_B.sum() / weight, sums
 
     def figures(self, sums: Sums) -> dict[str, float]:
         return pair_figures(sums)
 
-    def evaluate(self, policy: Backend, items: Sequence[Item]) -> Sums:
+    def evaluate(self, policy: OfflineBackend, items: Sequence[Item]) -> Sums:
         return self._losses(policy, items)[1]
 
     def eval_figures(self, sums: Sums) -> dict[str, float]:
         return {**pair_figures(sums), "num_scored": sums["num_scored"]}
 
-    def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
+    def _losses(self, policy: OfflineBackend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
         """Return the loss of each pair, losses_B, and the sums for metrics."""
         raise NotImplementedError
 

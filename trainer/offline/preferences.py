@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from trainer.backends.port import Backend, Setup
+from trainer.backends.port import OfflineBackend, Setup
 from trainer.offline.config import DpoSettings
 from trainer.offline.objectives import preference_losses
-from trainer.offline.packing import Item, micro_batches, packed
+from trainer.offline.packing import Item, own_micro_batches, packed
 from trainer.offline.pairs import PairTask, pair_sums
 from trainer.offline.rows import Pair
 from trainer.offline.supervised import demonstration_item
@@ -41,14 +41,25 @@ class PreferenceTask(PairTask):
         self._setup, self._settings = setup, settings
         self._reference: dict[str, tuple[float, float]] = {}
 
-    def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
-        """Compute and keep the log-probs of these rows under `policy`, which is the starting model at this time."""
-        with torch.no_grad():
-            for members in micro_batches(items, self._setup.settings.micro_batch_tokens):
-                logprobs_S = self._answers(policy, members).double().view(-1, 2).tolist()
-                self._reference |= {item.where: (row[0], row[1]) for item, row in zip(members, logprobs_S, strict=True)}
+    def refer_to(self, policy: OfflineBackend, items: Sequence[Item]) -> None:
+        """Compute and keep the log-probs of these rows under `policy`, which is the starting model at this time.
 
-    def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
+        Each rank computes its share, and all keep the whole, since steps divide the rows in other ways.
+        """
+        ranks = self._setup.ranks
+        places = {item.where: place for place, item in enumerate(items)}
+        known_B2 = torch.zeros(len(items), 2, dtype=torch.float64, device=ranks.device)
+        with torch.no_grad():
+            for members, is_dummy in own_micro_batches(items, self._setup.settings.micro_batch_tokens, ranks):
+                logprobs_B2 = self._answers(policy, members).double().view(-1, 2)
+                if not is_dummy:
+                    known_B2[[places[item.where] for item in members]] = logprobs_B2
+        if items:
+            ranks.sum(known_B2)
+        pairs = known_B2.tolist()
+        self._reference |= {where: (pairs[place][0], pairs[place][1]) for where, place in places.items()}
+
+    def _losses(self, policy: OfflineBackend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
         pairs_B2 = self._answers(policy, items).view(-1, 2)
         known = [self._reference[item.where] for item in items]
         reference_B2 = torch.tensor(known, dtype=pairs_B2.dtype, device=pairs_B2.device)
@@ -58,7 +69,7 @@ class PreferenceTask(PairTask):
         rewards_B2 = self._settings.beta * (pairs_B2.detach() - reference_B2)
         return losses_B, pair_sums(losses_B, rewards_B2[:, 0] - rewards_B2[:, 1])
 
-    def _answers(self, policy: Backend, items: Sequence[Item]) -> torch.Tensor:
+    def _answers(self, policy: OfflineBackend, items: Sequence[Item]) -> torch.Tensor:
         """Log-prob of each answer [S]: the sum over its tokens, or their mean for `ipo`."""
         batch = packed(items).to(self._setup.ranks.device)
         logprobs_N, _ = policy.logprobs(batch, with_entropy=False)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from areal_like.errors import UserError, first_line
 from areal_like.scored_text import padding_id, scored_text
-from trainer.backends.port import Backend, Setup
+from trainer.backends.port import OfflineBackend, Setup
 from trainer.offline.encoding import LENGTH_REMEDY
 from trainer.offline.objectives import bradley_terry_losses
 from trainer.offline.packing import Item, packed
@@ -38,10 +38,10 @@ class RewardTask(PairTask):
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
+    def refer_to(self, policy: OfflineBackend, items: Sequence[Item]) -> None:
         """Does nothing: no reference is needed."""
 
-    def _losses(self, policy: Backend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
+    def _losses(self, policy: OfflineBackend, items: Sequence[Item]) -> tuple[torch.Tensor, Sums]:
         batch = packed(items).to(self._setup.ranks.device)
         values_T, _ = policy.logprobs(batch, with_entropy=False)
         scores_B2 = values_T[batch.segments.cu_seqlens[1:].long() - 1].view(-1, 2)
@@ -79,11 +79,11 @@ class TextEncoder:
             ids = list(self._tokenizer(text, add_special_tokens=adds_special)["input_ids"])
         except Exception as error:  # chat templates and tokenizers may raise any exception
             what = f"the tokenizer cannot express the row ({first_line(error)})"
-            raise UserError(what, where=answer.where, remedy="correct the row, or take another model") from error
+            raise UserError(what, where=answer.where, remedy="correct the row, or use another model") from error
         while ids and ids[-1] == self._padding:  # the score is at the last token that is not padding
             ids.pop()
         if len(ids) < 2:
-            raise UserError("prompt and answer have less than two tokens", where=answer.where, remedy="remove the row")
+            raise UserError("prompt and answer have fewer than two tokens", where=answer.where, remedy="remove the row")
         if len(ids) > self._max_tokens:
             what = f"prompt and answer have {len(ids)} tokens, the limit is {self._max_tokens}"
             raise SequenceTooLong(what, where=answer.where, remedy=LENGTH_REMEDY)

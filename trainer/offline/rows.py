@@ -40,11 +40,11 @@ def _demonstration(where: str, row: Mapping[str, Any]) -> Demonstration:
     if "messages" in row and "completion" not in row:
         messages = _checked_messages(row["messages"], "messages", where)
         if messages[-1]["role"] != "assistant":
-            raise UserError("`messages` does not end with the assistant", where=where, remedy="remove the row")
+            raise UserError("`messages` does not end with an assistant message", where=where, remedy="remove the row")
         return Demonstration(where, {"messages": messages})
     for key in ("prompt", "completion"):
         if row.get(key) is None:
-            raise UserError(f"has no `{key}`", where=where, remedy=f"rows are {DEMONSTRATIONS}")
+            raise UserError(f"has no `{key}`", where=where, remedy=f"use rows of the form {DEMONSTRATIONS}")
     return _continued(where, row["prompt"], row["completion"], "completion")
 
 
@@ -56,11 +56,11 @@ def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
         return Demonstration(where, {"prompt": prompt, "response": answer})
     if isinstance(prompt, str) or isinstance(answer, str):
         what = f"`prompt` and `{key}` are of different kinds"
-        raise UserError(what, where=where, remedy="both text, or both lists of {role, content}")
+        raise UserError(what, where=where, remedy="make both text, or both lists of {role, content}")
     given = _checked_messages(prompt, "prompt", where)
     messages = _checked_messages(answer, key, where)
     if messages[-1]["role"] != "assistant":
-        raise UserError(f"`{key}` does not end with the assistant", where=where, remedy="remove the row")
+        raise UserError(f"`{key}` does not end with an assistant message", where=where, remedy="remove the row")
     return Demonstration(where, {"messages": [*given, *messages]}, len(given))
 
 
@@ -72,7 +72,7 @@ def _checked_messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
         for one in value
     ):
         what = f"`{key}` is not a list of {{role, content}}"
-        raise UserError(what, where=where, remedy="give texts, or lists of messages")
+        raise UserError(what, where=where, remedy="give text, or a list of messages")
     return [dict(one) for one in value]
 
 
@@ -93,7 +93,7 @@ def read_pairs(path: Path) -> list[Pair]:
 def _pair(where: str, row: Mapping[str, Any]) -> Pair:
     for key in ("chosen", "rejected"):
         if row.get(key) is None:
-            raise UserError(f"has no `{key}`", where=where, remedy=f"rows are {PAIRS}")
+            raise UserError(f"has no `{key}`", where=where, remedy=f"use rows of the form {PAIRS}")
     chosen, rejected = row["chosen"], row["rejected"]
     if chosen == rejected:
         raise UserError("`chosen` and `rejected` are equal", where=where, remedy="remove the row")
@@ -106,7 +106,7 @@ def _pair(where: str, row: Mapping[str, Any]) -> Pair:
 def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, Any]:
     """Split two full conversations into the messages that they share, and the rest of each."""
     if not isinstance(chosen, list) or not isinstance(rejected, list):
-        raise UserError("has no `prompt`", where=where, remedy=f"rows are {PAIRS}")
+        raise UserError("has no `prompt`", where=where, remedy=f"use rows of the form {PAIRS}")
     num_shared = next(
         (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
         min(len(chosen), len(rejected)),
@@ -115,6 +115,14 @@ def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, An
         what = "`chosen` and `rejected` have no message in common, and there is no `prompt`"
         raise UserError(what, where=where, remedy="give the prompt")
     return chosen[:num_shared], chosen[num_shared:], rejected[num_shared:]
+
+
+def objective_of(path: Path) -> Objective:
+    """Return the objective that the columns of the first row are for: `dpo`, which reads the same rows as
+    `reward_model`, or `sft`. Raises UserError if there are no rows.
+    """
+    first = read_objects(path, row_words=f"{DEMONSTRATIONS} or {PAIRS}")[0].row
+    return "dpo" if "chosen" in first or "rejected" in first else "sft"
 
 
 def check_file(objective: Objective, path: Path) -> None:

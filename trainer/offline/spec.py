@@ -28,3 +28,10 @@ class OfflineSpec(StartSpec):
     dpo: DpoSettings = DpoSettings()
     trainer: OfflineTrainerSettings
     eval: OfflineEvalSettings
+    rank: int = 0
+    """Rank of this process; rank 0 writes files."""
+    num_ranks: int = 1
+    ranks_address: str = ""
+    """Where the ranks meet: file:///path."""
+    has_own_gpus: bool = False
+    """See trainer.ranks.RankSpec."""

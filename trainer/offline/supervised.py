@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.backends.port import Backend, Setup
-from trainer.model.logprobs import greedy_logprobs
+from trainer.backends.port import OfflineBackend, Setup
 from trainer.offline.objectives import supervised_loss
 from trainer.offline.packing import Item, packed
 from trainer.offline.rows import Demonstration
@@ -30,13 +29,13 @@ class SupervisedTask:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
+    def refer_to(self, policy: OfflineBackend, items: Sequence[Item]) -> None:
         """Does nothing: no reference is needed."""
 
     def weight_of(self, items: Sequence[Item]) -> float:
         return float(sum(item.num_targets for item in items))
 
-    def loss(self, policy: Backend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
+    def loss(self, policy: OfflineBackend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
         logprobs_N, _ = policy.logprobs(packed(items).to(self._setup.ranks.device), with_entropy=False)
         loss = supervised_loss(logprobs_N, weight)
         return loss, {"nats": float(-logprobs_N.detach().sum()), "targets": float(len(logprobs_N))}
@@ -44,13 +43,9 @@ class SupervisedTask:
     def figures(self, sums: Sums) -> dict[str, float]:
         return {"loss": sums["nats"] / sums["targets"], "num_targets": sums["targets"]}
 
-    def evaluate(self, policy: Backend, items: Sequence[Item]) -> Sums:
+    def evaluate(self, policy: OfflineBackend, items: Sequence[Item]) -> Sums:
         batch = packed(items).to(self._setup.ranks.device)
-        dtype = self._setup.compute_dtype
-        with torch.autocast(batch.tokens_T.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            logprobs_N, is_greedy_N = greedy_logprobs(
-                policy.model, batch, chunk_tokens=self._setup.settings.logprob_chunk_tokens
-            )
+        logprobs_N, is_greedy_N = policy.greedy(batch)
         num_wrong_S = torch.zeros(len(batch.lengths), dtype=torch.int64, device=logprobs_N.device)
         num_wrong_S.index_add_(0, batch.sequence_N, (~is_greedy_N).to(torch.int64))
         return {

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from trainer.backends.port import Backend
+from trainer.backends.port import OfflineBackend
 from trainer.offline.packing import Item
 
 Sums = Mapping[str, float]
@@ -20,19 +20,19 @@ class Task(Protocol):
     needs_start: bool
     """`refer_to` must be called before the first loss."""
 
-    def refer_to(self, policy: Backend, items: Sequence[Item]) -> None:
+    def refer_to(self, policy: OfflineBackend, items: Sequence[Item]) -> None:
         """Keep the outputs for these rows of the starting model, which `policy` is at this time."""
 
     def weight_of(self, items: Sequence[Item]) -> float:
         """Return the divisor of the loss of a batch of these rows."""
 
-    def loss(self, policy: Backend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
+    def loss(self, policy: OfflineBackend, items: Sequence[Item], weight: float) -> tuple[torch.Tensor, Sums]:
         """Return the part of a micro-batch in the batch's loss, a scalar with gradient, and its sums."""
 
     def figures(self, sums: Sums) -> dict[str, float]:
         """Compute metrics of a step from the sums of its micro-batches."""
 
-    def evaluate(self, policy: Backend, items: Sequence[Item]) -> Sums:
+    def evaluate(self, policy: OfflineBackend, items: Sequence[Item]) -> Sums:
         """Return sums of a micro-batch of held-out rows; no gradient is recorded. `num_scored` counts the rows."""
 
     def eval_figures(self, sums: Sums) -> dict[str, float]:

@@ -124,5 +124,5 @@ def _listening_store(host: str, size: int, deadline_s: float) -> tuple[dist.Stor
         )  # fmt: skip
     except (OSError, RuntimeError) as error:
         listener.close()
-        raise TransferBroken(f"cannot listen at {bare}: {error}") from error
+        raise TransferBroken(f"cannot listen on {bare}: {error}") from error
     return store, port

@@ -85,7 +85,7 @@ class GroupRounds:
         payload = map_payload(manifest_path.with_name(manifest.payload), manifest.num_bytes)
         if self._round is not None:
             for peer in self._round.joined:
-                self._refuse(peer, self._round.version, self._round.lineage, "a newer version is out")
+                self._refuse(peer, self._round.version, self._round.lineage, "a newer version was published")
         self._round = _Round(manifest.version, manifest.lineage, manifest, payload)
 
     def join(self, peer: str, request: JoinRequest) -> None:
@@ -166,14 +166,14 @@ class GroupRounds:
             await self._on_wire(root.bring, round_.manifest, round_.payload, self._settings.bucket_bytes)
         except TransferBroken as error:
             self.counters["weights_group_broken"] += 1
-            log.warning("version %d by the group of %s failed: %s", round_.version, ", ".join(members), error)
+            log.warning("sending version %d to the group of %s failed: %s", round_.version, ", ".join(members), error)
             await self._drop()
             return
         self._members = members
         self.counters["weights_group_rounds"] += 1
         self.counters["weights_group_bytes"] += float(round_.manifest.num_bytes)
         took_s = time.monotonic() - started_s
-        log.info("version %d went to %s by %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
+        log.info("sent version %d to %s by %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
 
     def _call(self, round_: _Round, root: GroupRoot, rank: int, *, is_new: bool) -> GroupCall:
         return GroupCall(

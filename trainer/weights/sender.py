@@ -189,7 +189,12 @@ class WeightSender:
         if not request.lost:
             return found.tree.join(peer, request.address)
         self._counts["weights_moved_children"] += 1
-        log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.payload)
+        log.warning(
+            "%s lost its source %s while fetching %s: it fetches from another source",
+            peer,
+            request.lost,
+            request.payload,
+        )
         return found.tree.replace(peer, request.address, request.lost)
 
     async def _answer(self, peer: str, request: WayRequest) -> None:

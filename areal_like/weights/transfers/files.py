@@ -8,7 +8,8 @@ SHARED_MEMORY = TransferDescriptor(
     name="shm",
     layout="shm",
     cannot_cross_hosts=Limit(
-        "workers on other hosts cannot see this host's shared memory", "kind: stream, or kind: disk with a shared_dir"
+        "workers on other hosts cannot see this host's shared memory",
+        "set kind: stream, or kind: disk with a shared_dir",
     ),
 )
 DISK = TransferDescriptor(name="disk", place="disk", needs_shared_dir=True, own_keys=("shared_dir",))

@@ -15,7 +15,7 @@ def _problems(use: TransferUse) -> Iterator[SettingProblem]:
         yield SettingProblem(
             ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
             "nccl connects GPUs only, but one side is on the CPU",
-            "backend: auto",
+            "set backend: auto",
         )
 
 
@@ -25,18 +25,18 @@ PROCESS_GROUP = TransferDescriptor(
     scheme="group+tcp://",
     needs_process_group=True,
     own_keys=("group",),
-    cannot_send_deltas=Limit("a process group always transfers whole versions", "remove it, or kind: stream"),
+    cannot_send_deltas=Limit("a process group always transfers whole versions", "remove it, or set kind: stream"),
     cannot_swap_rolling=Limit(
         "one message reaches all workers at once, so they cannot swap one after another",
-        "swap: together, or another trainer.weights.kind",
+        "set swap: together, or another trainer.weights.kind",
     ),
     cannot_drain=Limit(
         "with drain each worker first finishes its answers, and the others would wait for it",
-        "interruption: recompute or keep_kv (not mode: one_step_off), or another trainer.weights.kind",
+        "set interruption: recompute or keep_kv (not mode: one_step_off), or another trainer.weights.kind",
     ),
     cannot_share_devices=Limit(
-        "while the trainer works no engine has memory to receive into, and all of them load at the same time",
-        "trainer.weights.kind: shm, or stream between hosts",
+        "engines have no memory to receive weights while the trainer runs, and then all load the weights at once",
+        "set trainer.weights.kind: shm, or stream between hosts",
     ),
     problems=_problems,
 )

@@ -10,18 +10,28 @@ from pathlib import Path
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from areal_like.errors import UserError
+from areal_like.weights.adapter_folder import AdapterFolder, read_adapter
+from controller.config.engines import fused_parameters, product_widths
 from controller.config.model_folder import read_model_config
-from controller.config.run_config import CalledModelSettings, RunConfig
+from controller.config.run_config import CalledModelSettings, RunConfig, by_engine
 
 
 def called_model_parts(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[str, float]]:
-    """Name and bytes of each part: weights (a copy of the policy twice: one set is loaded while the other is in use)
-    and a cache for every slot. shape: shape of the policy. Models of unknown size are left out.
+    """Name and bytes of each part: of an engine its weights (of a copy of the policy two sets: one is loaded while the
+    other is in use) and a cache for every slot, and of each adapter A and B. shape: shape of the policy. Models of
+    unknown size, and adapters that cannot be read, are left out.
     """
-    for model in config.rollout.models:
-        own = shape if model.path is None else shape_in(model.path)
-        if model.has_weights and own is not None and _is_on_workers_device(config, model):
-            yield f"model {model.name}", _bytes(config, model, own)
+    for models in by_engine(config.rollout.models, config.rollout.engine, config.model.dtype):
+        one = models[0]
+        own = shape if one.path is None else shape_in(one.path)
+        if own is None or not _is_on_workers_device(config, one):
+            continue
+        names = ", ".join(model.name for model in models)
+        yield f"model{'s' * (len(models) > 1)} {names}", _bytes(config, one, own)
+        adapters = [folder for model in models if (folder := _adapter_of(model)) is not None]
+        if adapters:
+            widths = product_widths(own.hidden, own.query_width, own.key_width, own.inner)
+            yield f"adapters of {names}", float(_width(config, one) * fused_parameters(adapters, widths))
 
 
 def _is_on_workers_device(config: RunConfig, model: CalledModelSettings) -> bool:
@@ -30,10 +40,21 @@ def _is_on_workers_device(config: RunConfig, model: CalledModelSettings) -> bool
 
 def _bytes(config: RunConfig, model: CalledModelSettings, shape: DecoderShape) -> float:
     engine = config.rollout.engine
-    width = 2 if (model.dtype or engine.dtype or config.model.dtype) == "bfloat16" else 4
     sets = 1 if model.refresh_every is None else 2
     places = (model.num_slots or engine.num_slots) * (model.max_context or engine.max_context)
-    return float(width * (sets * shape.parameters + 2 * shape.layers * shape.key_width * places))
+    return float(_width(config, model) * (sets * shape.parameters + 2 * shape.layers * shape.key_width * places))
+
+
+def _width(config: RunConfig, model: CalledModelSettings) -> int:
+    """Bytes of a number."""
+    return 2 if (model.dtype or config.rollout.engine.dtype or config.model.dtype) == "bfloat16" else 4
+
+
+def _adapter_of(model: CalledModelSettings) -> AdapterFolder | None:
+    try:
+        return read_adapter(Path(model.adapter).expanduser()) if model.adapter else None
+    except UserError:
+        return None
 
 
 def shape_in(path: str) -> DecoderShape | None:

@@ -99,7 +99,9 @@ def pass_of(config: RunConfig) -> Pass:
     """
     trainer, longest = config.trainer, config.rollout.engine.max_context
     is_16_bit, is_cuda = trainer.precision == "bfloat16", names_gpu(trainer.device)
-    all_tokens = -(-config.samples_per_step // (trainer.mini_batches * trainer.ranks)) * longest
+    all_tokens = (
+        -(-config.trained_groups_per_step * config.group_size // (trainer.mini_batches * trainer.ranks)) * longest
+    )
     return Pass(
         tokens=min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest)),
         compute_bytes=2 if is_16_bit else FLOAT32,
@@ -158,9 +160,11 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
 
 
 def teacher_bytes(config: RunConfig) -> float:
-    """Bytes of `trainer.teacher`, a full float32 model on every rank; 0 if there is none, or its size is not known."""
+    """Bytes of `trainer.teacher.path`, a full float32 model on every rank; 0 if there is none or its size is not
+    known.
+    """
     teacher = config.trainer.teacher
-    shape = None if teacher is None else shape_in(teacher.path)
+    shape = None if teacher is None or teacher.path is None else shape_in(teacher.path)
     return 0.0 if shape is None else float(FLOAT32 * shape.parameters)
 
 

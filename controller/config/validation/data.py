@@ -17,7 +17,7 @@ from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunCon
 
 
 def data_problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the data sources: no source given, and settings that have no effect or exclude each other."""
+    """Problems of the data sources: no source given, and settings that have no effect or are mutually exclusive."""
     sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     for name, source in config.data.eval_sources.items():
@@ -27,10 +27,10 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
             what = "is not a valid name of a set, which becomes part of metric names"
             yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
-        yield Problem(("data.eval_sets", "data.eval"), "exclude each other", "keep one of them")
+        yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "keep one of them")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
         what = "the answers of a greedy policy to one prompt are identical"
-        yield Problem(("eval.num_samples", "eval.temperature"), what, "eval.temperature above 0, such as 1.0")
+        yield Problem(("eval.num_samples", "eval.temperature"), what, "set eval.temperature above 0, for example 1.0")
     if config.warm_start is not None:
         sources.append(("warm_start.data", config.warm_start.data))
     for path, source in sources:
@@ -40,7 +40,7 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("data.epochs", "data.mix"),
             "counts passes over a single set, but several are mixed: the one with the largest ratio would end the run",
-            "data.epochs: null, and set the length of the run by num_steps",
+            "set data.epochs: null, and set the run length with num_steps",
         )
     if config.eval.every_steps and not config.data.eval_sources:
         yield Problem(
@@ -52,7 +52,7 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("data.curriculum", "data.epochs"),
             "chooses rows by their earlier rewards, but with one epoch no row is used again",
-            "data.epochs of 2 or more, or data.curriculum: null",
+            "set data.epochs to 2 or more, or data.curriculum: null",
         )
 
 
@@ -63,7 +63,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(keys, "names no source", f"give one of {path}.path, {path}.dataset, {path}.generator")
         return
     if len(given) > 1:
-        yield Problem(keys, f"{' and '.join(given)} exclude each other", "keep one of them")
+        yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", "keep one of them")
         return
     kind = given[0]
     if not getattr(source, kind):
@@ -80,9 +80,11 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
                 "the left side is prompt, messages, answer or response; the right side is your column",
             )
         elif source.columns[key] is None and key != "answer":
-            yield Problem((f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (there is none)")
+            yield Problem(
+                (f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (rows without answers)"
+            )
     if {"prompt", "messages"} <= source.columns.keys():
-        yield Problem((f"{path}.columns",), "prompt and messages exclude each other", "keep one of them")
+        yield Problem((f"{path}.columns",), "prompt and messages are mutually exclusive", "keep one of them")
     if (
         kind == "generator"
         and source.generator
@@ -94,11 +96,11 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     if kind == "generator" and (source.limit or 0) > limits.GENERATED_ROWS:
         yield Problem(
             (f"{path}.limit",),
-            f"{source.limit:,} generated rows would all be in memory",
+            f"{source.limit:,} generated rows would all be kept in memory",
             f"at most {limits.GENERATED_ROWS:,}",
         )
     if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
-        yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
+        yield Problem((f"{path}.template",), f"defines the prompt, and so does {path}.columns", "keep one of them")
     if source.template is not None and (fault := templates.fault_of(source.template)):
         yield Problem((f"{path}.template",), fault, "write names of columns in {{ }}")
 

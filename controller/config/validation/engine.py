@@ -26,7 +26,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"rollout.engine.{other.section}", "rollout.engine.kind"),
-                f"configures {other.title}, but the engine is {settings.kind}",
+                f"configures {other.title}, but rollout.engine.kind is {settings.kind}",
                 f"rollout.engine.kind: {other.name}",
             )
     yield from as_problems(engine.option_problems(settings.options))
@@ -36,7 +36,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     if job.interruption not in engine.interruptions:
         yield Problem(
             ("rollout.interruption", "rollout.engine.kind"),
-            f"{engine.title} cannot do `{job.interruption}`",
+            f"{engine.title} does not support `{job.interruption}`",
             " or ".join(engine.interruptions),
         )
     yield from _rounding(config)
@@ -49,7 +49,7 @@ def _stop_strings(config: RunConfig) -> Iterator[Problem]:
     if not config.sampling.stop:
         return
     if problem := engine.stop_string_problem(config.rollout.engine):
-        yield Problem((stop, "rollout.engine.kind"), problem, "sampling.stop_token_ids")
+        yield Problem((stop, "rollout.engine.kind"), problem, "use sampling.stop_token_ids instead")
     if config.rollout.workflow == "tools":
         what = "in the workflow tools only the model ends a turn"
         yield Problem((stop, "rollout.workflow"), what, "sampling.stop: []")
@@ -79,17 +79,21 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
     if not configured_engine(config).can_be_emulated:
         names = [name for name, engine in REGISTERED.items() if engine.can_be_emulated]
         remedy = f"rollout.engine.kind: {' or '.join(names)}"
-        yield Problem(("emulation", "rollout.engine.kind"), "replaces the engine", remedy)
+        yield Problem(
+            ("emulation", "rollout.engine.kind"), f"the engine {config.rollout.engine.kind} cannot be emulated", remedy
+        )
     if config.trainer.ranks > 1:
         yield Problem(
-            ("trainer.ranks", "emulation"), "one process emulates all of the trainer's GPUs", "emulation.trainer_gpus"
+            ("trainer.ranks", "emulation"),
+            "one process emulates all of the trainer's GPUs",
+            "set emulation.trainer_gpus instead",
         )
     if config.trainer.loss.kl_coef > 0:
         yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model cannot be emulated", "kl_coef: 0")
     if config.sampling.forced_lengths is not None:
         yield Problem(
             ("sampling.forced_lengths", "emulation"), "emulated answers already have sampled lengths",
-            "emulation.mean_tokens",
+            "set emulation.mean_tokens instead",
         )  # fmt: skip
     for key, name, find in (("gpu", emulation.gpu, gpu_named), ("model", emulation.model, model_named)):
         try:
@@ -134,16 +138,16 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
     if timeout_s is not None and timeout_s >= environment.step_timeout_s:
         yield Problem(
             ("reward.environment.options.call_timeout_s", "reward.environment.step_timeout_s"),
-            f"a call may take {timeout_s:g} s, and the process of its tool is ended after"
+            f"a call may take {timeout_s:g} s, but the process of its tool is ended after"
             f" {environment.step_timeout_s:g} s",
-            "a shorter call_timeout_s, or a longer step_timeout_s",
+            "set a shorter call_timeout_s, or a longer step_timeout_s",
         )
     if num_bytes is not None and num_bytes > environment.max_observation_kb << 10:
         yield Problem(
             ("reward.environment.options.max_result_chars", "reward.environment.max_observation_kb"),
-            f"max_calls results of this length may have {-(-num_bytes // 1024)} kB, and an observation has at most"
+            f"max_calls results of this length may take {-(-num_bytes // 1024)} kB, but an observation has at most"
             f" {environment.max_observation_kb} kB",
-            "fewer max_calls, a shorter max_result_chars, or a larger max_observation_kb",
+            "lower max_calls or max_result_chars, or raise max_observation_kb",
         )
 
 
@@ -151,12 +155,14 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
     """Settings that the workflow `agent` requires."""
     if "command" not in config.rollout.workflow_options:
         yield Problem(
-            ("rollout.workflow_options",), "the workflow agent needs a command to start", "command: [python, agent.py]"
+            ("rollout.workflow_options",),
+            "workflow `agent` requires the command that starts the agent",
+            "command: [python, agent.py]",
         )
     is_judged = config.rollout.workflow_options.get("reward", "scorer") == "scorer"
     if is_judged and not config.reward.scorers and not config.reward.addresses:
-        what = "there is none, and the workflow agent asks scorers for the reward"
-        yield Problem(("reward.scorers",), what, "name a scorer, or workflow_options: {reward: agent}")
+        what = "there are none, but workflow `agent` asks scorers for the reward"
+        yield Problem(("reward.scorers",), what, "name a scorer, or set workflow_options: {reward: agent}")
     if config.rollout.prompt_template is not None:
         what = "the workflow agent formats messages with the chat template, which this replaces"
         yield Problem(("rollout.prompt_template",), what, "leave it out")
@@ -169,12 +175,12 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
         known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
         yield Problem(("rollout.workflow",), f"no workflow `{workflow}`", known)
     if workflow in ("single_turn", "tools") and not config.reward.scorers and not config.reward.addresses:
-        what = f"there is none, and the workflow {workflow} makes no verdicts"
+        what = f"there are none, but the workflow {workflow} makes no verdicts of its own"
         yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
     if workflow == "agent":
         yield from _agent_problems(config)
     if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
-        what = f"there is none, and the workflow {workflow} takes turns with one"
+        what = f"there is none, but the workflow {workflow} takes turns with one"
         yield Problem(("reward.environment",), what, f"name one: reward.environment: {TAKES_TURNS[workflow]}")
     if workflow == "tools":
         yield from _tool_problems(config)
@@ -186,15 +192,17 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
         if longest_s >= config.rollout.score_timeout_s:
             yield Problem(
                 ("reward.environment.step_timeout_s", "rollout.score_timeout_s"),
-                f"a step that hangs takes up to {longest_s:g} s with its retries, and workers wait"
-                f" {config.rollout.score_timeout_s:g} s for an answer",
-                "a shorter step_timeout_s, or a longer score_timeout_s",
+                f"a step that hangs takes up to {longest_s:g} s with its retries, but workers wait"
+                f" {config.rollout.score_timeout_s:g} s for a reply",
+                "set a shorter step_timeout_s, or a longer score_timeout_s",
             )
     if workflow == "single_turn" and config.reward.environment is not None:
         what = "the workflow single_turn takes no turns with an environment"
         yield Problem(("rollout.workflow", "reward.environment"), what, "rollout.workflow: environment")
     if workflow == "single_turn" and config.rollout.workflow_options:
-        yield Problem(("rollout.workflow_options",), "single_turn takes no options", "remove them, or name a workflow")
+        yield Problem(
+            ("rollout.workflow_options",), "single_turn takes no options", "remove them, or name another workflow"
+        )
     template = config.rollout.prompt_template
     if template is not None and PLACEHOLDER not in template:
         yield Problem(("rollout.prompt_template",), "has no placeholder for the prompt", f"write {PLACEHOLDER} in it")

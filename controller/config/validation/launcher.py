@@ -26,7 +26,7 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"launch.{other.section}", "launch.kind"),
-                f"sets the placement of processes, but the kind is {launch.kind}",
+                f"sets the placement of processes, but launch.kind is {launch.kind}",
                 f"kind: {other.name}",
             )
     yield from as_problems(launcher.option_problems(launch.options))
@@ -42,7 +42,9 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
         )
     if launcher.host_key != "launch.host" and launch.host != type(launch)().host:
         yield Problem(
-            ("launch.host", "launch.kind"), "is for processes on this machine", f"{launcher.host_key}: {launch.host}"
+            ("launch.host", "launch.kind"),
+            "applies only to processes on this machine",
+            f"{launcher.host_key}: {launch.host}",
         )
     yield from as_problems(launcher.setting_problems(launch))
 
@@ -52,19 +54,19 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
     if not folder.is_absolute():
         yield Problem(
             ("runs_dir", "launch.kind"),
-            f"`{config.runs_dir}` is relative, and a job's current folder differs on every node",
-            "the absolute path of a folder that all nodes share",
+            f"`{config.runs_dir}` is relative, but a job's current folder is different on every node",
+            "use the absolute path of a folder that all nodes share",
         )
     elif launcher.job_folder in folder.parts:
         what = f"{folder} belongs to {launcher.title} and is deleted with the job"
-        yield Problem(("runs_dir",), what, "a folder that all nodes share")
+        yield Problem(("runs_dir",), what, "use a folder that all nodes share")
     engine = configured_engine(config)
     python = engine.interpreter(config.rollout.engine)
     if python is not None and not Path(python).expanduser().is_absolute():
         yield Problem(
             ("rollout.engine.python", "launch.kind"),
-            f"`{python}` is relative, and nodes share no current folder",
-            f"the absolute path of {engine.title}'s interpreter, the same on every node",
+            f"`{python}` is relative, but nodes share no current folder",
+            f"use the absolute path of {engine.title}'s interpreter, the same on every node",
         )
 
 
@@ -79,4 +81,4 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
             yield Problem((key, "launch.kind"), what, f"{key}: cuda")
         if resolved(device) == "cuda" and reserved is not None and reserved.gpus == 0:
             key_of_gpus = f"launch.{launcher.section}.{name}.gpus"
-            yield Problem((key_of_gpus, key), "no GPU is reserved, but the device is cuda", "null")
+            yield Problem((key_of_gpus, key), "no GPU is reserved, but the device is cuda", "set it to null")

@@ -28,9 +28,10 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
     models = config.rollout.models
     if not models:
         return
-    if not is_import_path(config.rollout.workflow):
+    is_called = any(model.name != config.trainer.teacher_model for model in models)
+    if is_called and not is_import_path(config.rollout.workflow):
         what = f"the workflow {config.rollout.workflow} calls no models"
-        yield Problem((KEY, "rollout.workflow"), what, "a workflow of your own (module:Class), or leave models out")
+        yield Problem((KEY, "rollout.workflow"), what, "use a workflow of your own (module:Class), or leave models out")
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
             yield Problem((KEY,), f"{count} models have the name `{name}`", "give each a different name")
@@ -39,29 +40,44 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
     roles = [model for model in models if not model.has_weights]
     if roles and not any(model.is_trained for model in roles):
         what = (
-            f"the policy is called by its roles ({', '.join(one.name for one in roles)}), and none of them is trained"
+            f"the policy is called by its roles ({', '.join(one.name for one in roles)}), but none of them is trained"
         )
-        yield Problem((KEY,), what, "trained: true for one of them")
+        yield Problem((KEY,), what, "set trained: true for one of them")
 
 
 def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
     if not NAME.fullmatch(model.name) or model.name == RESERVED:
         what = f"`{model.name}` cannot be the name of a model"
-        remedy = f"lower-case letters, digits and _, beginning with a letter; not `{RESERVED}`"
+        remedy = f"use lower-case letters, digits and _, beginning with a letter; not `{RESERVED}`"
         yield Problem((f"{key}.name",), what, remedy)
-    if (model.source is None) == (model.path is None):
-        what = "neither source nor path is given" if model.path is None else "source and path exclude each other"
-        yield Problem((f"{key}.path", f"{key}.source", key), what, "path: a folder, source: start, or source: policy")
+    yield from _adapter_problems(key, model)
+    if (model.source is None) == (model.path is None) and (model.adapter is None or model.path is not None):
+        what = "neither source nor path is given" if model.path is None else "source and path are mutually exclusive"
+        yield Problem(
+            (f"{key}.path", f"{key}.source", key), what, "set path to a folder, source: start, or source: policy"
+        )
         return
     if model.path == "":
         yield Problem((f"{key}.path",), "is empty", "a Hugging Face folder")
     if model.refresh_every is not None and model.source != "policy":
         what = "only a copy of the policy can be refreshed"
-        yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "source: policy, or leave it out")
+        yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or leave it out")
     elif model.has_weights:
         yield from _weights_problems(config, key, model)
     else:
         yield from _role_problems(config, key, model)
+
+
+def _adapter_problems(key: str, model: CalledModelSettings) -> Iterator[Problem]:
+    if model.adapter is None:
+        return
+    if model.adapter == "":
+        yield Problem((f"{key}.adapter",), "is empty", "the folder of an adapter in peft's format")
+    if model.source == "policy":
+        what = "an adapter has a frozen base, but the policy changes"
+        yield Problem(
+            (f"{key}.adapter", f"{key}.source"), what, "set source: start or a path, or leave the adapter out"
+        )
 
 
 def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
@@ -69,7 +85,7 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
         yield Problem(
             (f"{key}.trained",),
             f"{model.words}: a run trains one policy; to train two separately, start two runs",
-            "trained: false; or roles of one policy (source: policy without refresh_every)",
+            "set trained: false; or use roles of one policy (source: policy without refresh_every)",
         )
     if model.device is not None and not is_device(model.device):
         yield Problem((f"{key}.device",), f"no device `{model.device}`", "cpu, cuda or cuda:N")
@@ -87,10 +103,13 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
 def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
     for name in OWN_WEIGHTS_KEYS:
         if getattr(model, name) is not None:
-            yield Problem((f"{key}.{name}",), "has no effect on a role of the policy", f"rollout.engine.{name}")
+            yield Problem(
+                (f"{key}.{name}",), "has no effect on a role of the policy", f"set rollout.engine.{name} instead"
+            )
     if model.is_trained and model.temperature not in (None, config.sampling.temperature):
         yield Problem(
             (f"{key}.temperature", "sampling.temperature"),
-            f"tokens sampled at {model.temperature:g} cannot be trained at {config.sampling.temperature:g}",
-            "leave it out, or trained: false",
+            f"tokens sampled at temperature {model.temperature:g} cannot be trained at temperature "
+            f"{config.sampling.temperature:g}",
+            "leave it out, or set trained: false",
         )

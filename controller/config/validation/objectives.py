@@ -163,16 +163,16 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
         loss_faults(trainer.loss, has_critic=True, has_versions=True, is_for_any_policy=True)
     )
     if is_known and not reads_values(trainer.loss, trainer.advantage):
-        what = f"trains a critic, and neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
+        what = f"trains a critic, but neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
         yield Problem(
             ("trainer.critic", "trainer.advantage.kind"), what, "trainer.advantage.kind: gae, or trainer.critic: null"
         )
     if critic.warmup_steps >= config.num_steps:
         yield Problem(
             ("trainer.critic.warmup_steps", "num_steps"),
-            f"the first {critic.warmup_steps} steps train only the critic, and the run has {config.num_steps}: the"
+            f"the first {critic.warmup_steps} steps train only the critic, but the run has {config.num_steps}: the"
             " policy is never trained",
-            f"less than {config.num_steps}",
+            f"set it to less than {config.num_steps}",
         )
     backend = backend_of(config)
     if not backend.trains_critics:
@@ -195,11 +195,12 @@ def _window_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             window,
             f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no token",
-            "low below max, with 1 between them",
+            "set low below max, with 1 between them",
         )
     elif loss.weight.mode == "mask" and not loss.weight.low <= 1 <= loss.weight.max:
         yield Problem(
             window,
-            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1: on-policy tokens",
-            "low below 1 and max above it",
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1, the weight of on-policy"
+            " tokens",
+            "set low below 1 and max above it",
         )

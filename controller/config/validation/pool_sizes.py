@@ -101,13 +101,13 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
         return None
     pools = {pool.name: pool for pool in pool_sizes(config) if pool.gpus}
     listed = " and ".join(f"{name} {pool.words}" for name, pool in pools.items())
-    together = "together " if len(pools) > 1 and not config.is_colocated else ""
+    together = " together" if len(pools) > 1 and not config.is_colocated else ""
     rest = num_gpus if config.is_colocated else num_gpus - sum(p.gpus for n, p in pools.items() if n != "rollout")
     most = max(0, rest) // pools["rollout"].gpus_each
     remedy = f"rollout.num_workers: {most}, or placement: colocated with mode: sync" if most else "placement: colocated"
     return Problem(
         ("rollout.num_workers", "trainer.ranks"),
-        f"{listed} need {together}{wanted} GPUs, and this machine has {num_gpus}",
+        f"{listed} need {wanted} GPUs{together}, but this machine has {num_gpus}",
         remedy if not config.is_colocated else f"rollout.num_workers: {most}, or fewer trainer.ranks",
     )
 
@@ -116,14 +116,18 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
     """Sizes that are impossible on any machine."""
     rollout = config.rollout
     if rollout.pool_gpus is not None and rollout.pool_cpus is not None:
-        yield Problem(("rollout.pool_gpus", "rollout.pool_cpus"), "a pool is counted in GPUs or in CPUs", "keep one")
+        yield Problem(
+            ("rollout.pool_gpus", "rollout.pool_cpus"),
+            "a pool's size is given in GPUs or in CPUs, not both",
+            "keep one of them",
+        )
         return
     each = _set_aside(config, "rollout", "gpus", gpus_of_worker(config))
     if rollout.pool_gpus is not None and not each:
         yield Problem(
             ("rollout.pool_gpus", "rollout.engine.device"),
             f"counts GPUs, but the workers run on {rollout.engine.device}",
-            "rollout.pool_cpus, or rollout.engine.device: cuda",
+            "set rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
         yield _mismatch(config, "rollout.pool_gpus", rollout.pool_gpus, "GPUs", each)
@@ -138,8 +142,8 @@ def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) ->
     if each == 0 or each != int(each):
         return Problem(
             (key, f"launch.{launcher_of(config).section}.rollout.{unit.lower()}"),
-            f"{num_workers} workers of {each:g} {unit} are not {size} {unit}",
-            "rollout.num_workers instead, or whole numbers",
+            f"{num_workers} workers of {each:g} {unit} need {num_workers * each:g} {unit}, not {size}",
+            f"set a whole number of {unit} per worker, or remove {key}: rollout.num_workers then gives the size",
         )
     each = int(each)
     if size % each:
@@ -149,7 +153,7 @@ def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) ->
     return Problem(
         (key, "rollout.num_workers"),
         f"{size} {unit} make {size // each} workers of {each}, not {num_workers}",
-        "keep one of the two",
+        f"keep either {key} or rollout.num_workers",
     )
 
 
@@ -161,20 +165,22 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
     if config.mode != "sync":
         yield Problem(
             ("placement", "mode"),
-            f"in mode {config.mode} engines and trainer work at the same time, and would need the same memory",
+            f"in mode {config.mode} engines and trainer work at the same time and would need the same memory",
             "mode: sync, or placement: disaggregated",
         )
     yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
     if trainer.weights.swap == "rolling":
         yield Problem(
             ("trainer.weights.swap", "placement"),
-            "while the trainer works no engine has memory to receive into, and all of them load at the same time",
+            "rolling swap is impossible on shared devices: engines have no memory while the trainer runs, and then all"
+            " load the weights at once",
             "swap: together",
         )
     on_gpus = [names_gpu(device) for device in (trainer.device, engine.device)]
     if on_gpus[0] != on_gpus[1]:
         yield Problem(
             ("placement", "trainer.device", "rollout.engine.device"),
-            f"they share no device: the trainer is on {trainer.device}, the engines on {engine.device}",
-            "the same kind of device for both, or placement: disaggregated",
+            f"colocated needs the same kind of device for both, but the trainer is on {trainer.device} and the engines"
+            f" on {engine.device}",
+            "set both to the same kind of device, or placement: disaggregated",
         )

@@ -14,7 +14,7 @@ from areal_like.config import BUILT_IN_TOKENIZERS, ModelSettings
 from areal_like.context_limit import context_limit
 from areal_like.device_names import names_gpu
 from areal_like.import_path import is_import_path
-from areal_like.staleness import MODE_STALENESS
+from areal_like.staleness import MODE_STALENESS, OVER_AGE, bound_of
 from controller.config.backends import backend_kind_problems
 from controller.config.engines import engine_kind_problems
 from controller.config.launchers import launcher_kind_problems
@@ -40,6 +40,7 @@ from controller.config.validation.lora import lora_problems
 from controller.config.validation.models import called_model_problems
 from controller.config.validation.objectives import advantage_problems, critic_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
+from controller.config.validation.teacher import teacher_problems
 from controller.config.validation.trainer_backend import backend_problems
 from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
 from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
@@ -69,7 +70,9 @@ def cross_check(config: RunConfig) -> list[Problem]:
         evaluation_problems,
         _mode,
         advantage_problems,
+        teacher_problems,
         _groups,
+        _replay_buffer,
         _samples_in_flight,
         _sampling,
         _context,
@@ -100,22 +103,25 @@ def cross_check(config: RunConfig) -> list[Problem]:
 def model_problems(model: ModelSettings) -> Iterator[Problem]:
     """A starting model that is missing, or given twice."""
     if (model.path is None) == (model.init is None):
-        what = (
-            "neither model.path nor model.init is given" if model.path is None else "model.path and model.init exclude"
-        )
-        what += "" if model.path is None else " each other"
+        what = "neither model.path nor model.init is given"
+        if model.path is not None:
+            what = "model.path and model.init are mutually exclusive"
         yield Problem(
-            ("model", "model.path", "model.init"), what, "model.path: a Hugging Face folder, or model.init: a config"
+            ("model", "model.path", "model.init"),
+            what,
+            "set model.path to a Hugging Face folder, or model.init to a config",
         )
         return
     if model.init is not None:
         if not isinstance(model.init.get("model_type"), str):
-            yield Problem(("model.init",), "needs `model_type`", "such as {model_type: qwen3, hidden_size: 128, ...}")
+            yield Problem(
+                ("model.init",), "needs `model_type`", "set it, for example {model_type: qwen3, hidden_size: 128, ...}"
+            )
         if model.tokenizer == "from_model":
             yield Problem(
                 ("model.tokenizer", "model.init"),
-                "a model made from model.init brings no tokenizer",
-                f"a tokenizer folder, or {' or '.join(BUILT_IN_TOKENIZERS)}",
+                "a model made from model.init has no tokenizer",
+                f"set a tokenizer folder, or {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
         yield Problem(("model.path",), "is empty", "a Hugging Face folder")
@@ -131,7 +137,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if kernel in ("flash_attn", "varlen") and not names_gpu(config.trainer.device):
         yield Problem(
             ("trainer.attention", "trainer.device"),
-            f"`{kernel}` runs on CUDA only, and trainer.device is {config.trainer.device}",
+            f"`{kernel}` runs on CUDA only, but trainer.device is {config.trainer.device}",
             "trainer.attention: auto",
         )
 
@@ -142,20 +148,20 @@ def _mode(config: RunConfig) -> Iterator[Problem]:
         wanted = MODE_STALENESS[config.mode]
         yield Problem(
             ("staleness.max_staleness", "mode"),
-            f"mode {config.mode} means a staleness of {wanted}, not {bound}",
-            f"leave it out or set it to {wanted}, or take mode: async",
+            f"mode {config.mode} requires a staleness of {wanted}, not {bound}",
+            f"leave it out or set it to {wanted}, or use mode: async",
         )
     elif bound == "unbounded" and config.staleness.over_age.is_strict:
         yield Problem(
             ("staleness.on_stale", "staleness.max_staleness"),
-            f"`{config.staleness.on_stale}` acts on groups past the bound, and `unbounded` has none",
-            "on_stale: keep, or a number for max_staleness",
+            f"`{config.staleness.on_stale}` acts on groups past the bound, but `unbounded` has none",
+            "set on_stale: keep, or set max_staleness to a number",
         )
     if config.mode == "one_step_off" and config.rollout.interruption != "drain":
         yield Problem(
             ("rollout.interruption", "mode"),
             "mode one_step_off generates whole batches under one version: nothing is interrupted",
-            "leave it out or set it to drain, or take mode: async",
+            "leave it out or set it to drain, or use mode: async",
         )
 
 
@@ -164,14 +170,14 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("filter_zero_signal", "group_size"),
             "the rewards of a group of one are all equal: every group would be filtered",
-            "group_size of 2 or more, or filter_zero_signal: false",
+            "set group_size to 2 or more, or filter_zero_signal: false",
         )
     if (dynamic := config.dynamic_batch) is not None:
         if not config.filter_zero_signal:
             what = "without a filter every group is ready for a step: there is nothing to try again"
             yield Problem(("dynamic_batch", "filter_zero_signal"), what, "filter_zero_signal: true")
         if dynamic.max_attempts < config.groups_per_step:
-            what = f"{dynamic.max_attempts} attempts never give the {config.groups_per_step} groups of a step"
+            what = f"{dynamic.max_attempts} attempts cannot produce the {config.groups_per_step} groups of a step"
             yield Problem(
                 ("dynamic_batch.max_attempts", "groups_per_step"), what, f"{config.groups_per_step} or more"
             )  # fmt: skip
@@ -186,6 +192,20 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _replay_buffer(config: RunConfig) -> Iterator[Problem]:
+    """Check that reused groups are within the staleness bound."""
+    bound, buffer = bound_of(config.mode, config.staleness.bound), config.replay_buffer
+    if buffer is None or bound is None or not OVER_AGE[config.staleness.on_stale].is_strict or buffer.max_age <= bound:
+        return
+    key, remedy = "staleness.max_staleness", f"a max_staleness of {buffer.max_age} or more"
+    if config.mode != "async":
+        key, remedy = "mode", f"mode: async with {remedy}"
+    elif bound:
+        remedy = f"at most {bound}, or {remedy}"
+    what = f"reused groups may be {buffer.max_age} versions old, but the staleness bound is {bound}"
+    yield Problem(("replay_buffer.max_age", key), what, remedy)
+
+
 def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
     """Check the number of samples in flight: the controller keeps the state of every sample of the admitted groups."""
     samples = config.max_samples_in_flight or config.samples_per_step
@@ -197,9 +217,9 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
         formula = f"(max_staleness + 1) * {formula}"
     yield Problem(
         keys,
-        f"{formula} is {samples:,} samples at once: at least {size_text(samples * limits.SAMPLE_BYTES)} of the"
-        " controller's memory for their states, without their tokens",
-        f"at most {limits.SAMPLES_IN_FLIGHT:,} samples at once",
+        f"{formula} is {samples:,} samples at once: their states alone, without tokens, take at least"
+        f" {size_text(samples * limits.SAMPLE_BYTES)} of the controller's memory",
+        f"reduce one of them, to at most {limits.SAMPLES_IN_FLIGHT:,} samples at once",
     )
 
 
@@ -221,12 +241,12 @@ def _context(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key, "rollout.engine.max_context"),
                 f"{length} answer tokens leave no room for a prompt in a context of {context}",
-                f"at most {context - 1}, or a larger rollout.engine.max_context",
+                f"set at most {context - 1}, or a larger rollout.engine.max_context",
             )
     if config.trainer.micro_batch_tokens < context:
         yield Problem(
             ("trainer.micro_batch_tokens", "rollout.engine.max_context"),
-            f"a sequence of up to {context} tokens must fit one micro-batch of {config.trainer.micro_batch_tokens}",
+            f"a sequence of up to {context} tokens must fit in one micro-batch of {config.trainer.micro_batch_tokens}",
             f"at least {context}",
         )
     limit = context_limit(config.model.init or {})
@@ -237,7 +257,7 @@ def _context(config: RunConfig) -> Iterator[Problem]:
         if sft.micro_batch_tokens < sft.max_tokens:
             yield Problem(
                 ("warm_start.sft.micro_batch_tokens", "warm_start.sft.max_tokens"),
-                f"a sequence of up to {sft.max_tokens} tokens must fit one micro-batch of {sft.micro_batch_tokens}",
+                f"a sequence of up to {sft.max_tokens} tokens must fit in one micro-batch of {sft.micro_batch_tokens}",
                 f"at least {sft.max_tokens}",
             )
 
@@ -254,7 +274,7 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
     for where, zone_begins in soft_zones(config.reward):
         if zone_begins >= longest:
             keys = (f"reward.{where}.options.max_tokens", "sampling.max_new_tokens")
-            what = f"its penalty begins at {zone_begins} tokens, and no answer has more than {longest}"
+            what = f"its penalty begins at {zone_begins} tokens, but no answer has more than {longest}"
             yield Problem(keys, what, f"max_tokens: {longest}")
     if config.reward.scorers and all(scorer.weight == 0 for scorer in config.reward.scorers):
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
@@ -282,7 +302,7 @@ def _swap(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.weights.swap == "rolling" and config.rollout.interruption == "drain":
         yield Problem(
             ("trainer.weights.swap", "rollout.interruption"),
-            "with drain each worker finishes its answers first: one after another, the last would wait for all of them",
+            "with drain each worker first finishes its answers: in a rolling swap the last would wait for all others",
             "swap: together, or interruption: recompute or keep_kv",
         )
 
@@ -302,7 +322,7 @@ def _metrics(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("metrics.prometheus.port", "launch.port"),
             f"the metrics and the run's processes cannot share port {launch.port}",
-            "another port, or 0 for any free one",
+            "use another port, or 0 for any free one",
         )
 
 

@@ -33,7 +33,7 @@ def transfer_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("trainer.weights.shared_dir", "launch.kind"),
             "workers on other hosts need a folder that they can access",
-            "name one, or trainer.weights.kind: stream",
+            "name one, or set trainer.weights.kind: stream",
         )
     yield from _keys_of_others(config, transfer)
     if weights.shared_dir == "" and "shared_dir" in transfer.own_keys:
@@ -72,5 +72,5 @@ def _keys_of_others(config: RunConfig, transfer: TransferDescriptor) -> Iterator
                 yield Problem(
                     (f"trainer.weights.{key}", KIND_KEY),
                     f"has no effect with kind {weights.kind}",
-                    f"remove it, or kind: {other.name}",
+                    f"remove it, or set kind: {other.name}",
                 )

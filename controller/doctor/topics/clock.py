@@ -52,7 +52,9 @@ def date(machine: Machine, *, now_s: float | None = None) -> Finding:
     made_s = Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(now_s, 0.0), LATEST_S)))
     if not EARLIEST_S < now_s < LATEST_S or now_s < made_s - DAY_S:
-        return warning(f"{text} cannot be right", "set the clock: names, certificates and orders of files depend on it")
+        return warning(
+            f"{text} cannot be right", "set the clock: names, certificates and the order of files depend on it"
+        )
     return ok(text, time_s=now_s)
 
 
@@ -64,7 +66,7 @@ def synchronisation(machine: Machine) -> Finding:
     if state is None:
         return absent("the kernel does not report it")
     if state == TIME_ERROR:
-        return absent("not synchronised", "matters only with several hosts: apt install chrony, or systemd-timesyncd")
+        return absent("not synchronised", "matters only with several hosts: install chrony or systemd-timesyncd")
     return ok("synchronised (NTP or similar)")
 
 

@@ -85,10 +85,12 @@ def runs_folder(machine: Machine) -> Finding:
     words = f"{where}: {size(free)} free"
     if free < QUICKSTART_BYTES:
         return problem(
-            words, f"the quickstart writes {size(QUICKSTART_BYTES)}: make room, or {elsewhere}", free_bytes=free
+            words, f"the quickstart writes {size(QUICKSTART_BYTES)}: free some space, or {elsewhere}", free_bytes=free
         )
     if free < GOOD_BYTES:
-        return warning(words, f"checkpoints of larger models do not fit: make room, or {elsewhere}", free_bytes=free)
+        return warning(
+            words, f"checkpoints of larger models do not fit: free some space, or {elsewhere}", free_bytes=free
+        )
     return ok(words, free_bytes=free)
 
 
@@ -109,7 +111,9 @@ def file_system(machine: Machine) -> Finding:
         words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not designed for that"
         return warning(words, LOCAL, **data)
     if mount.kind in MEMORY_KINDS:
-        return warning(f"{kind} at {mount.point}: runs are lost at a restart, and use memory", LOCAL, **data)
+        return warning(
+            f"{kind} at {mount.point}: runs are lost when the machine reboots, and occupy memory", LOCAL, **data
+        )
     return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
 
 
@@ -190,10 +194,12 @@ def temporary(machine: Machine) -> Finding:
     words = f"{folder}: {size(free)} free"
     if "noexec" in mount_of(machine, folder).options:
         return warning(
-            f"{words}, files there cannot be executed", "compiled kernels need that: set TMPDIR", free_bytes=free
+            f"{words}; files there cannot be executed",
+            "compiled kernels need a folder where files can be executed: set TMPDIR",
+            free_bytes=free,
         )
     if free < 1_000_000_000:
-        return warning(words, "make room there, or set TMPDIR", free_bytes=free)
+        return warning(words, "free some space there, or set TMPDIR", free_bytes=free)
     return ok(words, free_bytes=free)
 
 
@@ -205,11 +211,16 @@ def model_cache(machine: Machine) -> Finding:
     there = nearest_folder(folder)
     offline = ", offline by HF_HUB_OFFLINE" if environment.get("HF_HUB_OFFLINE") in ("1", "true", "True") else ""
     if not os.access(there, os.W_OK):
-        return absent(f"{folder} cannot be written", "for models from the hub: set HF_HOME to a folder with room")
+        return absent(
+            f"{folder} cannot be written",
+            "to use models from the hub, set HF_HOME to a writable folder with enough free space",
+        )
     free = machine.free_bytes(there)
     words = f"{folder}: {size(free)} free{offline}"
     if free < 2 * GOOD_BYTES:
-        return absent(words, "for models from the hub: set HF_HOME to a folder with more room", free_bytes=free)
+        return absent(
+            words, "to use models from the hub, set HF_HOME to a folder with more free space", free_bytes=free
+        )
     return ok(words, free_bytes=free)
 
 

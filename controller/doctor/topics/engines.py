@@ -45,18 +45,20 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             try:
                 there = json.loads(ran.out)
             except ValueError:
-                return warning(f"{own} does not work: {ran.fault or 'no answer'}", f"rebuild that environment: {how}")
+                return warning(f"{own} does not work: {ran.fault or 'no output'}", f"rebuild that environment: {how}")
             if package not in there:
                 return warning(f"{own} has no {title}", f"{own.parent}/pip install '{entry.text}'")
             if "torch" not in there:
-                return warning(f"{own} has {title} without torch", f"rebuild that environment: {how}")
+                return warning(f"{own} has {title}, but not torch", f"rebuild that environment: {how}")
             found = there[package]
             words = f"{found} in {own.parents[1]} (torch {there['torch']})"
         else:
             found = machine.version(package)
             if not found:
-                return absent("not installed; the embedded engine needs none", f"optional: {how}")
-            words = f"{found} in this environment; in a separate environment its version pins cannot conflict with ours"
+                return absent("not installed; the embedded engine does not need it", f"optional: {how}")
+            words = (
+                f"{found} in this environment; in a separate environment its version pins cannot conflict with others"
+            )
         data = {"version": found, "known": known, "environment": there}
         if not entry.admits(found):
             return warning(f"{words}; {known} is the tested version", f"pip install '{entry.text}' there", **data)

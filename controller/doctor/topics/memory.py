@@ -30,11 +30,11 @@ def memory(machine: Machine) -> Finding:
     words = f"{size(free)} free of {size(whole.total)}"
     words += f" (control group: {size(limit[1])} free of {size(limit[0])})" if limit else ""
     data = {"total_bytes": whole.total, "free_bytes": free, "limit_bytes": limit and limit[0]}
-    need = f"the quickstart takes {size(QUICKSTART_BYTES)}"
+    need = f"the quickstart needs {size(QUICKSTART_BYTES)}"
     if free < QUICKSTART_BYTES:
-        return problem(words, f"{need}: end other programs, or raise the container's limit", **data)
+        return problem(words, f"{need}: close other programs, or raise the container's limit", **data)
     if free < 2 * QUICKSTART_BYTES:
-        return warning(words, f"{need}, and little would be left: end other programs", **data)
+        return warning(words, f"{need}, which leaves little free memory: close other programs", **data)
     return ok(words, **data)
 
 
@@ -42,7 +42,7 @@ def swap(machine: Machine) -> Finding:
     """Check whether memory is already short."""
     found = machine.swap()
     if not found.total:
-        return ok("none (a run that does not fit is ended, not slowed down)", total_bytes=0)
+        return ok("none (a run that exceeds the memory is killed, not slowed down)", total_bytes=0)
     words = f"{size(found.used)} used of {size(found.total)}"
     data = {"total_bytes": found.total, "used_bytes": found.used}
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
@@ -55,30 +55,33 @@ def swap(machine: Machine) -> Finding:
 def shared_memory(machine: Machine) -> Finding:
     """Check shared memory, through which weights are transferred, and the size of the largest model that fits."""
     if not machine.is_linux:
-        return absent(f"no {SHARED_MEMORY} on this system; weights travel through the run folder")
+        return absent(f"no {SHARED_MEMORY} on this system; weights are transferred through the run folder")
     try:
         free, total = machine.free_bytes(SHARED_MEMORY), machine.total_bytes(SHARED_MEMORY)
     except OSError as error:
         return warning(
             f"{SHARED_MEMORY}: {error.strerror}",
-            "weights travel through the run folder; mount a tmpfs there to fix it",
+            "weights are transferred through the run folder; mount a tmpfs there to fix it",
         )
     words = f"{size(free)} free of {size(total)} at {SHARED_MEMORY}"
     data = {"free_bytes": free, "total_bytes": total}
     how = "docker run --shm-size=16g, or mount -o remount,size=16g /dev/shm"
     if not os.access(SHARED_MEMORY, os.W_OK):
         return warning(
-            f"{SHARED_MEMORY} cannot be written", "weights travel through the run folder: chmod 1777 /dev/shm"
+            f"{SHARED_MEMORY} cannot be written",
+            "weights are transferred through the run folder; to fix it: chmod 1777 /dev/shm",
         )
     if free < STORE_BYTES:
         return warning(
-            words, f"a run needs {size(STORE_BYTES)}, so its weights go through the run folder: {how}", **data
+            words,
+            f"a run needs {size(STORE_BYTES)}, so its weights are transferred through the run folder; to fix it: {how}",
+            **data,
         )
     billions = free / (2 * KEPT_VERSIONS) / 1e9
     advice = f"larger models: {how}" if billions < 1 else ""
     return Finding(
         "ok",
-        f"{words}: enough for models of {billions:.2g} billion parameters in bf16, {KEPT_VERSIONS} versions",
+        f"{words}: enough for {KEPT_VERSIONS} versions of a model of {billions:.2g} billion parameters in bf16",
         advice,
         data,
     )
@@ -92,11 +95,11 @@ def leftovers(machine: Machine) -> Finding:
         return NOT_HERE
     dead = [(path, sum(_bytes_below(path))) for path in dead_stores(SHARED_MEMORY)]
     if not dead:
-        return ok("no weights of dead runs in shared memory")
+        return ok("no weights left by dead runs in shared memory")
     total = sum(num_bytes for _, num_bytes in dead)
     names = ", ".join(path.name for path, _ in dead[:3]) + (", ..." if len(dead) > 3 else "")
     return warning(
-        f"{count(len(dead), 'store')} of dead runs, {size(total)}: {names}",
+        f"{count(len(dead), 'weight store')} left by dead runs, {size(total)}: {names}",
         f"the next run removes them; by hand: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
         stores=[str(path) for path, _ in dead], num_bytes=total,
     )  # fmt: skip

@@ -35,12 +35,13 @@ def port_range(machine: Machine) -> Finding:
     text = f"{low} to {high} for outgoing connections"
     if low <= LOWEST_SERVER_PORT + 100:
         return warning(
-            f"{text}: no room below for a run's servers, a restarted one may find its port taken",
+            f"{text}: too few ports below this range for a run's servers, so a restarted server may find its port "
+            "in use",
             "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data,
         )  # fmt: skip
     if high - low < 1000:
-        return warning(f"{text}: few", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
-    return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below for servers", **data)
+        return warning(f"{text}: fewer than 1000", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
+    return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below this range for servers", **data)
 
 
 def loopback(machine: Machine) -> Finding:
@@ -79,7 +80,7 @@ def curve(machine: Machine) -> Finding:
     """Check that libzmq supports CURVE encryption, and that an exchange works."""
     import zmq
 
-    how = "needed off loopback only: pip install pyzmq, whose wheels have it"
+    how = "only needed beyond loopback: pip install pyzmq, whose wheels include it"
     if not zmq.has("curve"):
         return warning("this libzmq was built without CURVE", how)
     try:

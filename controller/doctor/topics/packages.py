@@ -26,7 +26,7 @@ def deepspeed(machine: Machine) -> Finding:
     ninja, compiler, built = machine.which("ninja"), _compiler(machine), _built_ops(machine)
     data = {"version": found, "ninja": ninja, "compiler": compiler, "built_ops": built}
     if not entry.admits(found):
-        return warning(f"{found}, and {entry.text} is needed", how, **data)
+        return warning(f"{found} is installed, but {entry.text} is required", how, **data)
     if ninja and compiler:
         words = f"{found}; ninja and {Path(compiler).name} are installed"
         words += (
@@ -42,8 +42,12 @@ def deepspeed(machine: Machine) -> Finding:
         )
     else:
         missing, how = "ninja", "pip install ninja"
-    words = f"{found}, without {missing}: what it compiles on first use fails"
-    return warning(words, f"{how}; or do without: torch's AdamW, no offload, on CPUs no deepspeed_shm_comm", **data)
+    words = f"{found}, without {missing}: kernels that it compiles on first use fail"
+    return warning(
+        words,
+        f"{how}; or avoid these kernels: use torch's AdamW, no offload, and on CPUs no deepspeed_shm_comm",
+        **data,
+    )
 
 
 def _compiler(machine: Machine) -> str:
@@ -68,7 +72,9 @@ def plain(package: str, what_for: str) -> Callable[[Machine], Finding]:
             return absent("not installed", f"{what_for}: {versions.how_to_install(package)}")
         if not entry.admits(found):
             return warning(
-                f"{found}, and {entry.text} is needed", f"{what_for}: pip install '{entry.text}'", version=found
+                f"{found} is installed, but {entry.text} is required",
+                f"{what_for}: pip install '{entry.text}'",
+                version=found,
             )
         return ok(found, version=found)
 

@@ -38,10 +38,10 @@ def cores(machine: Machine) -> Finding:
     words += f", {models[0]}" if models else ""
     data = {"logical": logical, "affinity": affinity, "quota": quota, "usable": usable}
     if usable < QUICKSTART_CORES:
-        what = "give it two cores" + (
-            " (docker run --cpus, taskset, or the batch system set this limit)" if limits else ""
+        what = "provide two cores" + (
+            " (docker run --cpus, taskset, or the batch system sets this limit)" if limits else ""
         )
-        return warning(words, f"rollouts and training take turns on one: {what}", **data)
+        return warning(words, f"rollouts and training take turns on one core: {what}", **data)
     return ok(words, **data)
 
 
@@ -50,7 +50,7 @@ def load(machine: Machine) -> Finding:
     value, usable = machine.load(), usable_cores(machine)
     words = f"{value:.2f} on average in the last minute, of {count(math.floor(usable), 'core')}"
     if value > BUSY_SHARE * usable:
-        return warning(words, "other programs run here; times and speeds will be worse than possible", load=value)
+        return warning(words, "other programs use the cores; a run will be slower than without them", load=value)
     return ok(words, load=value)
 
 
@@ -69,7 +69,7 @@ def threads(machine: Machine) -> Finding:
             "waiting threads spin indefinitely", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME: processes share cores"
         )
     counts = [f"{name}={environment[name]}" for name in THREAD_COUNTS if environment.get(name)]
-    return ok((", ".join(counts) or "nothing set") + "; each process of a run gets a count of its own")
+    return ok((", ".join(counts) or "nothing set") + "; each process of a run gets its own thread count")
 
 
 CHECKS = (

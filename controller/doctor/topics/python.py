@@ -28,7 +28,7 @@ def interpreter(machine: Machine) -> Finding:
     found = tuple(sys.version_info[:2])
     data = {"version": platform.python_version(), "executable": sys.executable}
     if fault := python_fault(found):
-        return problem(fault, "build the environment with another one, e.g. make PYTHON=python3.12", **data)
+        return problem(fault, "build the environment with another Python version, e.g. make PYTHON=python3.12", **data)
     if struct.calcsize("P") != 8:
         return problem(f"{platform.python_version()}, 32 bit", "torch needs a 64-bit Python", **data)
     words = f"{platform.python_version()}, {sys.executable}"
@@ -48,7 +48,7 @@ def installation(machine: Machine) -> Finding:
     installed = machine.version(versions.DISTRIBUTION)
     place = str(areal_like.__path__[0]).removesuffix("/areal_like")
     return ok(
-        f"areal_like {areal_like.__version__}{'' if installed else ' (not installed, run from its folder)'}, {place}"
+        f"areal_like {areal_like.__version__}{'' if installed else ' (not installed: run from its folder)'}, {place}"
     )
 
 
@@ -69,7 +69,7 @@ def packages(machine: Machine) -> Finding:
         texts = " ".join(f"'{text}'" for text in missing)
         return problem(f"missing: {', '.join(missing)}", f"pip install {texts}", **data)
     if wrong:
-        return problem(f"another version than needed: {', '.join(wrong)}", "pip install -r requirements.lock", **data)
+        return problem(f"wrong version: {', '.join(wrong)}", "pip install -r requirements.lock", **data)
     return ok(", ".join(f"{entry.package} {found[entry.text]}" for entry in needed), **data)
 
 
@@ -80,7 +80,9 @@ def transformers(machine: Machine) -> Finding:
     if not found:
         return problem("not installed", f"pip install '{entry.text}'")
     if not entry.admits(found):
-        return problem(f"{found}, and {entry.text} is needed", f"pip install '{entry.text}'", version=found)
+        return problem(
+            f"{found} is installed, but {entry.text} is required", f"pip install '{entry.text}'", version=found
+        )
     answer = machine.probe("tiny_model", deadline_s=80)
     if not answer.data:
         advice = remedy(
@@ -89,7 +91,9 @@ def transformers(machine: Machine) -> Finding:
         return problem(f"{found} cannot run a tiny Qwen3: {answer.fault}", advice, version=found)
     if not answer.data.get("is_finite"):
         return problem(
-            f"{found}: a tiny Qwen3 computes non-finite numbers", "install torch and transformers again", version=found
+            f"{found}: a tiny Qwen3 model outputs non-finite numbers",
+            "install torch and transformers again",
+            version=found,
         )
     return ok(f"{found}, runs a tiny Qwen3", version=found)
 
@@ -101,7 +105,9 @@ def math_verify(machine: Machine) -> Finding:
     if not found:
         return problem("not installed", f"pip install '{entry.text}'")
     if not entry.admits(found):
-        return warning(f"{found}, and {entry.text} is needed", f"pip install '{entry.text}'", version=found)
+        return warning(
+            f"{found} is installed, but {entry.text} is required", f"pip install '{entry.text}'", version=found
+        )
     answer = machine.probe("maths", deadline_s=30)
     if not answer.data:
         return warning(

@@ -36,7 +36,9 @@ def namespaces(machine: Machine) -> Finding:
         return ok(f"{', '.join(faults)}{' (as root)' if answer.data['uid'] == 0 else ''}", **answer.data)
     words = ", ".join(f"{name} ({fault})" for name, fault in refused.items())
     return warning(
-        f"refused: {words}", f"{_who_refuses(machine, words)}; code rewards then have weaker layers only", **answer.data
+        f"refused: {words}",
+        f"{_who_refuses(machine, words)}; without namespaces, code rewards have only weaker layers",
+        **answer.data,
     )
 
 
@@ -50,7 +52,7 @@ def _who_refuses(machine: Machine, fault: str) -> str:
         return "sysctl user.max_user_namespaces=15000"
     if "No space left" in fault or "ENOSPC" in fault:
         return "the number of namespaces, or how deep they nest, is limited: sysctl user.max_user_namespaces=15000"
-    return "a container forbids it: docker run --security-opt seccomp=unconfined (or a profile that allows unshare)"
+    return "the container forbids it: docker run --security-opt seccomp=unconfined (or a profile that allows unshare)"
 
 
 def bubblewrap(machine: Machine) -> Finding:
@@ -68,12 +70,12 @@ def bubblewrap(machine: Machine) -> Finding:
     bare = machine.run([path, *BWRAP, *BWRAP_TRIAL], deadline_s=10)
     if "inside" in bare.out and "writable" not in bare.out:
         return warning(
-            f"{version}, works without a private /proc, /dev and /tmp only ({ran.fault or ran.err.strip()})",
-            "a container hides /proc: docker run --security-opt systempaths=unconfined", version=version, path=path,
+            f"{version}, works only without a private /proc, /dev and /tmp ({ran.fault or ran.err.strip()})",
+            "the container hides /proc: docker run --security-opt systempaths=unconfined", version=version, path=path,
         )  # fmt: skip
     if "writable" in ran.out + bare.out:
         return warning(f"{version} does not keep the root read-only", "update bubblewrap", version=version, path=path)
-    fault = bare.fault or bare.err.strip() or "no answer"
+    fault = bare.fault or bare.err.strip() or "no output"
     return warning(f"{version} does not work here: {fault}", _who_refuses(machine, fault), version=version, path=path)
 
 
@@ -85,7 +87,8 @@ def seccomp(machine: Machine) -> Finding:
     fault = answer.data.get("fault", answer.fault) if answer.data else answer.fault
     if fault:
         return warning(
-            f"a filter cannot be installed: {fault}", "the kernel or a container forbids it; other layers remain"
+            f"a filter cannot be installed: {fault}",
+            "the kernel or the container forbids it; other layers remain available",
         )
     return ok("a filter can be installed and is enforced")
 
@@ -124,7 +127,7 @@ def code_rewards(machine: Machine) -> Finding:
     faults = "; ".join(f"{name}: {parts[name]}" for name in STRONG_LAYERS if name in parts)
     return warning(
         f"scorer `code` does not start: {faults or words}",
-        "apt install bubblewrap, or a kernel with Landlock (Linux 5.13); "
+        "apt install bubblewrap, or use a kernel with Landlock (Linux 5.13 or newer); "
         "option `require` accepts a weaker layer, in which programs can read your files",
         chosen=chosen, parts=parts,
     )  # fmt: skip

@@ -47,12 +47,12 @@ def torch(machine: Machine) -> Finding:
         return problem(fault, advice, version=installed)
     answer = _build(machine)
     if not answer.data:
-        words = f"{installed} is installed and does not work: {answer.fault}"
+        words = f"{installed} is installed, but does not work: {answer.fault}"
         again = advice.replace("pip install", "pip install --force-reinstall")
         return problem(words, remedy(answer.fault, again), version=installed)
     facts = answer.data
     if not facts["computes"]:
-        return problem(f"{installed} computes wrongly", advice, version=installed)
+        return problem(f"{installed} computes wrong results", advice, version=installed)
     kind = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU build"
     data = {**facts, "build": kind}
     data.pop("version")
@@ -72,8 +72,8 @@ def devices(machine: Machine) -> Finding:
     hidden = "CUDA_VISIBLE_DEVICES" in machine.environment
     if not answer.data:
         return warning(
-            f"CUDA does not answer: {answer.fault}",
-            "check whether nvidia-smi answers, restart the driver or the machine, or disable CUDA: "
+            f"CUDA does not respond: {answer.fault}",
+            "check whether nvidia-smi works, restart the driver or the machine, or disable CUDA: "
             "CUDA_VISIBLE_DEVICES=''",
         )
     found = answer.data["devices"]
@@ -81,21 +81,19 @@ def devices(machine: Machine) -> Finding:
         if _nvidia_gpus(machine) and not hidden:
             here, why = count(_nvidia_gpus(machine), "NVIDIA GPU"), answer.data["fault"] or "no reason given"
             return warning(
-                f"{here} here, and CUDA shows none: {why}",
-                "the driver must match the CUDA of this torch: update it, or install a torch for an older CUDA",
+                f"{here} on this machine, but CUDA finds none: {why}",
+                "the driver must match the CUDA of this torch: update the driver, or install torch for an older CUDA",
             )
-        return ok("CPU only: a torch for GPUs, but none is visible", devices=[])
+        return ok("CPU only: this torch supports GPUs, but none is visible", devices=[])
     bad = [f"cuda:{index}: {device['fault']}" for index, device in enumerate(found) if device["fault"]]
     words = "; ".join(_words(index, device) for index, device in enumerate(found))
     if bad:
-        return warning(
-            "; ".join(bad), "reset or leave out that device: CUDA_VISIBLE_DEVICES names those to use", **answer.data
-        )
+        return warning("; ".join(bad), "reset that device, or leave it out of CUDA_VISIBLE_DEVICES", **answer.data)
     taken = [i for i, device in enumerate(found) if device.get("free_bytes", 0) < 0.5 * device["total_bytes"]]
     if taken:
         who = ", ".join(f"cuda:{index}" for index in taken)
         return warning(
-            f"{words}; {who} mostly taken by other programs",
+            f"{words}; {who}: memory mostly in use by other programs",
             "see nvidia-smi for the processes that use them",
             **answer.data,
         )
@@ -113,7 +111,7 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
     if number:
         return warning(
             f"CPU only despite {count(number, 'NVIDIA GPU')}: this torch is the CPU build",
-            f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the CUDA your driver has)",
+            f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the CUDA of your driver)",
         )
     if _has_amd_gpu(machine):
         return warning("CPU only, although there is an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)")
@@ -134,19 +132,19 @@ def driver(machine: Machine) -> Finding:
             said = " ".join((ran.out or ran.fault).split())[:160]
             return warning(
                 f"nvidia-smi: {said}",
-                "after an update of the driver restart the machine; in a container give it --gpus all",
+                "restart the machine after an update of the driver; start a container with --gpus all",
             )
         version = ran.out.strip().splitlines()[0].strip() if ran.out.strip() else ""
     else:
         match = re.search(r"Kernel Module\D*(\d[\d.]+)", machine.text("/proc/driver/nvidia/version"))
         version = match.group(1) if match else ""
     if not version:
-        return warning("an NVIDIA GPU, but no driver that reports its version", "install NVIDIA's driver")
+        return warning("an NVIDIA GPU is present, but no driver version was found", "install NVIDIA's driver")
     cuda = versions.number(str(_build(machine).data.get("cuda") or ""))
     least = LEAST_DRIVER.get(cuda[0], 0) if cuda else 0
     if versions.number(version)[:1] < (least,):
         return warning(
-            f"NVIDIA {version}, and CUDA {'.'.join(map(str, cuda))} needs {least} or newer",
+            f"NVIDIA {version}, but CUDA {'.'.join(map(str, cuda))} requires {least} or newer",
             f"update the driver, or install torch for an older CUDA from {CUDA_INDEX}", version=version,
         )  # fmt: skip
     return ok(f"NVIDIA {version}", version=version)
@@ -188,7 +186,7 @@ def topology(machine: Machine) -> Finding | None:
     if apart:
         pairs = ", ".join(f"{a}-{b}" for a, b in apart[:6]) + (", ..." if len(apart) > 6 else "")
         return warning(
-            f"{words}; no direct connection between {pairs}", "works through host memory, slower",
+            f"{words}; no direct connection between {pairs}", "transfers go through host memory, which is slower",
             links=links, apart=apart,
         )  # fmt: skip
     return ok(f"{words}; all are connected directly", links=links)

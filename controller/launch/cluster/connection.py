@@ -44,7 +44,7 @@ class Cluster:
             raise UserError(
                 "a run cannot use a Ray Client address",
                 where="launch.ray.address",
-                remedy="start on a node of the cluster, or `ray job submit`",
+                remedy="start the run on a node of the cluster, or use `ray job submit`",
             )
         _knock(self._address)
         try:
@@ -113,7 +113,7 @@ class Cluster:
         ref = self._on(node.node_id, node_look.free_port).remote(node.address)
         answer = _answers({node.node_id: ref}, deadline_s)[node.node_id]
         if isinstance(answer, Exception):
-            raise OperationError(f"node {node.address} offers no port: {first_line(answer)}") from answer
+            raise OperationError(f"cannot get a free port on node {node.address}: {first_line(answer)}") from answer
         return int(answer)
 
     @staticmethod
@@ -132,7 +132,7 @@ def import_ray() -> Any:
         import ray.util.scheduling_strategies  # Ray does not by itself
     except ImportError as error:
         raise UserError(
-            "ray is not installed", where="launch.kind: ray", remedy="pip install 'areal-like[ray]', or kind: local"
+            "ray is not installed", where="launch.kind: ray", remedy="pip install 'areal-like[ray]', or set kind: local"
         ) from error
     ray.cloudpickle.register_pickle_by_value(node_look)
     return ray
@@ -176,7 +176,7 @@ def _refusal(error: Exception, address: str) -> UserError:
     return UserError(
         f"no Ray cluster is reachable at `{address}` ({words})",
         where="launch.ray.address",
-        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379; with token authentication, "
+        remedy="run `ray start --head` here, or set launch.ray.address=HOST:6379; with token authentication, "
         "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its nodes",
     )
 

@@ -188,7 +188,7 @@ class RayLauncher(Launcher):
         node_id = self._seats().get(name)
         found = next((node for node in self._cluster.nodes() if node.node_id == node_id), None)
         if found is None:
-            raise OperationError(f"the node reserved for {name} is gone")
+            raise OperationError(f"the node reserved for {name} is no longer in the cluster")
         return found
 
     def _give_back(self) -> None:

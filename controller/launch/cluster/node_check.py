@@ -81,36 +81,40 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
     """Problems of one node, as a pure function of its facts. took_s: time from request to answer."""
     node = f"node {address}"
     if seen["python"].split(".")[:2] != expected.python.split(".")[:2]:
-        what = f"{node} runs Python {seen['python']} ({seen['executable']}), and the controller {expected.python}"
+        what = f"{node} runs Python {seen['python']} ({seen['executable']}), but the controller runs {expected.python}"
         yield Problem(("launch.ray",), what, "start Ray on it from the same environment")
     if not seen["is_installed"]:
         what = f"{node} has no areal_like in {seen['executable']}"
-        yield Problem(("launch.ray",), what, "install it there, or `ray job submit --working-dir .` from a checkout")
+        yield Problem(
+            ("launch.ray",), what, "install it there, or use `ray job submit --working-dir .` from a checkout"
+        )
     for name, wanted in expected.packages.items():
         found = seen["packages"].get(name, "")
         if found.partition("+")[0] != wanted.partition("+")[0]:
-            what = f"{node} has {name} {found or '(not installed)'}, and the controller {wanted or 'has none'}"
+            what = f"{node} has {name} {found or '(not installed)'}, but the controller has {wanted or 'none'}"
             yield Problem(("launch.ray",), what, f"pip install {name}=={wanted}" if wanted else f"pip uninstall {name}")
     if seen["model"]:
         what = f"{node} cannot read {expected.model} ({seen['model']})"
-        yield Problem(("model.path",), what, "a folder that all nodes can access, or a copy at the same path on each")
+        yield Problem(
+            ("model.path",), what, "use a folder that all nodes can access, or put a copy at the same path on each"
+        )
     if seen["run_dir"]:
         what = f"{node} cannot use {expected.run_dir} ({seen['run_dir']})"
-        yield Problem(("runs_dir",), what, "a folder that all nodes share and may write to")
+        yield Problem(("runs_dir",), what, "use a folder that all nodes share and may write to")
     if seen["engine_python"]:
         what = f"{node} has no {expected.engine} interpreter {expected.engine_python} ({seen['engine_python']})"
         yield Problem(("rollout.engine.python",), what, "build it at the same absolute path on every node")
     if seen["controller"]:
         what = f"{node} cannot reach the controller at {expected.controller} ({seen['controller']})"
-        yield Problem(("launch.ray.host",), what, "an address of this machine that the node can reach")
+        yield Problem(("launch.ray.host",), what, "set it to an address of this machine that the node can reach")
     if seen["port"]:
         yield Problem(
             ("launch.ray",), f"{node} has no port to listen on ({seen['port']})", "check its firewall and limits"
         )
     skew_s = abs(seen["time_s"] - time.time()) - took_s
     if skew_s > expected.max_clock_skew_s:
-        what = f"{node}'s clock is off by {skew_s:.0f} s at least"
-        yield Problem(("launch.ray.max_clock_skew_s",), what, "set it by NTP (chronyd, systemd-timesyncd)")
+        what = f"{node}'s clock is off by at least {skew_s:.0f} s"
+        yield Problem(("launch.ray.max_clock_skew_s",), what, "synchronize it with NTP (chronyd, systemd-timesyncd)")
 
 
 def _order(expected: Expected, node: Node, token: tuple[str, str], port: int) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Seat:
         thread = threading.Thread(target=self._live, args=(argv, order), name="child", daemon=True)
         thread.start()
         if not self._spawned.wait(START_S):
-            raise OSError(f"no process within {START_S:g} s")
+            raise OSError(f"the process did not start within {START_S:g} s")
         if self._fault is not None:
             raise self._fault
         assert self._child is not None

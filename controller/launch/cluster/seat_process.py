@@ -184,7 +184,7 @@ class SeatProcess:
         cause = getattr(error, "cause", None)  # an exception of a method of the seat
         words = f"SeatLost: Ray ended its actor {where} ({first_line(cause or error)})"
         if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):
-            words = f"NodeLost: node {self._place.address} of the Ray cluster is gone"
+            words = f"NodeLost: node {self._place.address} is no longer in the Ray cluster"
         self._say(f"error: {words}")
         self._leave_seat()
         self._end(LOST)

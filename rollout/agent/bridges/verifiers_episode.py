@@ -54,7 +54,9 @@ async def _rollout(
     """In verifiers 0.1: `load_environment`, a data set of tasks, and an OpenAI-compatible client."""
     environment = verifiers.load_environment(spec["environment"], **options)
     if getattr(environment, "requires_group_rollouts", False):
-        raise Failed("its rewards compare the answers of a group, but each episode is judged separately here")
+        raise Failed(
+            "the environment's rewards compare the answers of a group, but each episode is judged separately here"
+        )
     tasks = environment.get_eval_dataset() if row.get("split") == "eval" else environment.get_dataset()
     config = import_module("verifiers.types").ClientConfig(
         client_type="openai_chat_completions",
@@ -98,7 +100,7 @@ def _task(tasks: Any, number: int) -> Any:
     if not tasks.INFINITE:
         listed = list(tasks)
         if not listed:
-            raise Failed("its task set is empty")
+            raise Failed("the environment's task set is empty")
         return listed[number % len(listed)]
     return next(itertools.islice(iter(tasks), number, None))
 
@@ -106,7 +108,7 @@ def _task(tasks: Any, number: int) -> Any:
 def _number(row: Mapping[str, Any]) -> int:
     number = row.get("episode")
     if not isinstance(number, int):
-        raise Failed("the row has no number `episode`: use data.train: {generator: episodes}")
+        raise Failed("the row has no integer `episode`: use data.train: {generator: episodes}")
     return number
 
 
@@ -149,4 +151,4 @@ if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
     except Failed as error:
-        sys.exit(f"the episode of verifiers failed: {error}")
+        sys.exit(f"the verifiers episode failed: {error}")

@@ -83,7 +83,7 @@ def version_number(name: str) -> int:
     try:
         return int(name)
     except ValueError:
-        raise EngineError(f"the server samples with weights named `{name}`, which we did not load") from None
+        raise EngineError(f"the server samples with weights named `{name}`, which this engine did not load") from None
 
 
 class GrowingAnswer:
@@ -166,11 +166,11 @@ class GrowingAnswer:
         logprobs = meta.output_token_logprobs[start : start + max(count, 0)]
         if len(ids) != count or len(logprobs) != count:
             raise EngineError(
-                f"after {done} tokens the server says {meta.completion_tokens}, and sends {len(event.output_ids)} with "
-                f"{len(meta.output_token_logprobs)} log-probs"
+                f"after {done} tokens the server reports {meta.completion_tokens}, but sends "
+                f"{len(event.output_ids)} with {len(meta.output_token_logprobs)} log-probs"
             )
         if [entry[1] for entry in logprobs] != list(ids):
-            raise EngineError("the server's log-probs are of other tokens than it sent")
+            raise EngineError("the server's log-probs do not belong to the tokens that it sent")
         if count:
             self._append(ids, [-np.inf if entry[0] is None else min(entry[0], 0.0) for entry in logprobs])
             self._stamp(meta, count)
@@ -202,7 +202,7 @@ class GrowingAnswer:
         versions = versions_of(meta, 0, end - start)
         if (versions[: self._count - start] != self._versions[start : self._count]).any():
             raise EngineError(
-                f"the server reports that versions {meta.weight_versions} sampled what it sent as version "
+                f"the server reports versions {meta.weight_versions} for tokens that it sent as sampled by version "
                 f"{self._attempt_version}: another client changes its weights"
             )
         self._versions[start:end] = versions
@@ -228,5 +228,5 @@ def versions_of(meta: MetaInfo, start: int, end: int) -> np.ndarray:
         if low < high:
             versions_N[low - start : high - start] = version_number(span.version)
     if (versions_N < 0).any():
-        raise EngineError(f"the server's version spans {meta.weight_versions} leave out tokens {start} to {end}")
+        raise EngineError(f"the server's version spans {meta.weight_versions} do not cover tokens {start} to {end}")
     return versions_N

@@ -191,15 +191,15 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
     for name in given:
         if _SEPARATED.match(name.lstrip("-").replace("_", "-")):
             raise UserError(
-                f"`{name}` spreads one engine over several servers, and a worker swaps the weights of one: the others "
-                "would go on with the old version",
+                f"`{name}` spreads one engine over several servers, but a worker updates the weights of only one: the "
+                "others would continue with the old version",
                 where=_WHERE,
-                remedy="more workers (rollout.num_workers) or a larger tp_size",
+                remedy="use more workers (rollout.num_workers) or a larger tp_size",
             )
     unset = dict.fromkeys(clashing(given, ["disable-overlap-schedule"]))
     if interruption == "keep_kv" and any(given[name] is False for name in unset):
         raise UserError(
-            "keep_kv needs the plain scheduler: the overlapped one leaves a token of unknown version",
+            "keep_kv does not work with SGLang's overlap scheduler: the policy version of one token would be unknown",
             where=_WHERE,
             remedy="remove disable-overlap-schedule, or set rollout.interruption: recompute",
         )

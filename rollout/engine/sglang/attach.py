@@ -42,8 +42,8 @@ async def check_attached(
     try:
         model, server = await client.model_info(), await client.server_info()
     except (ServerGone, ServerRefused) as error:
-        what = f"no SGLang server answers at {url} ({first_line(error)})"
-        raise UserError(what, where=WHERE, remedy="start it, or leave attach out") from error
+        what = f"no SGLang server responds at {url} ({first_line(error)})"
+        raise UserError(what, where=WHERE, remedy="start it, or remove attach") from error
     finally:
         await client.close()
     check_server(url, server, interruption, context)
@@ -60,7 +60,8 @@ def read_key(settings: SGLangSettings) -> str | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})", where=f"{WHERE}_key_file") from error
     if not key or not key.isascii() or not key.isprintable():
-        raise UserError(f"{path} contains no key", where=f"{WHERE}_key_file", remedy="one line: the server's --api-key")
+        remedy = "write the value of the server's --api-key in it, on one line"
+        raise UserError(f"{path} does not contain one valid API key", where=f"{WHERE}_key_file", remedy=remedy)
     return key
 
 
@@ -69,23 +70,23 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
     version = str(server.get("version", "of unknown version"))
     if version != KNOWN_VERSION:
         raise UserError(
-            f"the server at {url} is SGLang {version}, and {KNOWN_VERSION} is needed",
+            f"the server at {url} is SGLang {version}, but {KNOWN_VERSION} is required",
             where=WHERE,
             remedy=f"start a server of version {KNOWN_VERSION}",
         )
     if interruption == "keep_kv" and not server.get("disable_overlap_schedule"):
         raise UserError(
-            f"keep_kv needs the server at {url} to run with --disable-overlap-schedule: the overlapped scheduler "
-            "leaves a token of unknown version",
+            f"keep_kv needs the server at {url} to run with --disable-overlap-schedule: with the overlap scheduler, "
+            "the policy version of one token is unknown",
             where=WHERE,
-            remedy="start it with that flag, or rollout.interruption: recompute",
+            remedy="start the server with that flag, or set rollout.interruption: recompute",
         )
     length = server.get("context_length")
     if isinstance(length, int) and length < context:
         raise UserError(
-            f"the server at {url} has a context of {length} tokens, and rollout.engine.max_context is {context}",
+            f"the server at {url} has a context of {length} tokens, but rollout.engine.max_context is {context}",
             where=WHERE,
-            remedy=f"rollout.engine.max_context: {length}, or start it with a longer --context-length",
+            remedy=f"set rollout.engine.max_context: {length}, or start it with a longer --context-length",
         )
 
 
@@ -97,9 +98,9 @@ def check_model(url: str, model: Mapping[str, Any], model_dir: Path) -> None:
     for key in SHAPE_KEYS:
         if key in ours and theirs.get(key) is not None and theirs[key] != ours[key]:
             raise UserError(
-                f"the server at {url} has another model ({path}): its {key} is {theirs[key]}, ours is {ours[key]}",
+                f"the server at {url} has another model ({path}): its {key} is {theirs[key]}, expected {ours[key]}",
                 where=WHERE,
-                remedy="start it with the model of model.path",
+                remedy="start it with the model in model.path",
             )
 
 

@@ -273,7 +273,9 @@ class Attempts:
         positions = len(request.prompt_P) + len(request.prefix) + len(running.answer) - 1
         flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         if flat.size != positions * math.prod(self._experts_shape):
-            raise EngineError(f"{flat.size} routed experts for {positions} positions of {self._experts_shape}")
+            raise EngineError(
+                f"the server sent {flat.size} routed experts for {positions} positions of shape {self._experts_shape}"
+            )
         return flat.reshape(positions, *self._experts_shape)
 
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
@@ -282,7 +284,7 @@ class Attempts:
         if self._reached(running) is not None or running.is_ended_by_us:
             return None
         if finish is not None and finish.type == "abort" and len(answer) > before:
-            log.info("the server gave up %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
+            log.info("the server aborted %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
             return "cancelled"  # it continues on another worker
         # Other reasons do not end the answer: the model's end-of-sequence id if it is not a stop id, or a server that #
         # ran out of memory.

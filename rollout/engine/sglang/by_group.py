@@ -67,7 +67,7 @@ class ServerInGroup:
         try:
             await live.client.join_group(call, call.rank + 1)
         except ServerRefused as error:
-            raise TransferBroken(f"the server did not meet {call.group}: {error.text[:200]}") from error
+            raise TransferBroken(f"the server did not join {call.group}: {error.text[:200]}") from error
         finally:
             await asyncio.wait([meeting])  # bounded by the call's deadline
             meeting.exception()

@@ -24,6 +24,9 @@ from rollout.engine.sglang.answer import StreamEvent, parse_event
 PauseMode = Literal["retract", "in_place", "abort"]
 PROBE_TIMEOUT_S = 10.0
 REST_POLL_S = 0.02
+KEEPALIVE_S = 2.0
+"""A connection that is idle for longer is not used again. It must be less than the server's limit (5 s, in
+SGLANG_TIMEOUT_KEEP_ALIVE): a request on a connection that the server is closing fails."""
 _DONE = b"[DONE]"
 
 
@@ -53,7 +56,7 @@ class SGLangClient:
         self._control_timeout_s, self._load_timeout_s = control_timeout_s, load_timeout_s
         self._streams: set[aiohttp.StreamReader] = set()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=control_timeout_s),
             trust_env=False,
             headers={"Authorization": f"Bearer {key}"} if key else None,
@@ -62,7 +65,7 @@ class SGLangClient:
     async def close(self) -> None:
         """Close all connections; running streams end with ServerGone."""
         for content in self._streams:  # closing the session does not wake their readers, which would wait indefinitely
-            content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
+            content.set_exception(aiohttp.ClientConnectionError("the connection was closed"))
         await self._session.close()
 
     # ------------------------------------------------------------ generating
@@ -84,8 +87,8 @@ class SGLangClient:
                 finally:
                     self._streams.discard(response.content)
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            raise ServerGone(f"the stream broke off: {type(error).__name__}: {error}") from error
-        raise ServerGone("the stream broke off")
+            raise ServerGone(f"the stream ended early: {type(error).__name__}: {error}") from error
+        raise ServerGone("the stream ended early")
 
     async def abort(self, request_id: str) -> None:
         """End one request; its stream receives the tokens so far, with finish reason `abort`."""
@@ -212,7 +215,7 @@ class SGLangClient:
                 data = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError, RuntimeError) as error:
             if isinstance(error, TimeoutError):
-                raise ServerSilent(f"{path}: no answer within {timeout_s:g} s") from error
+                raise ServerSilent(f"{path}: no reply within {timeout_s:g} s") from error
             raise ServerGone(f"{path}: {error}") from error
         if response.status != 200:
             raise ServerRefused(path, response.status, data.decode(errors="replace"))

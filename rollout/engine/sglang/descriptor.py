@@ -128,12 +128,12 @@ class SGLangDescriptor(EngineDescriptor):
         sglang = job.settings.sglang
         start_s = sglang.control_timeout_s if sglang.attach else job.startup_timeout_s
         yield Recovery(
-            "an SGLang server that hangs in generation is replaced",
+            "an SGLang server that hangs during generation is replaced",
             ("rollout.engine.sglang.stall_timeout_s", "launch.startup_timeout_s"),
             sglang.stall_timeout_s + start_s,
         )
         yield Recovery(
-            "an SGLang server that hangs while it loads is replaced, and its successor loads",
+            "an SGLang server that hangs while loading weights is replaced by one that loads them again",
             ("rollout.engine.sglang.load_timeout_s", "launch.startup_timeout_s"),
             2 * sglang.load_timeout_s + start_s,
         )

@@ -122,7 +122,7 @@ class SGLangEngine:
         """Check environment and arguments, and start the server. Raises UserError, EngineError."""
         config = await asyncio.to_thread(read_config, self._model_dir)
         if not config.architectures:
-            what = "config.json names no `architectures`, and SGLang chooses the model's code by them"
+            what = "config.json has no `architectures`, by which SGLang chooses the model's code"
             raise UserError(
                 what, where=str(self._model_dir), remedy="save the model with transformers' save_pretrained"
             )
@@ -228,7 +228,7 @@ class SGLangEngine:
         one."""
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
-            raise EngineError("this server's scheduler was not chosen for keep_kv")
+            raise EngineError("this server was not started with rollout.interruption: keep_kv")
         return await self._in_order(self._load(manifest_path, interruption))
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
@@ -288,8 +288,8 @@ class SGLangEngine:
             try:
                 await group.meet(call, live)
             except ServerGone as error:
-                await keeper.replace(live.epoch, f"it did not meet a process group ({error})")
-                raise TransferBroken(f"the server did not meet {call.group}") from error
+                await keeper.replace(live.epoch, f"it did not join a process group ({error})")
+                raise TransferBroken(f"the server did not join {call.group}") from error
             attempts.gate.clear()
             self._meter.set_paused(True)
             met_s = time.monotonic()
@@ -299,10 +299,12 @@ class SGLangEngine:
                 transfer_s = await self._exchange(live.client, partial(group.receive, call), interruption)
             except (ServerGone, ServerRefused, WeightError) as error:
                 group.leave()
-                await keeper.replace(live.epoch, f"version {call.version} did not come to it whole ({error})")
+                await keeper.replace(live.epoch, f"it did not receive all of version {call.version} ({error})")
                 if isinstance(error, WeightError):
                     raise
-                raise TransferBroken(f"version {call.version} by {call.group}: {error}") from error
+                raise TransferBroken(
+                    f"the transfer of version {call.version} by {call.group} failed: {error}"
+                ) from error
             finally:
                 self._meter.set_paused(False)
                 attempts.gate.set()
@@ -338,11 +340,11 @@ class SGLangEngine:
             except ServerGone as error:
                 await keeper.settle(live.epoch, str(error))
             except ServerRefused as error:
-                log.warning("version %d was refused, and the server may have loaded part of it", staged.version)
+                log.warning("the server refused version %d, but may have loaded part of it", staged.version)
                 await keeper.replace(live.epoch, f"it refused version {staged.version}")
                 raise WeightError(f"SGLang cannot load version {staged.version}: {error.text[:400]}") from error
             except WeightError:
-                await keeper.replace(live.epoch, f"it holds other weights than version {staged.version}")
+                await keeper.replace(live.epoch, f"its weights differ from version {staged.version}")
                 raise
             finally:
                 self._meter.set_paused(False)

@@ -75,7 +75,7 @@ def find_python(setting: str) -> Path:
     for path in [wanted] if wanted.is_absolute() else [Path.cwd() / wanted, checkout / wanted]:
         if path.is_file() and os.access(path, os.X_OK):
             return path
-    raise UserError(f"there is no interpreter {setting}", where=_WHERE, remedy=_HOW)
+    raise UserError(f"there is no Python interpreter at {setting}", where=_WHERE, remedy=_HOW)
 
 
 def clean_environment() -> dict[str, str]:
@@ -92,9 +92,7 @@ def versions(python: Path) -> dict[str, str]:
     try:
         found = json.loads(answer)
     except ValueError:
-        raise UserError(
-            f"{python} returned an unexpected answer ({answer[:80]!r})", where=_WHERE, remedy=_HOW
-        ) from None
+        raise UserError(f"{python} printed an unexpected result ({answer[:80]!r})", where=_WHERE, remedy=_HOW) from None
     return {str(name): str(version) for name, version in found.items()}
 
 
@@ -103,11 +101,12 @@ def check_version(python: Path) -> dict[str, str]:
     found = versions(python)
     have = found.get("sglang")
     if have is None:
-        raise UserError(f"the environment of {python} has no SGLang", where=_WHERE, remedy=_HOW)
+        raise UserError(f"SGLang is not installed in the environment of {python}", where=_WHERE, remedy=_HOW)
     if have != KNOWN_VERSION:
         raise UserError(
-            f"SGLang {have} is installed for {python}, and {KNOWN_VERSION} is needed: pausing, weight updates and "
-            "version stamps differ between versions, and a wrong stamp would train on wrong ratios",
+            f"SGLang {have} is installed for {python}, but {KNOWN_VERSION} is required: pausing, weight updates and "
+            "the policy versions of tokens differ between SGLang releases, and a wrong policy version would give wrong "
+            "importance ratios",
             where=_WHERE,
             remedy=f"{python} -m pip install 'sglang=={KNOWN_VERSION}', or build another environment: {_HOW}",
         )
@@ -148,11 +147,15 @@ def argument_words(given: Mapping[str, Any], table: Mapping[str, Argument], wher
         argument = table.get(plain)
         if argument is None:
             near = difflib.get_close_matches(plain, table, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "see python -m sglang.launch_server --help there"
+            remedy = (
+                f"did you mean {near[0]}?"
+                if near
+                else "see python -m sglang.launch_server --help in SGLang's environment"
+            )
             raise UserError(f"SGLang {KNOWN_VERSION} has no argument `{name}`", where=where, remedy=remedy)
         if value is None or value is False:
             if argument.takes_value and value is False:
-                raise UserError(f"`{name}` takes a value, not {value}", where=where, remedy="give the value, or null")
+                raise UserError(f"`{name}` takes a value, not {value}", where=where, remedy="give a value, or null")
             continue
         if value is True and argument.takes_value:
             raise UserError(f"`{name}` takes a value", where=where, remedy=_example(plain, argument))
@@ -183,10 +186,10 @@ def _ask(python: Path, words: list[str], *, timeout_s: float, extra: Mapping[str
         environment = {**clean_environment(), **(extra or {})}
         ran = run_guarded([str(python), "-c", *words], timeout_s=timeout_s, env=environment)
     except subprocess.TimeoutExpired:
-        raise UserError(f"{python} gave no answer within {timeout_s:g} s", where=_WHERE, remedy=_HOW) from None
+        raise UserError(f"{python} gave no result within {timeout_s:g} s", where=_WHERE, remedy=_HOW) from None
     except OSError as error:
         raise UserError(f"{python} cannot be started ({error.strerror})", where=_WHERE, remedy=_HOW) from error
     if ran.returncode != 0:
         last = (ran.stderr.strip().splitlines() or [f"status {ran.returncode}"])[-1]
-        raise UserError(f"{python} does not work: {last[:200]}", where=_WHERE, remedy=_HOW)
+        raise UserError(f"{python} failed: {last[:200]}", where=_WHERE, remedy=_HOW)
     return ran.stdout.strip().splitlines()[-1] if ran.stdout.strip() else ""

@@ -240,7 +240,7 @@ class ServerKeeper:
             bool(self._kill_reason) and self._is_forgiven,
         )
         if reason and self._rests:
-            log.warning("SGLang server: %s; another one starts with the next version", reason)
+            log.warning("SGLang server: %s; a new server is started for the next version", reason)
             await self._take_down()
             self._exit_reason, self._doubt = reason, ""
             await self._tell()
@@ -264,7 +264,7 @@ class ServerKeeper:
                 self._num_unanswered += 1
                 silent_s = time.monotonic() - self._answered_s
                 if silent_s >= settings.control_timeout_s and self._num_unanswered > 1:
-                    return f"the server did not answer for {silent_s:.0f} s"
+                    return f"the server did not respond for {silent_s:.0f} s"
         if (stalled_s := self._stalled_s()) >= settings.stall_timeout_s:
             return f"the server reported no token for {stalled_s:.0f} s"
         return ""
@@ -275,7 +275,7 @@ class ServerKeeper:
         except ServerGone:
             return False
         except ServerRefused as error:
-            log.warning("the server's answer to a probe: %s", error)
+            log.warning("the server replied to a health check with an error: %s", error)
         return True
 
     async def _renew(self, reason: str, *, is_forgiven: bool) -> None:
@@ -355,9 +355,9 @@ class ServerKeeper:
         port, nccl_port = self._port or unused_port(), unused_port()
         if not can_listen(port):
             raise UserError(
-                f"port {port} is taken by another program",
+                f"port {port} is in use by another program",
                 where="rollout.engine.sglang.port",
-                remedy="end it, name another port, or 0 for any free one",
+                remedy="stop that program, or set another port (0: any free one)",
             )
         command = launch.command(
             self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts,
@@ -380,7 +380,9 @@ class ServerKeeper:
             except ServerGone as error:
                 if time.monotonic() > deadline_s:
                     where = self._log_path if process else client.url
-                    raise EngineError(f"no SGLang server within {limit_s:g} s ({where}): {error}") from error
+                    raise EngineError(
+                        f"the SGLang server was not ready within {limit_s:g} s ({where}): {error}"
+                    ) from error
             except ServerRefused:  # it listens before it can respond
                 pass
             await asyncio.sleep(READY_POLL_S)

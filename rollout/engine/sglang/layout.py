@@ -50,9 +50,9 @@ def check_experts(config: PreTrainedConfig) -> None:
     has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
     if has_experts and config.model_type not in EXPERT_FAMILIES:
         raise UserError(
-            f"how SGLang's loader names the experts of a {config.model_type} is not known here",
+            f"the names that SGLang's loader uses for the experts of model type {config.model_type} are not known",
             where="rollout.engine.kind",
-            remedy=f"embedded, or a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
+            remedy=f"set it to embedded, or use a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
         )
 
 
@@ -60,9 +60,9 @@ def check_family(config: PreTrainedConfig, where: str) -> None:
     """Raise UserError, with the setting, for a model whose layout in SGLang is unknown."""
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"how SGLang lays out the tensors of a {config.model_type} is not known here",
+            f"the tensor layout that SGLang uses for model type {config.model_type} is not known",
             where=where,
-            remedy=f"leave it out (known: {', '.join(FAMILIES)})",
+            remedy=f"leave it out (known model types: {', '.join(FAMILIES)})",
         )
 
 
@@ -72,7 +72,7 @@ def experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
     per_token = getattr(text, "num_experts_per_tok", None)
     if not per_token:
         raise UserError(
-            f"a {config.model_type} has no experts",
+            f"model type {config.model_type} has no experts",
             where="rollout.engine.sglang.routed_experts",
             remedy="routed_experts: false",
         )
@@ -121,7 +121,7 @@ def compare(said: Mapping[str, Any], expected: Mapping[str, str]) -> None:
     """Raise WeightError with the first tensors that differ. `said`: the report of the server's weight checker."""
     ranks = said.get("ranks") or []
     if len(ranks) != 1:
-        raise WeightError(f"the server gave checksums of {len(ranks)} ranks, and one was expected")
+        raise WeightError(f"expected checksums of one rank from the server, got {len(ranks)}")
     have = {name: text for name, text in ranks[0]["checksums"].items() if not _DERIVED.search(name)}
     wrong = sorted(name for name in {*have, *expected} if have.get(name) != expected.get(name))
     if wrong:

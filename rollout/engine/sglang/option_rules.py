@@ -47,12 +47,14 @@ def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator
     if sglang.quantization != "none" and family not in QUANTIZED_FAMILIES:
         yield SettingProblem(
             (f"{KEY}.quantization", "model"),
-            f"SGLang cannot load new versions into a quantised {family}",
-            f"quantization: none (or a model of type {' or '.join(QUANTIZED_FAMILIES)})",
+            f"SGLang cannot load new versions into a quantised model of type {family}",
+            f"set quantization: none, or use a model of type {' or '.join(QUANTIZED_FAMILIES)})",
         )
     experts = model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts")
     if sglang.routed_experts and not experts:
-        yield SettingProblem((f"{KEY}.routed_experts", "model"), f"a {family} has no experts", "routed_experts: false")
+        yield SettingProblem(
+            (f"{KEY}.routed_experts", "model"), f"model type {family} has no experts", "routed_experts: false"
+        )
 
 
 def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
@@ -64,16 +66,17 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
             ("rollout.engine.device",), "the weights of an SGLang server on a GPU cannot be verified after a transfer"
         )
     elif sglang.tp_size > 1:
-        yield SettingProblem((f"{KEY}.tp_size",), "only servers of one rank take part")
+        yield SettingProblem((f"{KEY}.tp_size",), "only servers of one rank can join a process group")
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach",),
-            "a server that fails in a process group hangs, and only one that was launched here can be replaced",
+            "a server that fails in a process group hangs, and only one that its worker launched can be replaced",
         )
     family = None if model is None else model.get("model_type")
     if model is not None and family not in PROVEN_FAMILIES:
         yield SettingProblem(
-            (KIND_KEY, "model"), f"the weights of a {family} in an SGLang server cannot be verified after a transfer"
+            (KIND_KEY, "model"),
+            f"the weights of a {family} model in an SGLang server cannot be verified after a transfer",
         )
 
 
@@ -82,13 +85,13 @@ def colocation_problems(sglang: SGLangSettings) -> Iterator[SettingProblem]:
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach", "placement"),
-            "a server managed by someone else may restart, and take memory, while the trainer works",
+            "a server that the run does not manage may restart, and allocate memory, while the trainer runs",
             "remove it, so that servers are launched, or set placement: disaggregated",
         )
     if sglang.release_idle_s is not None:
         yield SettingProblem(
             (f"{KEY}.release_idle_s", "placement"),
-            "the device hand-over already decides when memory is released",
+            "with placement: colocated, memory is already released whenever the trainer uses the device",
             "leave it out",
         )
 
@@ -106,11 +109,11 @@ def _attached(job: EngineJob) -> Iterator[SettingProblem]:
         yield SettingProblem(
             (f"{KEY}.attach", "rollout.num_workers"),
             f"names {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
-            "one address per worker",
+            "give one address per worker",
         )
     for index, url in enumerate(attach):
         if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
-            yield SettingProblem((f"{KEY}.attach.{index}",), f"`{url}` is not an address", "http://HOST:PORT")
+            yield SettingProblem((f"{KEY}.attach.{index}",), f"`{url}` is not a valid URL", "use http://HOST:PORT")
 
 
 def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
@@ -119,7 +122,7 @@ def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
     if sglang.attach_key_file is not None and not sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach_key_file", f"{KEY}.attach"),
-            "is the key of running servers, but none is named",
+            "is the key of running servers, but attach names none",
             "leave it out: a launched server gets a random key",
         )
     if sglang.attach and given:
@@ -152,7 +155,7 @@ def _rounded(job: EngineJob) -> Iterator[SettingProblem]:
     if sglang.quantization != "none" and job.dtype != "bfloat16":
         yield SettingProblem(
             (f"{KEY}.quantization", "rollout.engine.dtype"),
-            f"SGLang quantises from bfloat16, and the engine's dtype is {job.dtype}",
+            f"SGLang quantises from bfloat16, but the engine's dtype is {job.dtype}",
             "rollout.engine.dtype: bfloat16",
         )
     if sglang.unquantized_layers and sglang.quantization == "none":
@@ -167,14 +170,14 @@ def _layers(sglang: SGLangSettings) -> Iterator[SettingProblem]:
         key = f"{KEY}.unquantized_layers.{index}"
         if not layer or "," in layer or layer != layer.strip(" ."):
             yield SettingProblem(
-                (key,), f"`{layer}` is not part of a module's name", "e.g. model.layers.0, or down_proj"
+                (key,), f"`{layer}` is not part of a module's name", "use, for example, model.layers.0 or down_proj"
             )
         head, _, last = layer.rpartition(".")
         for parts in FUSED:
             siblings = {f"{head}.{part}" if head else part for part in parts}
             if last in parts and not siblings <= set(layers):
                 others = ", ".join(sorted(siblings - set(layers)))
-                yield SettingProblem((key,), f"SGLang keeps {', '.join(parts)} as one layer", f"add {others}")
+                yield SettingProblem((key,), f"SGLang fuses {', '.join(parts)} into one layer", f"add {others}")
 
 
 def _proof(job: EngineJob) -> Iterator[SettingProblem]:
@@ -182,10 +185,10 @@ def _proof(job: EngineJob) -> Iterator[SettingProblem]:
     if sglang.checksums and not names_cpu(job.settings.device):
         yield SettingProblem(
             (f"{KEY}.checksums", "rollout.engine.device"),
-            "SGLang's sum of a tensor on a GPU can only be computed on a GPU, but the published one is in host memory",
+            "SGLang's checksum for GPUs can only be computed on a GPU, but the published tensors are in host memory",
             "checksums: false",
         )
     if sglang.checksums and sglang.tp_size > 1:
         yield SettingProblem(
-            (f"{KEY}.checksums", f"{KEY}.tp_size"), "compares whole tensors, not shares of them", "tp_size: 1"
+            (f"{KEY}.checksums", f"{KEY}.tp_size"), "compares whole tensors, not shards of them", "tp_size: 1"
         )

@@ -89,7 +89,7 @@ class Sleeper:
             except ServerGone as error:
                 await self._keeper.settle(live.epoch, str(error))
             except ServerRefused as error:  # e.g. a request that was just aborted is still there
-                log.warning("the server keeps its memory: %s", error)
+                log.warning("the server did not release its memory: %s", error)
             else:
                 self._epoch = live.epoch
                 self.num_sleeps += 1

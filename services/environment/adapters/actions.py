@@ -25,7 +25,8 @@ def check_mapping(name: str, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{name} is {value!r}", where=f"{OPTIONS}.{name}", remedy="write names and values: {size: 4}")
+        what = f"{name} must be a mapping, not {value!r}"
+        raise UserError(what, where=f"{OPTIONS}.{name}", remedy="write names and values, for example {size: 4}")
     return dict(value)
 
 

@@ -88,16 +88,17 @@ class GymnasiumEnvironment:
         space = self._environment.action_space
         if isinstance(space, self._spaces.Text):
             if actions is not None:
-                raise UserError(f"the actions of {name} are texts", where=f"{OPTIONS}.actions", remedy="leave it out")
+                what = f"{name} has a text action space, so its actions cannot be named"
+                raise UserError(what, where=f"{OPTIONS}.actions", remedy="leave it out")
             return None
         if not isinstance(space, self._spaces.Discrete):
-            what = f"the actions of {name} are {space}, which a policy cannot write"
-            raise UserError(what, where=f"{OPTIONS}.id", remedy="an environment with actions Text or Discrete")
+            what = f"the action space of {name} is {space}, whose actions a policy cannot write"
+            raise UserError(what, where=f"{OPTIONS}.id", remedy="use an environment with a Text or Discrete space")
         if actions is None:
             return [str(space.start + number) for number in range(space.n)]
         if isinstance(actions, str) or len(actions) != space.n or len({str(one).lower() for one in actions}) != space.n:
-            what = f"{name} has {space.n} actions, and {actions!r} does not name each once"
-            raise UserError(what, where=f"{OPTIONS}.actions", remedy="a list of that many different names")
+            what = f"{name} has {space.n} actions, but {actions!r} does not name each once"
+            raise UserError(what, where=f"{OPTIONS}.actions", remedy=f"give a list of {space.n} different names")
         return [str(one) for one in actions]
 
     def _as_action(self, text: str) -> Any:

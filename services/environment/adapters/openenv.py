@@ -76,7 +76,7 @@ class OpenEnvEnvironment:
         """Open a session and begin. Raises OpenEnvFailed."""
         missing = [name for name in self._columns if name not in row]
         if missing:
-            raise OpenEnvFailed(f"the row has no {', '.join(missing)}, which reset_columns names")
+            raise OpenEnvFailed(f"the row has no {', '.join(missing)}, named in reset_columns")
         arguments = {**self._reset, **{name: row[name] for name in self._columns}, "seed": seed % MAX_SEED}
         while True:
             self._socket = await self._connected()
@@ -143,7 +143,7 @@ class OpenEnvEnvironment:
             if found not in ("observation", "error") or not isinstance(content, dict):
                 raise ValueError(f"a message {found!r}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise OpenEnvFailed(f"{kind}: the server's answer cannot be read ({type(error).__name__})") from None
+            raise OpenEnvFailed(f"{kind}: the server's reply cannot be read ({type(error).__name__})") from None
         return found, content
 
     def _fields(self, text: str) -> tuple[dict[str, Any], str]:
@@ -180,7 +180,7 @@ class OpenEnvEnvironment:
 
 def _socket_url(url: Any) -> str:
     """The address of the server's WebSocket. Raises UserError."""
-    remedy = "as url: http://127.0.0.1:8000"
+    remedy = "set it to, for example, http://127.0.0.1:8000"
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https", "ws", "wss") and bool(parts.hostname) and parts.port != 0

@@ -101,7 +101,8 @@ def _check(name: str, written: str, arguments: Mapping[str, Any]) -> None:
         game.reset(num_players=1, seed=0)
     except Exception as error:  # the game's own code, which often raises AssertionError
         what = f"{name} cannot be started with one player ({_first_line(error)})"
-        raise UserError(what, where=f"{OPTIONS}.id", remedy="a game for one player, as GuessTheNumber-v0") from error
+        remedy = "choose a game for one player, for example GuessTheNumber-v0"
+        raise UserError(what, where=f"{OPTIONS}.id", remedy=remedy) from error
     _CHECKED.add((name, written))
 
 
@@ -118,13 +119,13 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
         import difflib
 
         near = difflib.get_close_matches(str(name), registered, n=2)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "such as GuessTheNumber-v0"
+        remedy = f"did you mean {' or '.join(near)}?" if near else "choose a game, for example GuessTheNumber-v0"
         raise UserError(f"textarena has no game {name!r}", where=f"{OPTIONS}.id", remedy=remedy)
     try:
         made = textarena.make(name, **arguments)
     except Exception as error:  # the game's own code, which may need data, a key, or other arguments
         what = f"{name} cannot be created here ({_first_line(error)})"
-        remedy = "another game or other options.game; some games need downloaded word lists, or a key of a model"
+        remedy = "use another game or other options.game; some games need downloaded word lists, or a model's API key"
         raise UserError(what, where=OPTIONS, remedy=remedy) from error
     layers = []
     while isinstance(made, textarena.Wrapper):

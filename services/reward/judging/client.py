@@ -48,7 +48,7 @@ class Judges:
             )
         except OSError as error:
             ours.close()
-            raise JudgeLost(f"a supervisor of judges cannot be started: {error}") from error
+            raise JudgeLost(f"the code sandbox cannot be started: {error}") from error
         finally:
             theirs.close()
         self._stream = ours
@@ -85,8 +85,8 @@ class Judges:
             answer = receive(self._stream)
         except (OSError, ValueError) as error:
             self.close()
-            raise JudgeLost(f"the supervisor of judges was lost ({type(error).__name__}: {error})") from error
+            raise JudgeLost(f"the connection to the code sandbox failed ({type(error).__name__}: {error})") from error
         if answer is None:
             self.close()
-            raise JudgeLost("the supervisor of judges was lost")
+            raise JudgeLost("the code sandbox closed its connection unexpectedly")
         return answer

@@ -55,7 +55,7 @@ class Exchange:
         """The next message. Raises Over, SandboxFailed."""
         length = int.from_bytes(self._exactly(LENGTH_BYTES), "big")
         if length > self._max_bytes:
-            raise Over(f"its answer is longer than {self._max_bytes >> 10} kB")
+            raise Over(f"its reply is longer than {self._max_bytes >> 10} kB")
         return self._exactly(length)
 
     def has_unread(self) -> bool:

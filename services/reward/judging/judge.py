@@ -96,7 +96,6 @@ class _TestsStopped(Exception):
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
-        super().__init__()
 
 
 class _Mediation:
@@ -153,7 +152,7 @@ class _Mediation:
         """The result for tests that did not finish, because of the program's replies or by themselves."""
         is_crash = any(name in over.why for name in _CRASHES)
         if self._program is not None and (over.is_stopped or is_crash):
-            how = f"its tests did not end with what it answered ({over.why})"
+            how = f"the tests did not end normally after the replies of the program ({over.why})"
             return Findings(num_tests=1, failures=[how]).as_dict()
         return {"unjudgeable": f"the tests did not run to their end: {over.why}"}
 
@@ -178,7 +177,7 @@ class _Mediation:
     def _ask_program(self, program: Exchange, request: bytes) -> bytes:
         try:
             if not self._over and program.has_unread():
-                self._over = "it answered before it was asked"
+                self._over = "it replied before it received a request"
             if not self._over:
                 program.send(request)
                 return b"m" + program.receive()

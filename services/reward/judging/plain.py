@@ -116,7 +116,7 @@ def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dic
             if name == "handle":
                 number, what, type_name = content
                 if type(number) is not int or type(what) is not str or type(type_name) is not str:
-                    raise Forged("a handle that is none")
+                    raise Forged("an invalid handle")
                 return make_handle(number, what, type_name)
             if name in _READERS:
                 return _READERS[name](content)
@@ -127,9 +127,9 @@ def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dic
     except Forged:
         raise
     except Exception as error:  # a parser may get any data: every exception means that it is invalid
-        raise Forged(f"not an answer ({type(error).__name__})") from error
+        raise Forged(f"not a reply ({type(error).__name__})") from error
     if type(message) is not Untagged or not message.fields.keys() & MESSAGES:
-        raise Forged("not an answer")
+        raise Forged("not a reply")
     return dict(message.fields)
 
 

@@ -77,7 +77,7 @@ class Cell:
         """Wait until the program can be run. Raises SandboxFailed."""
         if self._receive(START_TIMEOUT_S) != b"ready":
             self.close()
-            raise SandboxFailed(f"a sandbox did not come up (status {self._process.returncode})")
+            raise SandboxFailed(f"a sandbox did not start (status {self._process.returncode})")
         self._first_pid = self._process.pid
         if self.setup.layer == "namespaces":
             self._first_pid = next(iter(children_of(self._process.pid)), 0)
@@ -103,7 +103,7 @@ class Cell:
         """The wait status of the run that ended; None if the whole cell ended. Raises SandboxFailed."""
         reply = self._receive(0.0)
         if reply == b"broke":
-            raise SandboxFailed("the namespaces of a run cannot be made")
+            raise SandboxFailed("the namespaces of a run cannot be created")
         word, _, status = reply.partition(b" ")
         return int(status) if word == b"ended" and status.isdigit() else None
 

@@ -160,7 +160,7 @@ def compile_inside(interpreter: Interpreter, *, with_tests: bool = False) -> byt
             tied(command), input=json.dumps(parts).encode(), capture_output=True, timeout=120, check=True, env={}
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoInterpreter(f"{interpreter.executable} cannot compile our code ({error})") from error
+        raise NoInterpreter(f"{interpreter.executable} cannot compile the sandbox's code ({error})") from error
     return done.stdout
 
 

@@ -44,7 +44,7 @@ def stage(paths: tuple[str, ...]) -> dict[str, str]:
     needed = {*paths, *sys.path, sys.prefix, sys.executable, os.getcwd(), tempfile.gettempdir()}
     places = [place for place in _PLACES if os.path.isdir(place) and not any(_holds(place, path) for path in needed)]
     if not places:
-        raise OSError(errno.ENOENT, f"none of {', '.join(_PLACES)} can be covered")
+        raise OSError(errno.ENOENT, f"none of {', '.join(_PLACES)} can be used as a mount point")
     place = places[0]
     flags = _MS_NOSUID | _MS_NODEV
     _must(libc.mount(b"tmpfs", place.encode(), b"tmpfs", flags, b"size=64k,mode=0755"), f"mount over {place}")

@@ -46,7 +46,7 @@ class Endpoint:
         try:
             httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise UserError(f"`{shown(url)}` is not an address ({error})", where=where) from error
+            raise UserError(f"`{shown(url)}` is not a valid URL ({error})", where=where) from error
         self._httpx = httpx
         self._url, self._options = url, options
         self._shown_url = shown(url)
@@ -80,7 +80,7 @@ class Endpoint:
                 return await self._attempts(content, time.monotonic() + total_s, failures)
         except TimeoutError:
             before = f"; before that: {failures[-1]}" if failures else ""
-            raise TookTooLong(f"no reply of {self._shown_url} within {total_s:g} s{before}") from None
+            raise TookTooLong(f"no reply from {self._shown_url} within {total_s:g} s{before}") from None
 
     async def _attempts(self, content: bytes, give_up_s: float, failures: list[str]) -> bytes:
         options = self._options
@@ -99,11 +99,11 @@ class Endpoint:
                     raise CannotJudge(f"{self._shown_url} refuses: {words}")
                 failures.append(words)
             if len(failures) > options.retries:
-                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times, the last time by {failures[-1]}")
+                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times; last failure: {failures[-1]}")
             wait_s = max(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0), retry_after_s)
             if time.monotonic() + wait_s >= give_up_s:
-                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times, and no time is left for more; "
-                                     f"the last time by {failures[-1]}")  # fmt: skip
+                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times, and no time is left to retry; "
+                                     f"last failure: {failures[-1]}")  # fmt: skip
             await asyncio.sleep(wait_s)
             pause_s *= 2
 
@@ -115,7 +115,7 @@ class Endpoint:
             async for chunk in response.aiter_raw():
                 chunks += chunk
                 if len(chunks) > max_bytes:
-                    raise CannotJudge(f"{self._shown_url} replies with more than {self._options.max_reply_kb} KB")
+                    raise CannotJudge(f"{self._shown_url} replied with more than {self._options.max_reply_kb} KB")
             return response.status_code, bytes(chunks), _seconds(response.headers.get("Retry-After", ""))
 
 

@@ -99,7 +99,7 @@ class JudgeScorer:
                 f"{shown(self._url)} replied with something other than a chat completion ({error})"
             ) from error
         if not completion.choices:
-            raise CannotJudge(f"{shown(self._url)} replies without choices")
+            raise CannotJudge(f"{shown(self._url)} replied without choices")
         choice = completion.choices[0]
         said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
         if not said:
@@ -110,7 +110,11 @@ class JudgeScorer:
     def _score_in(self, said: str) -> float:
         found = self._by_json(said) if self._options.parse == "json" else self._by_regex(said)
         if found is None:
-            wanted = f"JSON object with `{self._options.score_key}`" if self._options.parse == "json" else "match"
+            wanted = (
+                f"JSON object with `{self._options.score_key}`"
+                if self._options.parse == "json"
+                else "match of score_regex"
+            )
             raise CannotJudge(f"the judge's reply has no {wanted}: {_start_of(said)}")
         if not self._options.min_score <= found <= self._options.max_score:
             bounds = f"{self._options.min_score:g} to {self._options.max_score:g}"

@@ -49,13 +49,14 @@ class MathScorer:
         answer = final_answer.of_response(text, self._options.rules, self._pattern)
         if answer is None:
             return False
-        if self._is_equivalent(gold, answer):
+        if self.is_equivalent(gold, answer):
             return True
         several = final_answer.boxes_side_by_side(text) if self._options.rules[0] == "boxed" else []
-        return bool(several) and all(self._is_equivalent(gold, one) for one in several)
+        return bool(several) and all(self.is_equivalent(gold, one) for one in several)
 
-    def _is_equivalent(self, gold: str, answer: str) -> bool:
-        if _squeezed(gold) == _squeezed(answer):
+    def is_equivalent(self, gold: str, answer: str) -> bool:
+        """Whether a final answer is the gold answer, in any notation."""
+        if squeezed(gold) == squeezed(answer):
             return True
         if len(answer) > self._options.max_answer_chars:
             return False
@@ -64,7 +65,7 @@ class MathScorer:
             return False
         if len(answer) > max(_MIN_LONG_CHARS, _LONG_FACTOR * len(gold)):
             return False
-        if _squeezed(gold) == _squeezed(answer):
+        if squeezed(gold) == squeezed(answer):
             return True
         gold_choice, gold_rest = notation.choice_of(gold)
         choice, rest = notation.choice_of(answer)
@@ -132,7 +133,7 @@ _MIN_LONG_CHARS, _LONG_FACTOR = 150, 8
 computation."""
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
     """The text without spaces, except those between digits, without which two numbers would become one."""
     text = re.sub(r"\\[,;!]|^\$+|\$+$", "", text).strip()
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
@@ -227,7 +228,8 @@ def _depth(text: str) -> int:
 
 
 @lru_cache(maxsize=512)
-def _parsed(text: str) -> tuple[Any, ...]:
+def parsed(text: str) -> tuple[Any, ...]:
+    """What math-verify makes of a text: an expression, the text itself, or both; it may take unbounded time."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     latex = LatexExtractionConfig(boxed_match_priority=0)
@@ -240,7 +242,7 @@ def are_equivalent(gold: str, answer: str, float_digits: int) -> bool:
     input."""
     from math_verify import verify
 
-    parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)
+    parsed_gold, parsed_answer = parsed(gold), parsed(answer)
     if not parsed_gold or not parsed_answer:
         return False
     return bool(verify(list(parsed_gold), list(parsed_answer), float_rounding=float_digits, timeout_seconds=None))

@@ -63,14 +63,14 @@ def _pairs(tests: Any, column: str) -> tuple[tuple[str, str], ...]:
     if isinstance(tests, Mapping):
         inputs, outputs = tests.get("input"), tests.get("output")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise CannotJudge(f"{column}: not as many outputs as inputs")
+            raise CannotJudge(f"{column}: expected lists of inputs and outputs of equal length")
         tests = [{"input": given, "output": expected} for given, expected in zip(inputs, outputs, strict=True)]
     if not isinstance(tests, list):
-        raise CannotJudge(f"{column}: neither assert statements nor a list of input and output")
+        raise CannotJudge(f"{column}: expected assert statements, or a list of inputs and outputs")
     pairs = []
     for number, test in enumerate(tests, 1):
         if not isinstance(test, Mapping) or "input" not in test or "output" not in test:
-            raise CannotJudge(f"{column}: test {number} has no input and output")
+            raise CannotJudge(f"{column}: test {number} lacks an input or an output")
         pairs.append((_stream(test["input"], column), _stream(test["output"], column)))
     return tuple(pairs)
 
@@ -105,7 +105,7 @@ def _texts(row: Mapping[str, Any], name: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise CannotJudge(f"{name}: not a list of texts")
+        raise CannotJudge(f"{name}: not a list of strings")
     return value
 
 

@@ -107,7 +107,9 @@ class CodeScorer:
         share = min(num_passed / num_tests, 1.0) if num_tests else 0.0
         words = [*map(str, outcome["failures"])]
         if weaker:
-            words.append(f"weaker mode: objects of the program's own types decided ({', '.join(weaker)[:100]})")
+            words.append(
+                f"weaker mode: the verdict depends on objects of the program's own types ({', '.join(weaker)[:100]})"
+            )
         return {
             "value": share if self._options.partial_credit else float(is_correct),
             "correct": float(is_correct),

@@ -76,6 +76,8 @@ def _task_of(place: bytes) -> tuple[Any, dict[str, Any]]:
     try:
         return entry_at(msgspec.json.decode(place, type=TaskOrigin))
     except msgspec.MsgspecError as error:
-        raise CannotJudge(f"the row names no task of reasoning-gym ({error}): its generator adds that") from error
+        raise CannotJudge(
+            f"the row names no reasoning-gym task ({error}): the generator of the rows adds it"
+        ) from error
     except UserError as error:
         raise CannotJudge(str(error)) from error

@@ -63,7 +63,7 @@ class HttpScorer:
         reply = self._decoded(self._endpoint.post(question))
         if taken := sorted({"value", "remark", "correct"} & set(reply.components)):
             raise CannotJudge(
-                f"{shown(self._options.url)} names a component `{taken[0]}`, which has a field of its own"
+                f"{shown(self._options.url)} returned a component named `{taken[0]}`, which is a reserved name"
             )
         return {
             **reply.components,

@@ -36,9 +36,9 @@ class RewardModelScorer:
         self._is_per_token = check_folder(options.path, options.label).is_per_token
         if self._is_per_token and options.step_separator is None:
             raise UserError(
-                "the model scores tokens: which of them?",
+                "the model scores tokens, and step_separator is not set",
                 where="reward scorer reward_model",
-                remedy="step_separator: the text that ends each step",
+                remedy="set step_separator to the text that ends each step",
             )
         self._template = SampleTemplate(options.template) if options.template is not None else None
         self.version = f"1/{_digest(options)}"
@@ -57,7 +57,7 @@ class RewardModelScorer:
         if self._model is None:
             self.warm_up()
         if len(sample.response) > MAX_ANSWER_CHARS:
-            raise CannotJudge(f"an answer of {len(sample.response)} characters")
+            raise CannotJudge(f"the answer has {len(sample.response)} characters, more than {MAX_ANSWER_CHARS}")
         ends = self._ends_of_steps(sample.response)
         if self._is_per_token:
             items = [self._item(sample, sample.response, ends)]
@@ -100,7 +100,7 @@ class RewardModelScorer:
             return Item(text=self._template.fill(sample, MAX_ANSWER_CHARS), answer=response, ends=ends)
         prompt = prompt_of(sample.row)
         if prompt is None:
-            raise CannotJudge("the row has neither `prompt` nor `messages`; give template")
+            raise CannotJudge("the row has neither `prompt` nor `messages`; set template")
         messages = sample.row.get("messages")
         if not isinstance(messages, list) or isinstance(sample.row.get("prompt"), str):
             messages = [{"role": "user", "content": prompt}]

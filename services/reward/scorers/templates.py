@@ -30,7 +30,7 @@ class SampleTemplate:
         try:
             return self._template.render(names)
         except UndefinedError as error:
-            raise CannotJudge(f"the row lacks what the template names: {error}") from error
+            raise CannotJudge(f"the row lacks a field that the template uses: {error}") from error
         except FILLING_ERRORS as error:
             raise CannotJudge(f"the template fails on this row ({type(error).__name__}: {error})") from error
 

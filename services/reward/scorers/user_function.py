@@ -111,10 +111,10 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     where = f"reward scorer {name}"
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise UserError("is neither a scorer nor module:function", where=where)
+        raise UserError("is neither a built-in scorer nor of the form module:function", where=where)
     function = import_object(name, where)
     if not callable(function):
-        raise UserError(f"{function_name} of module {module_name} cannot be called", where=where, remedy=EXPECTED)
+        raise UserError(f"{function_name} of module {module_name} is not callable", where=where, remedy=EXPECTED)
     _check_signature(function, where, options)
     return function
 

@@ -203,7 +203,9 @@ def test_file_is_replaced_whole_also_over_what_was_left_half_written(tmp_path: P
 
 def test_pyzmq_without_curve_is_the_users_to_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda name: name != "curve")
-    with pytest.raises(UserError, match="this pyzmq has no CURVE -> install the pyzmq wheel from PyPI"):
+    with pytest.raises(
+        UserError, match="the installed pyzmq was built without CURVE -> install the pyzmq wheel from PyPI"
+    ):
         make_key_pairs(tmp_path / "keys")
     assert not (tmp_path / "keys").exists()
 

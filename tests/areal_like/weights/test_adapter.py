@@ -29,5 +29,5 @@ def test_names_of_both_parts_are_read_back(weight: str) -> None:
     ],
 )
 def test_another_name_is_refused_with_it(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} is no tensor of a LoRA adapter"):
+    with pytest.raises(ValueError, match=f"^{name} is not the name of a LoRA adapter tensor"):
         own_name(name)

@@ -155,14 +155,14 @@ def test_places_are_gaps_or_a_bitmap_or_all_items_and_blocks_follow_one_another(
         ([block(ALL, 1, 9, 9, STEP_UP * 9), block(GAPS, 1, 1, 0)], "does not fit its tensor"),
         ([block(GAPS, 1, 8, 9)], "does not fit its tensor"),
         ([block(GAPS, 1, 0, 0), block(ALL, 1, 9, 9, STEP_UP * 9)], "does not fit its tensor"),
-        ([block(3, 1, 9, 0)], "of unknown form"),
-        ([block(ALL, 1, 9, 8, STEP_UP * 8)], "of unknown form"),
-        ([block(GAPS, 1, 8, 0)], "a delta of 8 items for a tensor of 9"),
-        ([block(GAPS, 1, 9, 1, bytes([9]), b"\0", b"\0", b"\0", STEP_UP)], "outside"),
-        ([block(BITMAP, 1, 9, 1, bytes([0b11000000, 0]), STEP_UP)], "outside"),
-        ([block(BITMAP, 1, 9, 2, bytes([0b10000000, 0]), STEP_UP * 2)], "outside"),
-        ([block(BITMAP, 1, 9, 1, bytes([0b10000000]), STEP_UP)], "another size"),
-        ([block(ALL, 1, 9, 9, STEP_UP * 8)], "another size"),
+        ([block(3, 1, 9, 0)], "unknown encoding"),
+        ([block(ALL, 1, 9, 8, STEP_UP * 8)], "unknown encoding"),
+        ([block(GAPS, 1, 8, 0)], "the delta has 8 items, but the tensor has 9"),
+        ([block(GAPS, 1, 9, 1, bytes([9]), b"\0", b"\0", b"\0", STEP_UP)], "invalid positions"),
+        ([block(BITMAP, 1, 9, 1, bytes([0b11000000, 0]), STEP_UP)], "invalid positions"),
+        ([block(BITMAP, 1, 9, 2, bytes([0b10000000, 0]), STEP_UP * 2)], "invalid positions"),
+        ([block(BITMAP, 1, 9, 1, bytes([0b10000000]), STEP_UP)], "the wrong size"),
+        ([block(ALL, 1, 9, 9, STEP_UP * 8)], "the wrong size"),
     ],
 )
 def test_blocks_that_do_not_fit_their_tensor_are_refused(blocks: list[bytes], words: str) -> None:
@@ -181,7 +181,7 @@ def test_a_plane_that_claims_a_giant_size_is_refused_before_memory_is_taken():
     head = delta._HEAD.size + delta._LENGTH.size
     broken = blocks[: delta._HEAD.size] + delta._LENGTH.pack(len(bomb)) + bomb
     assert head < len(blocks)
-    with pytest.raises(WeightError, match="another size"):
+    with pytest.raises(WeightError, match="the wrong size"):
         apply_tensor(memoryview(broken), memoryview(bytearray(64)), "uint8")
 
 

@@ -227,6 +227,17 @@ def test_tensor_that_does_not_fit_its_shape_is_refused_before_anything_is_writte
     assert names(store) == set()
 
 
+def test_what_a_killed_publisher_left_is_removed_before_the_next_version_is_written(
+    store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = store.root / "v00000007-l0.weights.tmp"
+    left.write_bytes(b"half")
+    lay_out, seen = weight_store.lay_out, list[bool]()
+    monkeypatch.setattr(weight_store, "lay_out", lambda *parts: (seen.append(left.exists()), lay_out(*parts))[1])
+    store.publish(1, "l0", tensors())
+    assert seen == [False], "its room is free while the version is written"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_device_is_a_weight_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = WeightStore(tmp_path, "shm", keep=2)
@@ -272,7 +283,10 @@ def test_tensors_of_every_type_have_their_size_on_both_ends(tmp_path: Path, dtyp
         folder = WeightStore(tmp_path / kind, kind, keep=1)  # type: ignore[arg-type]
         _, read = open_payload(folder.publish(0, "l0", {"w": TensorBytes(dtype, (2, 3), memoryview(data))}))
         assert bytes(read["w"]) == data
-        with pytest.raises(ValueError, match="are not a contiguous"):
+        with pytest.raises(
+            ValueError,
+            match=f"expected {6 * item_bytes} contiguous bytes for .* got {6 * item_bytes - 1} contiguous bytes",
+        ):
             folder.publish(1, "l0", {"w": TensorBytes(dtype, (2, 3), memoryview(data[:-1]))})
 
 

@@ -138,7 +138,7 @@ def manifest(**changes: Any) -> WeightManifest:
 def test_manifest_is_checked_when_it_is_made() -> None:
     manifest()
     for changes, words in (
-        ({"version": -1}, "of version -1"), ({"payload": "a/p"}, "payload 'a/p'"), ({"payload": "/p"}, "payload '/p'"),
+        ({"version": -1}, "version -1"), ({"payload": "a/p"}, "payload 'a/p'"), ({"payload": "/p"}, "payload '/p'"),
         ({"num_bytes": 11}, "tensor w is outside the payload"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):

@@ -224,11 +224,11 @@ def test_frames_longer_than_a_piece_travel_in_pieces_behind_a_table(monkeypatch:
     assert [bytes(frame) for frame in joined] == frames
     assert joined[2] is pieces[4], "a frame that travelled whole is not copied"
     for broken, words in (
-        ([table, *pieces[:-1]], "do not fit their table"),
+        ([table, *pieces[:-1]], "do not match its table"),
         ([table, *pieces, b"x"], "more pieces than its table says"),
-        ([table, *pieces[1:], pieces[0]], "do not fit their table"),
-        ([table[:1], *pieces], "without a table"),
-        ([table[:1] + b"\xa1a", *pieces], "without a table"),
+        ([table, *pieces[1:], pieces[0]], "do not match its table"),
+        ([table[:1], *pieces], "no valid table"),
+        ([table[:1] + b"\xa1a", *pieces], "no valid table"),
     ):
         with pytest.raises(WireError, match=words):
             join(broken, limits)
@@ -245,7 +245,7 @@ def test_pieces_of_a_message_are_bounded_in_number_and_bytes(monkeypatch: pytest
         if is_taken:
             assert join(pieces, limits) == [b"abcdefgh"]
         else:
-            with pytest.raises(WireError, match="over the limit"):
+            with pytest.raises(WireError, match="exceeds the limit"):
                 join(pieces, limits)
     limits = WireLimits(max_frames=2, max_message_bytes=11)  # two frames, two pieces of them, and the table
     table = pieces[0][:1] + msgspec.msgpack.encode([0] * 4)

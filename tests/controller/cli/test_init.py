@@ -104,7 +104,7 @@ def test_name_that_no_module_may_have_becomes_one_and_is_said(
     assert main(["init", f"{stem}.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
     assert load_config(f"{stem}.yaml").config.reward.scorers[0].kind == f"{module}:score"
     assert f"from {module} import" in Path(f"test_{module}.py").read_text()
-    assert f"note: the scorer is called {module}, because `{stem}_reward` cannot be" in capsys.readouterr().out
+    assert f"note: the scorer is named {module}, because `{stem}_reward` cannot be" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [".yaml", " mine.yaml", "a\nb.yaml"])
@@ -148,7 +148,7 @@ def test_questions_that_are_left_end_in_one_sentence_with_the_flags(
     assert main(["init", "my job.yaml"]) == status
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
-    assert "nothing is written" in said
+    assert "no file was written" in said
     assert "areal-like init 'my job.yaml' --data train.jsonl --answer math|code|text" in said
     assert not Path("my job.yaml").exists()
 
@@ -158,7 +158,7 @@ def test_closed_input_is_the_same_as_no_terminal(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of `areal-like init <&-`
     assert main(["init", "mine.yaml"]) == 2
-    assert "--data: no file of rows is given" in capsys.readouterr().err
+    assert "--data: no data file is given" in capsys.readouterr().err
 
 
 def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
@@ -177,7 +177,7 @@ def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
 def test_nothing_is_overwritten_and_nothing_else_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_mine_reward.py").write_text("mine")
     assert main(["init", "mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 2
-    assert "test_mine_reward.py: exists already" in capsys.readouterr().err
+    assert "test_mine_reward.py: already exists" in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "test_mine_reward.py", "train.jsonl"]
 
 
@@ -191,8 +191,8 @@ def test_tiny_model_on_a_gpu_and_rows_without_a_name_are_refused(capsys: pytest.
     assert main(["init", "mine.yaml", "--data", "train.jsonl", "--hardware", "8gpu"]) == 2
     assert main(["init", "mine.yaml", "--model", "tiny"]) == 2
     said = capsys.readouterr().err
-    assert "the tiny model is for a CPU" in said
-    assert "no file of rows is given" in said
+    assert "the tiny model is only for a CPU" in said
+    assert "no data file is given" in said
     assert not Path("mine.yaml").exists()
 
 

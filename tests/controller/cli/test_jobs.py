@@ -102,7 +102,7 @@ def test_a_run_that_ended_early_goes_on_only_when_asked_and_then_without_the_rul
     assert jobs.resume(folder.root) == 0
     assert stretches[-1].config.early_stop is None, "also after a further stop"
     folder.write_state("finished")
-    with pytest.raises(UserError, match="start another with more steps"):
+    with pytest.raises(UserError, match="start another run with more steps"):
         jobs.resume(folder.root, past_early_stop=True)
 
 
@@ -429,7 +429,7 @@ def test_full_disk_is_reported_with_the_path_and_what_to_do(config, monkeypatch)
         raise OSError(28, "No space left on device", "/runs/x/metrics.jsonl")
 
     pretend(monkeypatch, serve)
-    with pytest.raises(OperationError, match=r"/runs/x/metrics.jsonl: No space left.* -> make room there"):
+    with pytest.raises(OperationError, match=r"/runs/x/metrics.jsonl: No space left.* -> free space there"):
         jobs.train(config)
 
 

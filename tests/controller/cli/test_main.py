@@ -107,7 +107,7 @@ class TestMistakes:
             (["train", "tiny.yaml", "data.train.path=rows.jsonl"], "no such file"),
             (["train", "tiny.yaml", "model.path=./no_model"], "no such folder"),
             (["train", "tiny.yaml", "staleness.max_staleness=-3"], "at least 0"),
-            (["train", "tiny.yaml", "group_size=1"], "group_size of 2"),
+            (["train", "tiny.yaml", "group_size=1"], "group_size to 2"),
             (["train", "tiny.yaml", "runs_dir=tiny.yaml/runs"], "is a file"),
             (["train", "tiny.yaml", "num_steps"], "key.path=value"),
             (["eval", "tiny.yaml"], "data.eval"),

@@ -11,6 +11,8 @@ import pytest
 from areal_like.errors import UserError
 from controller.cli import jobs, offline_jobs
 from controller.cli.main import main
+from controller.config import machine_gpus, model_folder
+from controller.preflight import machine
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime.offline_session import OfflineSession
 
@@ -51,6 +53,97 @@ def as_ended(status: Any) -> RunFolder:
     folder = RunFolder(Path("runs/job").resolve())
     folder.write_state(status)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus", "remedy"),
+    [
+        (["trainer={device: cuda, ranks: 2}"], 1, "trainer.ranks: 1, or trainer.device: cpu"),
+        (["trainer={device: 'cuda:3', ranks: 1}"], 2, "trainer.device: cpu"),
+        (["trainer={device: 'cuda:1', ranks: 2}"], 2, "trainer.ranks: 1, or trainer.device: cpu"),
+    ],
+)
+def test_ranks_without_a_gpu_each_are_refused(
+    sessions: list[OfflineSession],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: list[str],
+    num_gpus: int,
+    remedy: str,
+) -> None:
+    monkeypatch.setattr(machine, "count_gpus", lambda: num_gpus)
+    assert main(["sft", "job.yaml", *overrides]) == 2
+    assert not sessions
+    error = capsys.readouterr().err
+    assert f"but this machine has {num_gpus}" in error
+    assert remedy in error
+
+
+@pytest.mark.parametrize(("ranks", "device"), [(2, "cuda"), (3, "cpu")])
+def test_auto_takes_gpus_only_if_each_rank_gets_one(
+    sessions: list[OfflineSession], monkeypatch: pytest.MonkeyPatch, ranks: int, device: str
+) -> None:
+    monkeypatch.setattr(machine, "count_gpus", lambda: 2)
+    monkeypatch.setattr(machine_gpus, "usable_gpus", lambda: 2)
+    assert main(["sft", "job.yaml", f"trainer.ranks={ranks}"]) == 0
+    assert sessions[0]._config.trainer.device == device
+
+
+@pytest.mark.parametrize("command", ["validate", "sft"])
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model={path: /nope}"], "model.path: /nope: no such folder"),
+        (["model.init.model_type=qwen33"], "no causal language model of type `qwen33`"),
+        (["data.train=none.jsonl"], "none.jsonl: cannot be read"),
+    ],
+)
+def test_what_is_missing_is_found_before_a_run_folder_is_made(
+    sessions: list[OfflineSession],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    overrides: list[str],
+    words: str,
+) -> None:
+    assert main([command, "job.yaml", *overrides]) == 2
+    assert not sessions
+    assert words in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "sft"])
+def test_targets_of_an_adapter_are_compared_with_the_models_files(
+    sessions: list[OfflineSession],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (4, 4), "model.layers.0.self_attn.o_proj.weight": (4, 4)}
+    monkeypatch.setattr(model_folder, "problems_of", lambda path, tokenizer: ([], {}, True))
+    monkeypatch.setattr(model_folder, "tensor_shapes", lambda path: shapes)
+    words = ["model={path: /some}", "trainer.lora={rank: 2, targets: [q_prj]}"]
+    assert main([command, "job.yaml", *words]) == 2
+    assert "the model has no linear module q_prj -> did you mean q_proj?" in capsys.readouterr().err
+    assert main([command, "job.yaml", words[0], "trainer.lora={rank: 2, targets: [q_proj]}"]) == 0
+    assert len(sessions) == (command == "sft")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"prompt": "1", "chosen": "2", "rejected": "2"}', "rows.jsonl:1: `chosen` and `rejected` are equal"),
+        ('{"prompt": "1", "rejected": "2"}', "rows.jsonl:1: has no `chosen`"),
+        ('{"prompt": "1"}', "rows.jsonl:1: has no `completion`"),
+    ],
+)
+def test_validate_checks_rows_by_the_objective_that_their_columns_are_for(
+    sessions: list[OfflineSession], capsys: pytest.CaptureFixture[str], row: str, words: str
+) -> None:
+    Path("rows.jsonl").write_text(row + "\n")
+    assert main(["validate", "job.yaml"]) == 2
+    assert words in capsys.readouterr().err
+    Path("rows.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n')
+    assert main(["validate", "job.yaml"]) == 0
 
 
 def test_a_run_folder_says_what_it_trains_on_what(sessions: list[OfflineSession]) -> None:

@@ -105,13 +105,13 @@ def test_an_option_is_key_and_value(pair: str) -> None:
 
 def test_the_summary_counts_every_kind_and_names_the_first_fault() -> None:
     done = standing(num_rows=6, num_before=1)
-    done.totals.add(4, "timed_out", None, "math ran past 10 s")
+    done.totals.add(4, "timed_out", None, "math took longer than 10 s")
     done.totals.add(5, "invalid", None, "the line is empty")
     done.totals.add(6, "scored", 0.0, "")
     text = summary(done, Path("out.jsonl"))
     assert "6 of 6 rows have their verdict (1 of them from an earlier run), 2.5 rows/s" in text
     assert "mean value   0.7500 over the scored rows" in text
-    assert "first without a score: line 4: math ran past 10 s" in text
+    assert "first row without a score: line 4: math took longer than 10 s" in text
     assert "crashed" not in text
     assert text.endswith("verdicts: out.jsonl\n")
     assert "mean value" not in summary(standing(0), Path("out.jsonl"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from made_adapter import UP, adapter_in
 
 from areal_like.errors import UserError
 from areal_like.serve_files import ServeSpec
@@ -76,9 +77,16 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
         (["models/base"], "error: models/base: its tokenizer has no chat template"),
         (["models/mine", "--host", "0.0.0.0"], "--host: 0.0.0.0 is reachable from other machines, and there is no key"),
         (["models/mine", "--port", "65536"], "'65536' is not a port"),
-        (["models/mine", "--max-context", "1"], "'1' tokens leave no room for a prompt and an answer"),
-        (["models/mine", "--temperature", "-1"], "'-1' is not a temperature"),
+        (["models/mine", "--max-context", "1"], "'1' tokens are too few for a prompt and an answer"),
+        (["models/mine", "--temperature", "-1"], "'-1' is not a number from 0"),
         (["models/mine", "--key-file", "none.txt"], "error: --key-file: none.txt cannot be read"),
+        (["models/mine", "--adapter", "sql"], "'sql' is not NAME=FOLDER"),
+        (["models/mine", "--adapter", "sql=none"], "none: no such folder -> give the folder of an adapter"),
+        (["models/mine", "--adapter", "mine=sql"], "--adapter: mine is the name of the base in requests"),
+        (["models/mine", "--adapter", "policy=sql"], "--adapter: policy is the name of the base in requests"),
+        (["models/mine", "--adapter", "a=sql", "--adapter", "a=sql"], "--adapter: two adapters have the name a"),
+        (["models/mine", "--adapter", "a=dora"], "adapter_config.json: use_dora is true, which is not supported"),
+        (["models/mine", "--adapter", "a=sql"], f"the base has no linear module {UP}"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(
@@ -90,6 +98,8 @@ def test_a_mistake_is_one_line_and_starts_nothing(
     monkeypatch.setattr(module, "run_module", lambda *_: pytest.fail("nothing is prepared"))
     model_in(Path("models/mine"))
     model_in(Path("models/base"), template="")
+    adapter_in(Path("sql"))
+    adapter_in(Path("dora"), use_dora=True)
     (model_in(Path("models/cut")) / "model.safetensors").write_bytes(b"short")
     try:
         status = main(["serve", "--port", "0", *words])
@@ -129,7 +139,7 @@ def test_the_key_is_that_of_the_file_else_of_the_environment_else_a_random_one(
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "\n"])
 def test_a_key_that_no_header_can_carry_is_refused(key: str, tmp_path: Path) -> None:
     (file := tmp_path / "key").write_text(key)
-    with pytest.raises(UserError, match=r"one word of ASCII|is empty"):
+    with pytest.raises(UserError, match=r"printable ASCII characters|is empty"):
         key_of(arguments("m", "--key-file", str(file)))
 
 
@@ -197,7 +207,17 @@ def test_arguments_count_more_than_the_run_s_configuration(tmp_path: Path, monke
     assert order.name == "n"
 
 
+def test_adapters_are_passed_to_the_server_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module.model_folder, "tensor_shapes", lambda path: {f"{UP}.weight": (6, 4)})
+    for name in ("sql", "chat"):
+        adapter_in(tmp_path / name)
+    order = order_of(tmp_path, monkeypatch, "--adapter", "one=sql", "--adapter", f"two={tmp_path / 'chat'}")
+    assert order.adapters == {"one": str(tmp_path / "sql"), "two": str(tmp_path / "chat")}
+    assert order.name == "first"
+
+
 def test_a_model_without_a_run_has_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_of(tmp_path, monkeypatch)
     assert (order.temperature, order.format, order.max_context, order.num_slots) == (1.0, None, 4096, 4)
-    assert order.max_new_tokens == 0
+    assert (order.max_new_tokens, order.adapters) == (0, {})

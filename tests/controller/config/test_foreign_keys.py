@@ -99,7 +99,7 @@ def test_a_whole_section_of_another_system_is_answered_key_by_key(tmp_path: Path
     ("typed", "words"),
     [
         ("actor_rollout_ref.actor.ppo_mini_batch_size", "the number of updates in a step"),
-        ("max_off_policy_threshold", "one less"),
+        ("max_off_policy_threshold", "set a value lower by 1"),
         ("loss_type", "constant with constant_divisor"),
     ],
 )

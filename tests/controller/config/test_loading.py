@@ -117,9 +117,9 @@ class TestOverrides:
         assert (loaded.config.staleness.max_staleness, loaded.config.rollout.interruption) == (1, "drain")
 
     def test_that_contradict_each_other_are_refused(self) -> None:
-        assert "mode sync means a staleness of 0" in problems("mode=sync", "staleness.max_staleness=3")[0]
-        assert "exclude each other" in problems("model.path=x", "model.init.model_type=qwen3")[0]
-        assert "exclude each other" in problems("data.train.path=x", "data.train.dataset=y")[0]
+        assert "mode sync requires a staleness of 0" in problems("mode=sync", "staleness.max_staleness=3")[0]
+        assert "are mutually exclusive" in problems("model.path=x", "model.init.model_type=qwen3")[0]
+        assert "are mutually exclusive" in problems("data.train.path=x", "data.train.dataset=y")[0]
 
     def test_path_replaces_init_and_generator(self) -> None:
         loaded = load("model.path=some/folder", "data.train.path=rows.jsonl")

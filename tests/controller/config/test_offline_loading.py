@@ -53,12 +53,15 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("trainer.ranks=2", "trainer.ranks: training from files runs in one process -> trainer.ranks: 1"),
+        (
+            "trainer={ranks: 2, backend: torch}",
+            "backend torch trains in one process, and trainer.ranks is 2 -> trainer.",
+        ),
         ("trainer.optimizer.learning_rate=1", "trainer.optimizer.learning_rate: no such key"),
         ("epochs=0", "epochs: must be greater than 0, not 0"),
         ("epochs=true", "epochs: must be a whole number, not true"),
         ("eval.every_steps=5", "eval.every_steps: there is nothing to evaluate on -> data.eval"),
-        ("model.tokenizer=from_model", "model.tokenizer: a model made from model.init brings no tokenizer"),
+        ("model.tokenizer=from_model", "model.tokenizer: a model made from model.init has no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
         ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
         ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> write {prompt} in it"),
@@ -73,9 +76,13 @@ def test_a_mistake_is_one_line_with_its_key(config: str, override: str, words: s
     assert words in str(refused.value)
 
 
+def test_one_rank_may_name_its_backend(config: str) -> None:
+    assert load_offline(config, ["trainer={ranks: 1, backend: torch}"]).config.trainer.backend == "torch"
+
+
 def test_a_mistake_in_the_file_has_its_line(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(CONFIG + "trainer:\n  ranks: 2\n")
-    with pytest.raises(ConfigError, match=r"job.yaml:5: trainer.ranks: training from files runs in one process"):
+    (tmp_path / "job.yaml").write_text(CONFIG + "trainer:\n  backend: torch\n  ranks: 2\n")
+    with pytest.raises(ConfigError, match=r"job.yaml:6: trainer.ranks.*: backend torch trains in one process"):
         load_offline(str(tmp_path / "job.yaml"))
 
 

@@ -107,6 +107,10 @@ def test_evaluation_samples_greedily_and_as_long_as_training_unless_reported() -
 def test_data_seed_is_the_runs_unless_given() -> None:
     assert make(seed=4).data_seed == 4
     assert make(seed=4, data={"train": {"path": "x"}, "seed": 0}).data_seed == 0
+    with pytest.raises(pydantic.ValidationError, match="greater than or equal to 0"):
+        make(data={"train": {"path": "x"}, "seed": -1})
+    with pytest.raises(pydantic.ValidationError, match="less than 9223372036854775808"):
+        make(data={"train": {"path": "x"}, "seed": 2**63})
 
 
 def test_a_name_may_look_like_a_number() -> None:

@@ -204,7 +204,7 @@ def test_a_state_that_just_fits_is_no_problem_and_the_remedy_names_ranks_that_ar
     assert problem_with(1e9, 16e9, backend="torch") is None
     found = problem_with(1e9, 15e9, backend="torch")
     assert found.keys == ("trainer.backend", "trainer.ranks", "model.path")
-    assert found.remedy == "trainer.backend: fsdp and trainer.ranks: 2 or more, or a smaller model"
+    assert found.remedy == "set trainer.backend: fsdp and trainer.ranks: 2 or more, or use a smaller model"
     assert "ranks: 4 or more" in problem_with(1e9, 4e9, backend="fsdp", ranks=2).remedy
     assert problem_with(1e9, 4e9, backend="fsdp", ranks=4) is None
     assert problem_with(300e9 / 16, None, backend="torch") is None

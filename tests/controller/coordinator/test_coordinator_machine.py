@@ -14,19 +14,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from real_ledger import apply_all, segment_of
+from real_cluster import RealCluster
 from schedules import FAULTLESS, FAULTS, random_settings, run_schedule
 from virtual_cluster import VirtualCluster
 
-from controller.coordinator.effects import Effect, PurgePayloads, SendBatch, SendLeases
 from controller.coordinator.events import StopRequested
 from controller.coordinator.settings import CoordinatorSettings
 from controller.ledger.audit import audit
-from controller.ledger.ledger import Ledger
 
 NUM_SCHEDULES = 2000
 
 
+@pytest.mark.thorough
 def test_thousands_of_random_schedules_keep_the_invariants_and_finish() -> None:
     ends = [run_schedule(seed).end for seed in range(NUM_SCHEDULES)]
     completed = sum(end is not None and end.status == "completed" for end in ends)
@@ -71,43 +70,6 @@ def test_a_stop_in_mid_run_ends_normally_and_a_resume_completes_it() -> None:
         cluster.restart()
         assert cluster.run_to_end().status == "completed"
         cluster.check_end()
-
-
-class RealCluster(VirtualCluster):
-    """The same, with the real ledger on disk in addition to the model; restarts read the real one."""
-
-    def __init__(self, *args: Any, folder: Path, **kwargs: Any) -> None:
-        self.folder = folder
-        self.real = Ledger(folder, segment_bytes=3000)
-        super().__init__(*args, **{**kwargs, "mirror": self._mirror})
-
-    def _mirror(self, entries: list[tuple[Effect, list[int] | None]]) -> None:
-        apply_all(self.real, entries)
-
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, PurgePayloads):
-            self.real.purge(effect.covered_step)
-        elif isinstance(effect, SendBatch):
-            samples = self.real.batch_samples(effect.groups)
-            assert [(s.group_id, s.sample_index) for s in samples] == [
-                (group.group_id, index) for group in effect.groups for index in group.sample_indices
-            ]
-            assert all(sample.reward is not None for sample in samples)
-        elif isinstance(effect, SendLeases):
-            for order in effect.leases:
-                if order.purpose == "train":
-                    facts = self.ledger.groups[order.group_id].samples.get(order.sample_index)
-                    expected = segment_of(facts.partial if facts else [])
-                    prefix = self.real.prefix(order.group_id, order.sample_index)
-                    assert prefix.tokens_R.tolist() == expected.tokens_R.tolist(), "tokens lost, repeated or swapped"
-                    assert prefix.versions_R.tolist() == expected.versions_R.tolist()
-        super()._carry_out(effect)
-
-    def restart(self, load: Any = None) -> None:
-        self.real.close()
-        self.real = Ledger(self.folder, segment_bytes=3000)
-        assert self.real.load() == self.ledger.load()
-        super().restart(self.real.load)
 
 
 def test_the_real_ledger_agrees_with_the_model_over_crashes_and_its_audit_is_clean(tmp_path: Path) -> None:

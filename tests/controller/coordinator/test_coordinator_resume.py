@@ -92,7 +92,7 @@ def test_a_trainer_that_restarts_replays_in_order_while_samples_go_on() -> None:
     lineage = only(effects, RecordLineage)
     assert (lineage.lineage, lineage.checkpoint_version, lineage.trainer_died) == ("l1", 2, "trainer: killed")
     assert "2 recorded batches are replayed" in only(effects, Note).text
-    assert "the trainer starts again from version 2" in desk.coordinator.waits()[0]
+    assert "the trainer restarts from version 2" in desk.coordinator.waits()[0]
     assert has(desk.finish(4, first=4), StoreFinished), "rollout has not stood still"
     assert not has(desk.publish(2), SendVersion), "workers are at version 4 and stay there"
     for step in (3, 4):
@@ -278,7 +278,7 @@ def test_at_most_two_periodic_evaluations_wait_and_the_oldest_is_dropped() -> No
     for version in range(1, 6):
         effects = desk.publish(version) + (desk.load("w0", 1) if version == 1 else [])
         dropped += [
-            (effect.version, "fall behind" in effect.reason) for effect in effects if isinstance(effect, EvalDropped)
+            (effect.version, "falling behind" in effect.reason) for effect in effects if isinstance(effect, EvalDropped)
         ]
         waiting = [job for job in desk.coordinator._state.evaluations.jobs if not job.workers]
         assert len(waiting) <= 2

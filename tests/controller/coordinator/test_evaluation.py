@@ -105,7 +105,7 @@ def test_a_rejected_row_has_no_value_and_another_reason_leases_it_again() -> Non
     desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "drain")
     assert rows(desk) == [0, 1]
     effects = desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "rejected", "too long")
-    assert notes(effects, "eval_rejected") == ["eval row 0: rejected: too long"]
+    assert notes(effects, "eval_rejected") == ["eval row 0 was rejected: too long"]
     assert rows(desk) == [1]
     effects = desk.give_back(desk.lease_of(1, purpose="eval"), 0, [], "rejected", "too long")
     assert only(effects, EvalDone).values == (None, None)
@@ -220,7 +220,9 @@ def test_an_evaluation_goes_from_a_worker_that_is_late_with_its_version_to_anoth
     (other,) = set(both) - {pinned}
     desk.load(other, 2)
     assert rows(desk) == []
-    assert notes(desk.tick(10.5), "quarantined") == [f"{pinned} cannot load version 2: it did not get it within 10 s"]
+    assert notes(desk.tick(10.5), "quarantined") == [
+        f"{pinned} cannot load version 2: it did not receive the version within 10 s"
+    ]
     desk.tick(1.0)
     assert eval_holders(desk) == {other: 3}
     desk.load(pinned, 2)

@@ -165,7 +165,7 @@ def test_a_run_without_workers_left_ends_with_a_reason() -> None:
     desk.lose("w0", is_permanent=True)
     end = only(desk.effects, EndRun)
     assert end.status == "failed"
-    assert "w0: gone" in end.reason
+    assert "w0: lost" in end.reason
 
 
 def test_a_lost_trainer_ends_the_run_as_failed() -> None:

@@ -61,7 +61,7 @@ def checkpoint(desk: Desk, version: int) -> tuple[bool, int | None]:
     """Whether it is recorded, and up to which step payloads may go."""
     effects = desk.do(CheckpointTaken(version=version, path=f"c{version}"))
     if not has(effects, RecordCheckpoint):
-        assert only(effects, Note).text == f"checkpoint {version} was reported out of order"
+        assert only(effects, Note).text == f"checkpoint {version} was reported twice or out of order"
         return False, None
     return True, only(effects, PurgePayloads).covered_step
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from desk import Desk, has, only
@@ -157,6 +159,15 @@ def test_failure_report_of_an_earlier_lineage_does_not_count_for_the_version_ann
     assert has(run.load("w0", 1), SendLeases)
 
 
+def test_damage_of_a_version_or_lineage_that_was_announced_before_is_not_written_again():
+    run = desk()
+    weights = run.coordinator._state.workers["w0"].weights
+    for stale in ({"announced": 0}, {"announced_lineage": "l1"}):
+        worker = SimpleNamespace(name="w0", weights=replace(weights, **stale))
+        assert not rewriting.damage_reported(run.coordinator._state, worker)
+    assert rewriting.damage_reported(run.coordinator._state, run.coordinator._state.workers["w0"])
+
+
 def test_failure_that_is_no_damage_is_not_written_again():
     run = desk()
     assert not has(run.fail("w0", 1), SendRewrite)
@@ -211,6 +222,6 @@ def notes(effects: list[Effect], kind: str) -> list[str]:
 def test_a_rewrite_and_its_failure_are_said():
     run = desk()
     assert notes(run.damaged("w0", 1), "rewrite") == [
-        f"version 1 is damaged for w0: the trainer writes it again (1 of {rewriting.MAX_REWRITES})"
+        f"w0 found version 1 damaged; the trainer writes it again (attempt 1 of {rewriting.MAX_REWRITES})"
     ]
     assert notes(run.rewritten(1, "disk full"), "rewrite_failed") == ["version 1 is not written again: disk full"]

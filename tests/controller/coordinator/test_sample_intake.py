@@ -58,14 +58,17 @@ def test_tokens_that_do_not_follow_what_is_known_are_not_stored(start: int) -> N
     assert stored(effects) == []
     if start > 0:
         note = only(effects, Note)
-        assert (note.kind, note.text) == ("gap", f"lease {desk.lease_of(0)} reports from token 3, but 2 are known")
+        assert (note.kind, note.text) == (
+            "gap",
+            f"lease {desk.lease_of(0)} reports from token 3, but only 2 tokens are known",
+        )
 
 
 def test_tokens_of_versions_that_decrease_are_not_stored() -> None:
     desk = running()
     assert only(report(desk, 0, [-1]), Note).kind == "refused"
     assert stored(report(desk, 0, [0, 2])) == [(0, 0, 2)]
-    assert only(report(desk, 2, [1, 2]), Note).text.endswith("tokens sampled below version 2")
+    assert only(report(desk, 2, [1, 2]), Note).text.endswith("tokens were sampled by a version older than 2")
     assert only(report(desk, 2, [3, 2]), Note).kind == "refused"
     assert stored(report(desk, 0, [0, 2, 2])) == [(2, 2, 1)], "the first of the part may be old where it is known"
     assert only(report(desk, 1, [2, 2, 1]), Note).kind == "refused"
@@ -99,7 +102,7 @@ def test_a_finished_sample_is_stored_as_reported_and_used_once() -> None:
     assert desk.coordinator.counts().samples_finished == 1
     assert not has(effects, SendCancel), "its worker has nothing left to cancel"
     again = desk.report(lease_id, group_id=0, worker=worker)
-    assert only(again, Note).text == f"{worker} reports lease {lease_id} again or too late"
+    assert only(again, Note).text == f"{worker} reported lease {lease_id} twice, or after the lease had ended"
     assert only(again, SendAck).lease_ids == (lease_id,)
     assert not has(again, StoreFinished)
     assert desk.coordinator.counts().samples_finished == 1
@@ -137,7 +140,9 @@ def test_a_sample_handed_back_normally_is_never_a_loss(reason: str) -> None:
 def test_a_sample_whose_answer_is_refused_was_lost_and_is_given_out_again() -> None:
     desk = running(max_sample_losses=1)
     first = desk.finish(0, first=-1, last=0)
-    assert only(first, Note).text.endswith("group 0 sample 0: sampled below its lease's minimum version 0")
+    assert only(first, Note).text.endswith(
+        "group 0 sample 0: sampled by a version older than its lease's minimum version 0"
+    )
     assert [(order.group_id, order.prefix_tokens) for order in leased(first)] == [(0, 0)]
     assert not has(first, StoreFinished)
     desk.finish(0, first=-1, last=0)

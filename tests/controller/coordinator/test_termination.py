@@ -88,7 +88,7 @@ def test_a_run_without_usable_workers_names_what_is_wrong_with_each() -> None:
     assert termination.no_workers_reason(state) == "", "one is still to come"
     add(state, "w1", is_present=False, is_gone=True)
     assert termination.no_workers_reason(state) == (
-        "no rollout worker is left for batch 1 (w0: bad checksum; w1: gone)"
+        "no rollout worker is left for batch 1 (w0: bad checksum; w1: lost)"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_version_on_its_way_is_waited_for_only_by_workers_that_are_there() -> 
     state.trainer.trained, state.trainer.sent = 0, 1
     assert termination.no_workers_reason(state) == ""
     add(state, "w0", is_present=False, is_gone=True)
-    assert "w0: gone" in termination.no_workers_reason(state)
+    assert "w0: lost" in termination.no_workers_reason(state)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def loading() -> Desk:
 def test_a_load_is_late_after_its_deadline_and_tried_again_after_the_retry_time() -> None:
     desk = loading()
     assert desk.tick(10.0) == []
-    assert only(desk.tick(0.5), Note).text == "w0 cannot load version 1: it did not get it within 10 s"
+    assert only(desk.tick(0.5), Note).text == "w0 cannot load version 1: it did not receive the version within 10 s"
     assert not has(desk.tick(3.9), SendVersion)
     assert only(desk.tick(0.1), SendVersion).version == 1
     assert only(desk.tick(10.5), Note).kind == "quarantined"
@@ -58,9 +58,9 @@ def test_a_load_is_late_after_its_deadline_and_tried_again_after_the_retry_time(
 def test_a_version_that_was_not_announced_is_not_taken_as_loaded_or_staged(version: int, lineage: str) -> None:
     desk = loading()
     loaded = desk.do(WorkerVersionLoaded(worker="w0", version=version, lineage=lineage))
-    assert only(loaded, Note).text == f"w0 loaded version {version} of lineage {lineage}"
+    assert only(loaded, Note).text == f"w0 unexpectedly loaded version {version} of lineage {lineage}"
     staged = desk.do(WorkerVersionStaged(worker="w0", version=version, lineage=lineage))
-    assert only(staged, Note).text == f"w0 staged version {version} of lineage {lineage}"
+    assert only(staged, Note).text == f"w0 unexpectedly staged version {version} of lineage {lineage}"
     (worker,) = desk.coordinator._state.workers.values()
     assert (worker.weights.version, worker.weights.state) == (0, VersionState.LOADING)
 
@@ -79,5 +79,5 @@ def test_a_late_report_of_an_older_version_takes_nothing_back_and_keeps_the_dead
 
 def test_a_failure_to_load_what_was_replaced_meanwhile_is_ignored() -> None:
     desk = loading()
-    assert only(desk.fail("w0", 0), Note).text == "w0 could not load version 0, superseded meanwhile"
+    assert only(desk.fail("w0", 0), Note).text == "w0 could not load version 0, which has been superseded"
     assert only(desk.fail("w0", 1), Note).text == "w0 cannot load version 1: bad checksum"

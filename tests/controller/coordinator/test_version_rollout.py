@@ -109,8 +109,8 @@ def test_a_worker_that_misses_the_deadline_is_quarantined_and_the_others_go_on()
     effects = desk.tick(10.5)
     notes = [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == "quarantined"]
     assert sorted(notes) == [
-        "w0 cannot load version 1: it did not swap it in within 10 s",
-        "w2 cannot load version 1: it did not get it within 10 s",
+        "w0 cannot load version 1: it did not load the version within 10 s",
+        "w2 cannot load version 1: it did not receive the version within 10 s",
     ]
     assert turns(effects) == ["w1"]
     desk.load("w0", 1)

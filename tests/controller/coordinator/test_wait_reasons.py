@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from desk import Desk, batch_of
 
+from controller.coordinator import wait_reasons
 from controller.coordinator.events import CheckpointTaken, RunStarted, StopRequested, TrainerRestarted, WorkerDraining
 
 STARTING = "all processes wait for the trainer to publish its starting version"
@@ -168,6 +171,15 @@ def test_an_evaluation_is_named_with_its_version_its_progress_and_its_workers() 
     assert waits(desk)[-1] == "baseline evaluation of version 0: 1 of 3 rows done, on no worker yet"
 
 
+@pytest.mark.parametrize(("trained", "base", "step"), [(0, 4, 5), (5, 4, 6)])
+def test_a_resumed_run_that_ends_names_the_step_after_its_checkpoint(trained: int, base: int, step: int) -> None:
+    trainer = SimpleNamespace(trained=trained, base=base, checkpoints={})
+    state = SimpleNamespace(trainer=trainer, ending=SimpleNamespace(last_step=6, reason="SIGINT"))
+    assert wait_reasons._ending(state) == [  # type: ignore[arg-type]
+        f"the run ends (SIGINT): waits for the trainer to finish step {step}"
+    ]
+
+
 def test_a_stopped_run_says_what_it_still_waits_for() -> None:
     desk = started(groups_per_step=1)
     desk.finish(0)
@@ -189,4 +201,4 @@ def test_a_trainer_that_starts_again_is_waited_for_with_its_version() -> None:
         desk.load("w0", step)
     batches = (batch_of(2, 1),)
     desk.do(TrainerRestarted(reason="killed", lineage="l1", checkpoint_version=1, batches=batches))
-    assert waits(desk)[0] == "the trainer starts again from version 1"
+    assert waits(desk)[0] == "the trainer restarts from version 1"

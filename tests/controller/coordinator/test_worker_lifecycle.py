@@ -51,7 +51,7 @@ def test_a_hello_read_after_its_process_is_gone_for_good_brings_no_worker_back()
     desk.join("w1")
     desk.lose("w0", is_permanent=True)
     effects = desk.join("w0")
-    assert only(effects, Note).text == "w0 sent Hello, but its process has ended"
+    assert only(effects, Note).text == "w0 registered, but its process has ended"
     assert not desk.coordinator._state.workers["w0"].is_present
     assert not has(desk.load("w0", 0), SendVersion)
     assert desk.held == {}, "a sample leased to it would wait until its group's timeout"

@@ -14,6 +14,7 @@ from report_run import report_run
 
 from areal_like.errors import UserError
 from controller.cli.main import main
+from controller.dashboard import command
 from controller.dashboard.access import TOKEN_VARIABLE, Access
 from controller.dashboard.command import checked, dashboard, greeting
 from controller.dashboard.server import Dashboard
@@ -33,6 +34,16 @@ def test_a_folder_that_is_none_and_one_that_is_a_run_are_refused_with_the_right_
     with pytest.raises(UserError, match=f"not a folder of runs.*areal-like dashboard {re.escape(str(tmp_path))}"):
         checked(str(folder.root))
     assert checked(str(tmp_path)) == tmp_path
+
+
+def test_a_page_without_its_files_is_not_served(tmp_path, monkeypatch):
+    def absent(name):
+        raise UserError(f"{name} is not installed")
+
+    monkeypatch.setattr(command, "asset", absent)
+    monkeypatch.setattr(command, "_serve", lambda *_: pytest.fail("it is served"))
+    with pytest.raises(UserError, match="is not installed"):
+        dashboard(str(tmp_path), port=0)
 
 
 def test_a_port_in_use_is_one_line_that_names_the_way_out(tmp_path, capsys):

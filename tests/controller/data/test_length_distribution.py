@@ -58,7 +58,7 @@ def test_the_shipped_distribution_has_a_mean_of_its_own_or_the_one_that_is_asked
 
 
 def test_a_run_gives_the_lengths_of_the_samples_that_its_steps_used(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the ledger cannot be read: there is none"):
+    with pytest.raises(UserError, match="the ledger cannot be read: the file is missing"):
         parse_lengths(str(tmp_path), cap=50)
     with Ledger(tmp_path, run_id="r") as ledger:
         ledger._db.execute("INSERT INTO groups VALUES (3, 0, 1, 1, 'live', '', '', NULL, NULL, NULL)")

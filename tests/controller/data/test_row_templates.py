@@ -67,7 +67,7 @@ def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     ("train", "words"),
     [
         ({"template": "{{ text"}, "is not a valid Jinja template"),
-        ({"template": "{{ text }}", "columns": {"prompt": "text"}}, "makes the prompt, and so does"),
+        ({"template": "{{ text }}", "columns": {"prompt": "text"}}, "defines the prompt, and so does"),
     ],
 )
 def test_a_template_that_cannot_work_is_reported_before_the_rows_are_read(train: dict[str, Any], words: str) -> None:

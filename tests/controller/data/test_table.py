@@ -126,7 +126,7 @@ class TestColumns:
             ({"prompt": [], "answer": "1"}, "is empty"),
             ({"prompt": [{"role": "user"}], "answer": "1"}, "role and content"),
             ({"prompt": "p", "answer": "1", "big": 2**70}, "64 bits"),
-            ({"prompt": "p\ud800", "answer": "1"}, "half a character"),
+            ({"prompt": "p\ud800", "answer": "1"}, "half of a surrogate pair"),
         ],
     )
     def test_bad_row_is_refused_with_its_line(self, tmp_path: Path, row: dict[str, Any], words: str) -> None:

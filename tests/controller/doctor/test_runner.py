@@ -65,7 +65,7 @@ def test_check_that_hangs_is_reported_and_the_others_are_not_held_up() -> None:
     hung, fine = run_checks(checks, Machine())
     release.set()
     assert (hung.finding.verdict, fine.finding.verdict) == ("problem", "ok")
-    assert "no answer within 0.05 s" in hung.finding.found
+    assert "no result within 0.05 s" in hung.finding.found
 
 
 def test_check_without_anything_to_say_has_no_line() -> None:
@@ -117,7 +117,7 @@ def _state(process: Path) -> str:
 
 @pytest.mark.processes
 def test_overdue_program_says_so() -> None:
-    assert Machine().run(["sleep", "60"], deadline_s=0.05).fault == "no answer within 0.05 s"
+    assert Machine().run(["sleep", "60"], deadline_s=0.05).fault == "no result within 0.05 s"
 
 
 @pytest.mark.processes
@@ -187,7 +187,7 @@ def test_remedies_go_by_the_last_words() -> None:
 
 LINES = [
     Line("Python", "Python", ok("3.11.7", version="3.11.7"), 0.1),
-    Line("torch", "devices", warning("CUDA does not answer", "restart the driver"), 0.2),
+    Line("torch", "devices", warning("CUDA does not respond", "restart the driver"), 0.2),
     Line("Sandbox", "bubblewrap", absent("not installed", "apt install bubblewrap"), 0.0),
 ]
 BAD = Line("Disk", "runs folder", problem("cannot be written " + "x" * 200, "name another", limit=float("inf")), 0.0)
@@ -231,7 +231,7 @@ def test_without_rich_the_lines_are_printed_plainly(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     page.show(LINES)
     text = capsys.readouterr().out
-    assert "warning  torch, devices: CUDA does not answer -> restart the driver" in text
+    assert "warning  torch, devices: CUDA does not respond -> restart the driver" in text
 
 
 def test_sizes_are_readable() -> None:
@@ -285,7 +285,7 @@ def test_real_command_finds_all_that_the_quickstart_needs(arguments: list[str], 
         findings = json.loads(done.stdout)["findings"]
         assert {entry["verdict"] for entry in findings} <= {"ok", "warning", "absent"}
         failed = [entry for entry in findings if "the check itself failed" in entry["found"]]
-        late = [entry for entry in failed if "no answer within" in entry["found"]]  # a busy machine is a warning
+        late = [entry for entry in failed if "no result within" in entry["found"]]  # a busy machine is a warning
         assert failed == late
         figures = {
             entry["data"]["key"] for entry in findings if entry["topic"] == "Benchmark" and "key" in entry["data"]

@@ -67,7 +67,7 @@ def test_an_admission_beyond_the_bound_is_found(copy: Path) -> None:
 
 
 def test_a_wrong_count_of_started_groups_is_found(copy: Path) -> None:
-    assert "bounded-admission: group 4 was admitted as number 2, recounted" in change(
+    assert "bounded-admission: group 4 was admitted as number 2, but the recount gives" in change(
         copy, "UPDATE groups SET started = 2 WHERE group_id = 4"
     )
 
@@ -115,11 +115,11 @@ ONE = f"(group_id, sample_index) IN (SELECT group_id, sample_index FROM samples 
     [
         ("UPDATE groups SET version = version + 1 WHERE group_id = 0", "stamped-versions: group 0 sample 0 is older than"),  # noqa: E501
         ("UPDATE groups SET seq = -1 WHERE group_id = 0", "exactly-once: group 0 was drawn before the run started"),
-        ("UPDATE samples SET group_id = 999 WHERE group_id = 0", "exactly-once: samples of group 999, which was never drawn"),  # noqa: E501
+        ("UPDATE samples SET group_id = 999 WHERE group_id = 0", "exactly-once: there are samples of group 999, which was never drawn"),  # noqa: E501
         (f"UPDATE samples SET num_tokens = num_tokens + 1 WHERE {ONE}", "exactly-once: group"),
         (f"UPDATE samples SET first_version = first_version + 1 WHERE {ONE}", "differ from what was recorded"),
         (f"UPDATE samples SET last_version = last_version + 1 WHERE {ONE}", "differ from what was recorded"),
-        ("UPDATE samples SET is_kept = 1 - is_kept WHERE group_id = 0", "samples (0, 1) of group 0, kept were []"),
+        ("UPDATE samples SET is_kept = 1 - is_kept WHERE group_id = 0", "samples (0, 1) of group 0, but [] were kept"),
         ("UPDATE groups SET step = 5 WHERE group_id = 0", "exactly-once: group 0 is assigned to step 5, which did not use it"),  # noqa: E501
         ("UPDATE groups SET fate = 'unknown' WHERE group_id = 0", "exactly-once: group 0 is unknown but was used by 1 steps"),  # noqa: E501
         ("UPDATE batches SET seq = -step", "was recorded before the run started"),
@@ -173,11 +173,11 @@ def in_flight(tmp_path: Path) -> Path:
     [
         (
             "DELETE FROM partials WHERE start = 0",
-            "exact-interruption: partial tokens of group 0 sample 0 have a gap at 0",
+            "exact-interruption: partial tokens of group 0 sample 0 have a gap at token 0",
         ),
         (
             "UPDATE partials SET start = 3 WHERE start = 2",
-            "exact-interruption: partial tokens of group 0 sample 0 have a gap at 2",
+            "exact-interruption: partial tokens of group 0 sample 0 have a gap at token 2",
         ),
         (
             "UPDATE partials SET num_tokens = 3 WHERE start = 0",
@@ -185,7 +185,7 @@ def in_flight(tmp_path: Path) -> Path:
         ),
         (
             "UPDATE partials SET group_id = 999",
-            "exactly-once: partial tokens of group 999 sample 0, which is not in flight",
+            "exactly-once: there are partial tokens of group 999 sample 0, which is not in flight",
         ),
         ("UPDATE groups SET fate = 'filtered' WHERE group_id = 0", "sample 0, which is not in flight"),
         (

@@ -24,6 +24,7 @@ from controller.coordinator.effects import DropGroup, FilterGroup, RecordEval, R
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.audit import audit
 from controller.ledger.ledger import LEDGER_FILE, Ledger, LedgerEntry, PurgeReport
+from tests.open_descriptors import open_below
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -324,12 +325,6 @@ def test_what_is_read_of_a_run_besides_its_samples(tmp_path: Path) -> None:
         assert ledger.turn_checkpoint(1, 0) is None
 
 
-def open_files(folder: Path) -> list[str]:
-    """Those of this process below a folder."""
-    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return [name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith(str(folder))]
-
-
 def test_a_closed_ledger_holds_no_file_open_and_leaves_no_log_to_its_readers(tmp_path: Path) -> None:
     filled(tmp_path)
     ledger = Ledger(tmp_path, cache_bytes=0)
@@ -340,7 +335,7 @@ def test_a_closed_ledger_holds_no_file_open_and_leaves_no_log_to_its_readers(tmp
     ledger.close()
     assert (tmp_path / f"{LEDGER_FILE}-wal").stat().st_size == 0
     reader.close()
-    assert open_files(tmp_path) == []
+    assert open_below(tmp_path) == []
 
 
 def test_a_ledger_that_cannot_be_opened_holds_no_file_open(tmp_path: Path) -> None:
@@ -349,4 +344,31 @@ def test_a_ledger_that_cannot_be_opened_holds_no_file_open(tmp_path: Path) -> No
         path.unlink()
     with pytest.raises(LedgerError) as refused:
         Ledger(tmp_path)
-    assert open_files(tmp_path) == [], refused.value
+    assert open_below(tmp_path) == [], refused.value
+
+
+def test_the_number_of_a_purged_file_is_not_used_by_a_later_session(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), finished(0, [0]), shipped(1, 0), checkpoint(1)])
+    with Ledger(tmp_path) as ledger:
+        assert ledger.purge(covered_step=1).num_files == 1
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([admit(1), finished(1, [0])])
+    assert [path.name for path in (tmp_path / "segments").iterdir()] == ["000002.seg"]
+
+
+def test_a_burst_that_fails_in_an_unexpected_way_is_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("no row")
+
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage()])
+        with monkeypatch.context() as patch:
+            patch.setattr("controller.ledger.transaction.read_fact", fail)
+            with pytest.raises(TypeError, match="no row"):
+                ledger.apply([admit(0), finished(0, [0])])
+        ledger.apply([admit(0), finished(0, [0])])
+        assert ledger.load().num_drawn == 1
+    assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == ["000001.seg", "000002.seg"]

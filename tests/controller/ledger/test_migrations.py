@@ -111,7 +111,9 @@ def test_a_newer_ledger_is_refused_untouched(tmp_path: Path) -> None:
     make_old(tmp_path / LEDGER_FILE)
     set_schema(tmp_path, str(SCHEMA_VERSION + 1))
     before = tables(tmp_path)
-    with pytest.raises(UserError, match=rf"schema {SCHEMA_VERSION + 1}, written by a newer version") as refused:
+    with pytest.raises(
+        UserError, match=rf"schema {SCHEMA_VERSION + 1}, written by a newer version of areal_like"
+    ) as refused:
         Ledger(tmp_path)
     assert "use the version of areal_like that wrote it" in str(refused.value)
     assert tables(tmp_path) == before

@@ -223,7 +223,7 @@ def test_a_newer_ledger_here_is_not_thrown_away_because_the_note_of_its_place_is
     (tmp_path / "run" / HOME_FILE).unlink()
     lost = home_of(tmp_path)
     with pytest.raises(
-        UserError, match=r"holds a newer ledger of this run \(3 facts\) than the run folder \(2\)"
+        UserError, match=r"holds a newer ledger of this run \(3 facts\) than the run folder \(2 facts\)"
     ) as raised:
         lost.open()
     assert raised.value.where == str(tmp_path / "run")

@@ -9,6 +9,7 @@ import pytest
 
 from areal_like.errors import UserError
 from controller.ledger.run_lock import LOCK_FILE, lock_folder, lock_holder
+from tests.open_descriptors import no_new_descriptors
 
 
 def test_holder_is_known_from_outside_until_it_lets_go(tmp_path: Path) -> None:
@@ -21,17 +22,16 @@ def test_holder_is_known_from_outside_until_it_lets_go(tmp_path: Path) -> None:
 
 
 def test_to_ask_takes_the_lock_from_nobody_and_leaves_nothing_open(tmp_path: Path) -> None:
-    num_open = len(os.listdir("/proc/self/fd"))
-    os.close(lock_folder(tmp_path))
-    for _ in range(3):
-        assert lock_holder(tmp_path) is None
-    lock = lock_folder(tmp_path)
-    for _ in range(3):
-        lock_holder(tmp_path)
-        with pytest.raises(UserError):
-            lock_folder(tmp_path)
-    os.close(lock)
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    with no_new_descriptors():
+        os.close(lock_folder(tmp_path))
+        for _ in range(3):
+            assert lock_holder(tmp_path) is None
+        lock = lock_folder(tmp_path)
+        for _ in range(3):
+            lock_holder(tmp_path)
+            with pytest.raises(UserError):
+                lock_folder(tmp_path)
+        os.close(lock)
 
 
 def test_number_of_an_earlier_holder_is_replaced_whole(tmp_path: Path) -> None:

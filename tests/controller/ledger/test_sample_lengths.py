@@ -198,7 +198,7 @@ def shifted(lengths: SampleLengths) -> Any:
 
 def test_the_diagnosis_warns_of_trained_answers_shorter_than_drawn_ones() -> None:
     found = diagnose(shifted(drawn_by(lambda rng, longest: longest > 120)))
-    (warning,) = [one for one in found if "shorter than those generated" in one.title]
+    (warning,) = [one for one in found if "shorter than generated ones" in one.title]
     assert warning.severity in ("warning", "bad")
     assert "samples stale (mean" in warning.detail
     assert "on_stale: wait" in warning.advice
@@ -206,7 +206,7 @@ def test_the_diagnosis_warns_of_trained_answers_shorter_than_drawn_ones() -> Non
 
 def test_the_diagnosis_says_nothing_of_a_shift_within_noise() -> None:
     found = diagnose(shifted(drawn_by(lambda rng, longest: rng.random() < 0.04)))
-    assert not [one for one in found if "than those generated" in one.title]
+    assert not [one for one in found if "than generated ones" in one.title]
 
 
 def test_the_page_shows_trained_against_drawn_lengths() -> None:

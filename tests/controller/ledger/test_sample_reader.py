@@ -14,6 +14,7 @@ import pytest
 
 from controller.ledger import sample_reader
 from controller.ledger.ledger import LEDGER_FILE, Ledger
+from controller.ledger.migrations import SCHEMA_VERSION
 from controller.ledger.sample_reader import SampleStats, Unreadable, read_samples
 
 
@@ -33,7 +34,10 @@ def changed(path: Path) -> Iterator[sqlite3.Connection]:
 
 def lineage(path: Path, group_size: int, name: str = "l0") -> None:
     with changed(path) as db:
-        db.execute("INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep', 1, NULL)", [name, group_size])
+        db.execute(
+            "INSERT INTO lineages VALUES (NULL, ?, 0, 1, ?, NULL, 'keep', 1, NULL, NULL, NULL, NULL)",
+            [name, group_size],
+        )
 
 
 def group(
@@ -252,7 +256,7 @@ def test_equal_rewards_without_a_number_are_no_equal_rewards(path: Path) -> None
 
 
 def test_a_file_that_is_not_there_or_no_ledger_is_unreadable_with_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match=r"^there is none$"):
+    with pytest.raises(Unreadable, match=r"^the file is missing$"):
         read_samples(tmp_path / "none", max_samples=1)
     (tmp_path / "other").write_text("something else" * 1000)
     with pytest.raises(Unreadable, match=r"^cannot be read "):
@@ -261,8 +265,10 @@ def test_a_file_that_is_not_there_or_no_ledger_is_unreadable_with_a_reason(tmp_p
 
 def test_another_schema_is_unreadable_with_its_number(path: Path) -> None:
     with changed(path) as db:
-        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema'")
-    with pytest.raises(Unreadable, match=r"^its schema is 7; this version of areal_like reads up to"):
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (str(SCHEMA_VERSION + 1),))
+    with pytest.raises(
+        Unreadable, match=rf"^its schema is {SCHEMA_VERSION + 1}; this version of areal_like reads up to"
+    ):
         read_samples(path, max_samples=1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from controller.ledger.segment_store import (
     unpack_segment,
 )
 from controller.ledger.trajectory_cache import _size
+from tests.open_descriptors import open_below
 
 PROMPT = np.arange(3, dtype=np.int32)
 IS_LINUX = sys.platform == "linux"
@@ -103,7 +103,7 @@ def test_why_a_sample_ended_is_kept(reason: FinishReason) -> None:
 
 def test_a_record_that_ended_in_no_known_way_is_refused() -> None:
     made = msgspec.structs.replace(trajectory(), finish_reason="vanished")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="ended by 'vanished'"):
+    with pytest.raises(ValueError, match="unknown finish reason of a trajectory: 'vanished'"):
         unpack_sample(pack_sample((made,), ""))
 
 
@@ -119,12 +119,8 @@ def names(folder: Path) -> list[str]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Files of the folder that this process has open; a deleted one too."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(descriptor))
-    return sorted(Path(target).name for target in found if target.startswith(str(folder)))
+    """Names of the folder's files that this process has open; a deleted one too."""
+    return sorted(Path(target).name for target in open_below(folder))
 
 
 def test_records_are_read_back_from_where_they_were_said_to_be(tmp_path: Path) -> None:
@@ -293,3 +289,28 @@ def test_a_segment_comes_back_as_it_was_and_bytes_that_are_none_are_refused() ->
 def test_a_sample_comes_back_with_how_it_ended(reason: FinishReason) -> None:
     made = Trajectory.from_prompt(PROMPT, segment_of([1]), reason)
     assert unpack_sample(pack_sample((made,), ""))[0][0].finish_reason == reason
+
+
+def test_the_number_of_a_purged_file_is_not_used_again(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path, segment_bytes=1000, fsync=False, used=7)
+    assert store.append(b"one").file == 8
+    store.flush()
+    assert SegmentStore(tmp_path, segment_bytes=1000, fsync=False, used=3).append(b"two").file == 9
+
+
+def test_a_reader_creates_no_folder_and_survives_a_purge(tmp_path: Path) -> None:
+    store = opened(tmp_path / "segments")
+    assert store.sizes() == {}
+    with pytest.raises(LedgerError, match="cannot read"):
+        store.read(Location(1, 0, 15))
+    assert not (tmp_path / "segments").exists()
+    (tmp_path / "000004.seg").symlink_to(tmp_path / "gone")
+    assert opened(tmp_path).sizes() == {}
+
+
+def test_a_size_beyond_the_file_reserves_no_memory(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    place = store.append(b"one")
+    store.flush()
+    with pytest.raises(LedgerError, match="the file ends too early"):
+        store.read(place._replace(size=1 << 50))

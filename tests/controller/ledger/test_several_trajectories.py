@@ -79,7 +79,9 @@ def test_a_ledger_of_the_schema_before_goes_on_and_its_samples_are_read(tmp_path
     filled(tmp_path, (trajectory_of([0, 0]),))
     db = sqlite3.connect(tmp_path / LEDGER_FILE)
     db.execute("ALTER TABLE lineages DROP COLUMN passes_per_batch")
-    db.execute("ALTER TABLE lineages DROP COLUMN least_groups")
+    for column in ("least_groups", "replay_groups", "replay_max_age", "replay_max_reuses"):
+        db.execute(f"ALTER TABLE lineages DROP COLUMN {column}")
+    db.execute("ALTER TABLE batches DROP COLUMN reused")
     db.execute("ALTER TABLE groups DROP COLUMN draw")
     db.execute("UPDATE meta SET value = '2' WHERE key = 'schema'")
     db.commit()
@@ -114,7 +116,7 @@ def test_a_trajectory_that_is_missing_is_found(tmp_path: Path) -> None:
     db.execute("UPDATE samples SET facts = ?", (msgspec.json.encode(facts | {"trajectories": 4}),))
     db.commit()
     db.close()
-    assert "exactly-once: group 0 sample 0 has 3 trajectories, 4 recorded" in audit(tmp_path).findings
+    assert "exactly-once: group 0 sample 0 has 3 trajectories, but 4 in its record" in audit(tmp_path).findings
 
 
 def test_staleness_counts_from_the_oldest_token_of_any_trajectory() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_adapter import UP, adapter_in
 from valid_config import make
 
 from areal_like.errors import UserError
@@ -48,10 +50,10 @@ def test_a_model_with_the_policys_tokenizer_is_fine_also_where_its_vocabulary_is
     [
         (
             {"vocab": {**VOCAB, "b": 3, "c": 2}, "vocab_size": 4},
-            "another tokenizer than the policy: they differ at token 2 ('b')",
+            "differs from the policy's at token 2 ('b')",
         ),
-        ({"vocab": [["<eos>", 0.0], ["a", -1.0]]}, "they differ at token 2 ('b')"),
-        ({"vocab_size": 2}, "has a vocabulary of 2, and the policy's tokenizer has token 2"),
+        ({"vocab": [["<eos>", 0.0], ["a", -1.0]]}, "differs from the policy's at token 2 ('b')"),
+        ({"vocab_size": 2}, "has a vocabulary of 2, but the policy's tokenizer has token 2"),
     ],
 )
 def test_a_model_with_another_tokenizer_or_vocabulary_is_refused(
@@ -61,6 +63,47 @@ def test_a_model_with_another_tokenizer_or_vocabulary_is_refused(
     (problem,) = said(config(policy, {"name": "judge", "path": str(judge)}))
     assert problem.startswith("rollout.models.0.path: ")
     assert words in problem
+
+
+def with_weights(place: Path, shape: list[int]) -> Path:
+    """Give a model one linear module, by its header."""
+    end = math.prod(shape)
+    header = json.dumps({f"{UP}.weight": {"dtype": "U8", "shape": shape, "data_offsets": [0, end]}}).encode()
+    (place / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * end)
+    return place
+
+
+def test_adapters_must_exist_be_of_a_supported_kind_and_fit_their_base(tmp_path: Path) -> None:
+    policy, judge = with_weights(folder(tmp_path / "policy"), [6, 4]), with_weights(folder(tmp_path / "judge"), [6, 5])
+    plain = {"name": "plain", "adapter": str(adapter_in(tmp_path / "plain"))}
+    dora = {"name": "dora", "source": "start", "adapter": str(adapter_in(tmp_path / "dora", use_dora=True))}
+    wrong = {"name": "wrong", "path": str(judge), "adapter": plain["adapter"]}
+    other = adapter_in(tmp_path / "other", modules={UP.replace("up", "gap"): (4, 6)})
+    assert said(config(policy, plain)) == []
+    found = said(
+        config(
+            policy, plain, dora, wrong, {**plain, "name": "none", "adapter": "none"}, {**plain, "adapter": str(other)}
+        )
+    )
+    assert found == [
+        f"rollout.models.1.adapter: {tmp_path / 'dora' / 'adapter_config.json'}: use_dora is true, which is not"
+        " supported -> merge the adapter into its base with peft, and use that model",
+        f"rollout.models.2.adapter: {tmp_path / 'plain'}: is for a base in which {UP} has 6 x 4 weights, but it has"
+        " 6 x 5 -> use the model that the adapter was trained on",
+        "rollout.models.3.adapter: none: no such folder -> give the folder of an adapter in peft's format",
+        f"rollout.models.4.adapter: {other}: the base has no linear module model.layers.0.mlp.gap_proj -> it has {UP}",
+    ]
+
+
+def test_the_modules_of_a_model_that_is_made_are_known(tmp_path: Path) -> None:
+    def of(modules: dict[str, tuple[int, int]], name: str) -> list[str]:
+        models = [{"name": "sql", "adapter": str(adapter_in(tmp_path / name, modules=modules)), "max_context": 32}]
+        return [str(problem) for problem in problems_of(make(rollout={"workflow": "my:Own", "models": models}), None)]
+
+    assert of({UP: (4, 6)}, "good") == []
+    (problem,) = of({"model.layers.99.mlp.up_proj": (4, 6)}, "bad")
+    assert problem.startswith("rollout.models.0.adapter: ")
+    assert "the base has no linear module model.layers.99.mlp.up_proj" in problem
 
 
 def test_a_teacher_needs_the_policys_tokenizer_and_context(tmp_path: Path) -> None:
@@ -74,7 +117,7 @@ def test_a_teacher_needs_the_policys_tokenizer_and_context(tmp_path: Path) -> No
     assert with_teacher("same") == []
     (problem,) = with_teacher("other", vocab={**VOCAB, "b": 3, "c": 2}, vocab_size=4)
     assert problem.startswith("trainer.teacher.path: ")
-    assert "another tokenizer than the policy" in problem
+    assert "differs from the policy's at" in problem
     (problem,) = with_teacher("short", positions=16)
     assert problem.startswith("rollout.engine.max_context")
     assert "teacher: " in problem
@@ -104,7 +147,7 @@ def test_a_tokenizer_made_in_code_is_compared_once_the_model_is_prepared(tmp_pat
     models = [{"name": "judge", "path": str(judge), "max_context": 32}]
     given = make(rollout={"workflow": "my:Own", "models": models})
     assert list(problems_of(given, None)) == []
-    with pytest.raises(UserError, match="another tokenizer than the policy: they differ at token 1") as caught:
+    with pytest.raises(UserError, match="differs from the policy's at token 1") as caught:
         check_tokenizers(given, prepared)
     assert caught.value.where == "rollout.models.0.path"
 

@@ -30,7 +30,7 @@ def config_of(folder: Path, workflow: str = "tools", **options: Any) -> RunConfi
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({}, "shows no known notation of tool calls"), ({"format": "hermess"}, "no chat format `hermess`")],
+    [({}, "has no known tool call format"), ({"format": "hermess"}, "no chat format `hermess`")],
 )
 def test_template_without_known_calls_and_a_wrong_name_are_refused(
     tmp_path: Path, options: dict[str, Any], words: str

@@ -71,9 +71,15 @@ def test_sound_setup_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"outside_model": 1, "vocab_size": 50}, "prompts contain tokens beyond the model's 50"),
-        ({"outside_tokenizer": 1, "tokenizer_size": 40}, "the model writes tokens beyond the tokenizer's 40"),
-        ({"are_stops_ordinary": True, "stop_tokens": ["7", "8"]}, "end of sequence is the ordinary token 7 8 in it"),
+        ({"outside_model": 1, "vocab_size": 50}, "prompts contain tokens beyond the model's vocabulary of 50"),
+        (
+            {"outside_tokenizer": 1, "tokenizer_size": 40},
+            "the model writes tokens beyond the tokenizer's vocabulary of 40",
+        ),
+        (
+            {"are_stops_ordinary": True, "stop_tokens": ["7", "8"]},
+            "end-of-sequence token is the ordinary token 7 8 in it",
+        ),
     ],
 )
 def test_tokenizer_that_is_not_the_models_is_named(facts: dict[str, Any], words: str) -> None:
@@ -91,14 +97,14 @@ def test_prompts_that_cannot_be_written_are_the_tokenizers_fault_only_where_none
     rejected = {1: "no token for `x`", 2: "too long"}
     finding = find(seen_of([], [], sampled={"rejected": rejected}))[0]
     assert (finding.kind, finding.sentence) == (
-        "tokenizer", "No prompt can be written with the tokenizer: no token for `x`.",
+        "tokenizer", "The tokenizer cannot encode any prompt: no token for `x`.",
     )  # fmt: skip
     assert kinds(seen_of(sampled={"rejected": rejected})) == []
 
 
 def test_rows_that_cannot_become_prompts_are_named_by_the_first_reason() -> None:
     finding = only(seen_of([], [], sampled={"rejected": {1: "too long", 2: "empty"}}))
-    assert (finding.kind, finding.sentence) == ("prompts", "No row can become a prompt: too long.")
+    assert (finding.kind, finding.sentence) == ("prompts", "No row can be turned into a prompt: too long.")
     assert kinds(seen_of(sampled={"rejected": {1: "too long"}})) == []
 
 
@@ -139,7 +145,7 @@ def test_token_that_half_of_the_answers_go_on_behind_is_named(passed: dict[str, 
     seen = seen_of(sampled={"passed_over": passed})
     assert kinds(seen) == (["end_of_sequence"] if is_named else [])
     if is_named:
-        assert "Answers go on behind <end>; only <eos> ends them." in only(seen).sentence
+        assert "Answers continue after <end>; only <eos> ends them." in only(seen).sentence
         assert "add the id of <end> to eos_token_id" in only(seen).remedy
     assert kinds(seen_of(sampled={"passed_over": passed}, is_untrained=True)) == []
 

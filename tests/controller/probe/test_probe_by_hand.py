@@ -164,7 +164,7 @@ def test_probe_without_another_of_its_processes_fails_and_leaves_nothing(
 def test_rewards_of_other_services_are_left_out(processes: Processes, tmp_path: Path) -> None:
     seen, notes = looked(config_of(tmp_path, 'reward.addresses=["tcp://10.0.0.1:5000"]'))
     assert (seen.verdicts, seen.gold) == ([], [])
-    assert notes == ["rewards are left out: separate services score the answers (reward.addresses)"]
+    assert notes == ["rewards are not computed: separate services score the answers (reward.addresses)"]
     assert len(seen.trainer_logprobs) == 4
 
 
@@ -198,9 +198,9 @@ def test_sixteen_bit_arithmetic_on_either_side_widens_the_limit(
     assert looked(config_of(tmp_path, *overrides))[0].is_half is is_half
 
 
-WORKFLOW_NOTE = "a probe does not run rollout.workflow, only its first prompt"
+WORKFLOW_NOTE = "a probe does not run rollout.workflow; it only samples answers to the first prompt of each episode"
 FEW_NOTE = (
-    "this is the model before its warm start, so few rewards or none are expected: `--warm-start` makes the supervised "
+    "this is the model before its warm start, so few rewards or none are expected: `--warm-start` runs the supervised "
     "steps first, and a model that an earlier run has warm-started is used as it is"
 )
 
@@ -246,4 +246,4 @@ def test_model_that_an_earlier_run_has_warm_started_is_used_as_it_is(
 def test_rewards_of_a_workflow_of_several_turns_are_left_out(processes: Processes, tmp_path: Path) -> None:
     seen, notes = looked(load_config("guess_number", [f"runs_dir={tmp_path}", "warm_start=null"]).config)
     assert (seen.verdicts, seen.gold) == ([], [])
-    assert notes == [f"rewards are left out: {WORKFLOW_NOTE}"]
+    assert notes == [f"rewards are not computed: {WORKFLOW_NOTE}"]

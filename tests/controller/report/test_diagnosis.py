@@ -131,7 +131,7 @@ def test_cores_that_are_all_at_work_are_named_as_the_limit_with_whom_they_work_f
     full = verdict(pulses=pulse_rows(cores=2.0, used=used, **NO_OVERLAP)).detail
     assert "of 2 of them 1.95 were at work on average (trainer 0.95, rollout-0 0.80, " in full
     assert "cores are the limit" not in verdict(pulses=pulse_rows(cores=3.0, used=used, **NO_OVERLAP)).detail
-    assert "2.0 of 3 cores at work" in verdict(pulses=pulse_rows(cores=3.0, used=used)).title
+    assert "2.0 of 3 cores in use" in verdict(pulses=pulse_rows(cores=3.0, used=used)).title
     pulses = pulse_rows(cores=2.0, used=used, **NO_OVERLAP)
     elsewhere = diagnose(made_run(pulses=pulses, settings=config(launch__kind="ray")))[0]
     assert "cores are the limit" not in elsewhere.detail, "the processes are on several machines"
@@ -217,9 +217,9 @@ def test_slots_half_empty_while_the_trainer_waits_ask_for_a_looser_bound_not_for
 def test_too_many_workers_says_how_many_would_do_and_that_more_age_does_not_help():
     run = made_run(pulses=pulse_rows(**TOO_MANY, workers=4), settings=config(rollout__num_workers=4))
     found = diagnose(run)[0]
-    assert found.title.endswith("there are more rollout workers than it needs")
+    assert found.title.endswith("there are more rollout workers than the trainer needs")
     assert "rollout.num_workers: 1 instead of 4 would be enough" in found.advice
-    assert "none lost with 1 rollout worker" in found.predicted
+    assert "no loss with 1 rollout worker" in found.predicted
 
 
 def test_single_worker_with_time_to_spare_is_healthy_where_two_are_one_too_many():
@@ -233,7 +233,7 @@ def test_slow_scores_are_distinguished_from_too_few_rollouts_with_scorer_share_a
     assert "mine:score" in found.title
     assert "% of the samples held by the workers wait for a score" in found.title
     assert "timed out" in found.detail
-    assert "not for lack of rollout workers" in found.detail
+    assert "the cause is not a lack of rollout workers" in found.detail
     assert "reward.log" in found.advice
 
 
@@ -309,7 +309,7 @@ def test_pace_counts_the_workers_that_were_there():
 def test_stale_groups_that_are_dropped_ask_for_waiting_or_a_looser_bound():
     summary = {"audit": "clean", "dropped_by_reason": {"stale": 300, "timeout": 20}, "groups_drawn": 2000}
     found = verdict(summary=summary, settings=config(staleness__on_stale="drop"))
-    assert found.title == "16 % of the groups drawn were dropped, most of them (300) as stale"
+    assert found.title == "16 % of the groups drawn were dropped; most common reason: stale (300)"
     assert "1.9 versions old on average where 2 are allowed, close to the bound" in found.detail
     assert "on_stale: wait" in found.advice
     assert "up to 19 % more batches" in found.predicted
@@ -365,19 +365,19 @@ def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path)
     swaps = [{"stage_s": 0.7, "pause_s": 0.01}] * 3
     assert verdict(swaps=swaps).title == "New weights take 70 % of a step to reach a rollout worker"
     found = verdict(folder=tmp_path, weight_dir=str(tmp_path / "weights"))
-    assert found.title == "Weights are transferred through the disk: there was no room in shared memory"
+    assert found.title == "Weights are transferred through the disk: shared memory had too little free space"
 
 
 def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_one():
     found = verdict(steps=step_rows(packing_efficiency=0.4))
     assert "only 40 % full" in found.title
-    assert found.predicted.startswith("At most 60 % off the trainer's time")
+    assert found.predicted.startswith("Saves at most 60 % of the trainer's time")
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=1.0)).severity == "good"
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=4.0, updates=4.0)).severity == "good"
 
 
 def test_damage_is_reported_with_what_can_still_be_said():
-    found = diagnose(made_run(problems=["ledger.sqlite: there is none"]))
+    found = diagnose(made_run(problems=["ledger.sqlite: the file is missing"]))
     assert found[0].severity == "good"
     assert found[1].severity == "warning"
     assert "ledger.sqlite" in found[1].detail

@@ -44,10 +44,10 @@ def test_failed_run_says_why_with_its_cause_in_the_first_line():
     ("reason", "cause"),
     [
         ("data.eval: no such file -> give its path", "mistake"),
-        ("trainer: /runs/a/checkpoints: No space left on device -> make room there", "disk"),
+        ("trainer: /runs/a/checkpoints: No space left on device -> free space there", "disk"),
         ("trainer: ended with signal 9", "process"),
         ("waited 600 s for any progress (trainer: waits for a batch) (expected from the processes named)", "stall"),
-        ("no rollout worker is left for batch 4 (rollout-0: gone)", "version"),
+        ("no rollout worker is left for batch 4 (rollout-0: lost)", "version"),
         ("32 groups in a row ended without a usable one (32 filtered); most were filtered (32): all equal", "signal"),
         ("32 groups in a row ended without a usable one (32 timeout); most were timeout (32): raise it", "lengths"),
         ("all of the first 8 prompts were rejected: too long", "prompts"),
@@ -99,10 +99,10 @@ def test_stopped_run_keeps_its_diagnosis_first():
 @pytest.mark.parametrize(
     ("words", "title", "cause"),
     [
-        ("crashed: its controller (process 7) is gone; its last message was 3 s ago",
-         "The run crashed after 20 of 40 steps: its controller (process 7) is gone", "controller"),
-        ("crashed: this machine was restarted since; it sent no message",
-         "The run crashed after 20 of 40 steps: this machine was restarted since", "machine"),
+        ("crashed: its controller (process 7) is no longer running; its last message was 3 s ago",
+         "The run crashed after 20 of 40 steps: its controller (process 7) is no longer running", "controller"),
+        ("crashed: this machine has been restarted since; it sent no message",
+         "The run crashed after 20 of 40 steps: this machine has been restarted since", "machine"),
     ],
 )  # fmt: skip
 def test_crash_says_what_is_gone(words, title, cause):

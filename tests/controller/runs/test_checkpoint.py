@@ -66,7 +66,7 @@ def test_controller_that_takes_no_request_is_reported_after_seconds(tmp_path, ca
     folder, controller, time = run(tmp_path)
     controller.takes = False
     assert checkpoint(folder, **time) == 1
-    assert "no answer within 10 s: the run is starting or ending" in capsys.readouterr().err
+    assert "no reply within 10 s: the run is starting or ending" in capsys.readouterr().err
     assert controller.now_s < 20.0
     assert not list(folder.requests.iterdir())
 
@@ -88,7 +88,7 @@ def test_run_on_another_machine_is_asked_and_named_where_it_does_not_answer(tmp_
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)
-    with pytest.raises(UserError, match="only a run in progress can save a checkpoint"):
+    with pytest.raises(UserError, match="name a run in progress: only such a run can save a checkpoint"):
         checkpoint(folder)
 
 
@@ -120,8 +120,8 @@ def test_newest_checkpoint_that_is_whole_and_that_the_ledger_knows_is_taken_and_
     damage(tmp_path / "checkpoints" / "step_000006")
     found = find_checkpoint(tmp_path, num_batches=7, ledger_seq=100)
     assert (found.version, found.path) == (4, tmp_path / "checkpoints" / "step_000004")
-    assert "step_000008 is left out: the ledger ends at step 7" in found.left_out[0]
-    assert "step_000006 is left out" in found.left_out[1]
+    assert "step_000008 is skipped: the ledger ends at step 7" in found.left_out[0]
+    assert "step_000006 is skipped" in found.left_out[1]
     assert "is damaged" in found.left_out[1]
 
 
@@ -145,9 +145,9 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
     one = folder.root / "checkpoints" / "step_000002"
     assert export(str(one), str(tmp_path / "c"), version=None, dtype="bfloat16", lora=None) == 0
     assert b'"dtype":"BF16"' in (tmp_path / "c" / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="no checkpoint of version 3 -> there are: 2, 4, 6"):
+    with pytest.raises(UserError, match="no checkpoint of version 3 -> available versions: 2, 4, 6"):
         export(str(folder.root), str(tmp_path / "d"), version=3, dtype=None, lora=None)
-    with pytest.raises(UserError, match="a checkpoint has one version"):
+    with pytest.raises(UserError, match="a checkpoint has only one version"):
         export(str(one), str(tmp_path / "d"), version=3, dtype=None, lora=None)
     with pytest.raises(UserError, match="--lora: the checkpoint holds a whole model"):
         export(str(one), str(tmp_path / "d"), version=None, dtype=None, lora="adapter")
@@ -171,7 +171,7 @@ def test_export_of_the_best_takes_the_one_that_is_kept_for_it(tmp_path, capsys):
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
-    with pytest.raises(UserError, match="this run has no complete checkpoint -> areal-like checkpoint makes one"):
+    with pytest.raises(UserError, match="this run has no complete checkpoint -> use areal-like checkpoint"):
         export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None, lora=None)
 
 
@@ -183,4 +183,4 @@ def test_import_refuses_what_is_a_checkpoint_or_nothing(tmp_path, capsys):
         import_model(str(tmp_path / "nowhere"), str(tmp_path / "a"))
     export(str(one), str(tmp_path / "hf"), version=None, dtype=None, lora=None)
     assert import_model(str(tmp_path / "hf"), str(tmp_path / "a")) == 0
-    assert "1 tensors, float32" in capsys.readouterr().out
+    assert "imported 1 tensors from " in capsys.readouterr().out

@@ -87,7 +87,7 @@ def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdraw
     folder = zoo.make_run(tmp_path, "running")
     seconds = iter(range(1000))
     assert drain(folder, "rollout-0", sleep=lambda _: None, clock=lambda: float(next(seconds))) == 1
-    assert "no answer" in capsys.readouterr().err
+    assert "no reply" in capsys.readouterr().err
     assert not list(folder.requests.iterdir())
 
 
@@ -95,7 +95,7 @@ def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdraw
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)
-    with pytest.raises(UserError, match="needs a run in progress"):
+    with pytest.raises(UserError, match="name a run in progress"):
         drain(folder, "rollout-0")
 
 
@@ -104,7 +104,7 @@ def test_a_run_from_files_refuses_requests_with_its_reason(tmp_path, command):
     folder, controller, time = run(tmp_path)
     state = json.loads(folder.state.read_text())
     folder.state.write_text(json.dumps({**state, "objective": "sft"}))
-    with pytest.raises(UserError, match="this run trains from files and takes no requests"):
+    with pytest.raises(UserError, match="this run trains from files and accepts no requests"):
         command(folder, **time)
     assert not controller.asked
 

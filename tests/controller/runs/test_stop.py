@@ -100,7 +100,7 @@ def test_run_ends_normally_and_is_reported(tmp_path, play, capsys):
     assert stop(folder, sleep=reaped(controller)) == 0
     assert controller.process.wait(300.0) == 0
     said = capsys.readouterr().out
-    assert "finishing the running step and saving" in said
+    assert "finishing the current step and saving" in said
     assert "stopped just now: SIGTERM" in said
     assert f"areal-like resume {folder.root}" in said
 
@@ -136,7 +136,7 @@ def test_timeout_is_status_1_and_says_that_it_still_runs(tmp_path, play, capsys)
     folder = zoo.make_run(tmp_path, "running")
     controller = play(folder, "deaf")
     assert stop(folder, timeout_s=0.3, sleep=reaped(controller)) == 1
-    assert "still runs after" in capsys.readouterr().err
+    assert "is still shutting down after" in capsys.readouterr().err
     assert controller.process.poll() is None
 
 

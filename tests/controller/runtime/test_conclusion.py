@@ -51,6 +51,9 @@ class Session:
         )
         monkeypatch.setattr(conclusion, "draw_report", lambda root: f"report of {root.name}")
         monkeypatch.setattr(conclusion, "audit", self.audit)
+        self.run_id, self.ledger = "r", SimpleNamespace(last_digest=b"\x07")
+        self.seals: list[tuple[str, str]] = []
+        monkeypatch.setattr(conclusion, "write_seal", self.seal)
         self.shares: dict[str, float] = {}
         monkeypatch.setattr(conclusion, "summary_shares", lambda folder, summary: self.shares)
 
@@ -59,6 +62,12 @@ class Session:
 
     def summary(self, counts: dict[str, Any], **facts: Any) -> dict[str, Any]:
         return {**counts, **facts}
+
+    def seal(self, folder: Any, *, run_id: str, last_digest: str) -> None:
+        assert folder is self.folder
+        self.seals.append((run_id, last_digest))
+        if run_id == "no room":
+            raise OSError("disk full")
 
     def audit(self, root: Path) -> Any:
         if self.findings == ["unreadable"]:
@@ -89,6 +98,21 @@ def test_a_completed_run_has_a_summary_on_disk_and_on_screen_and_a_report(
     assert capsys.readouterr().out == f"report of {name}\n\nnext: {name}, config.yaml\n"
 
 
+@pytest.mark.parametrize("status", ["completed", "exhausted", "stopped", "failed"])
+def test_every_ended_run_is_sealed_but_no_evaluation(session: Session, status: Any) -> None:
+    for session.run_id in ("r", "no room"):
+        if status == "failed":
+            with pytest.raises(OperationError):
+                session.conclude(Outcome(status, "disk full"))
+        else:
+            session.conclude(Outcome(status, "on request"))
+    assert session.seals == [("r", "07"), ("no room", "07")]
+    session.is_evaluation = True
+    if status != "failed":
+        session.conclude(Outcome(status, "on request"))
+    assert len(session.seals) == 2
+
+
 def test_the_summarys_shares_are_those_of_the_diagnosis(session: Session) -> None:
     session.shares = {"trainer_wait_share": 0.125}
     session.conclude(Outcome("completed", "all steps are done"), {"trainer_wait_share": 0.5, "groups": 3})
@@ -113,7 +137,7 @@ def test_a_failure_raises_what_ended_the_run_after_the_end_of_the_process_log(
         session.conclude(Outcome("failed", "trainer: killed", error))
     assert raised.value is error
     _, reason, place, tail = capsys.readouterr().out.splitlines()
-    assert (reason, place) == ("trainer: killed", f"--- end of {session.folder.logs / 'trainer.log'}")
+    assert (reason, place) == ("trainer: killed", f"--- last lines of {session.folder.logs / 'trainer.log'}")
     assert "words" in tail
     assert "\x1b" not in tail
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_the_ledger_does_not_lead_to_is_a_loss_and_set_aside_o
             continue
         said = case.check(accept_loss=True)
         assert words in said[0]
-        assert said[1].startswith(f"checkpoint {path.name} is set aside: ")
+        assert said[1].startswith(f"checkpoint {path.name} is set aside as ")
         assert [one.name for one in sorted(case.folder.checkpoints.iterdir())] == ["set_aside", "step_000002"]
         (row,) = [row for row in read_jsonl(case.folder.metrics) if row["kind"] == "loss_accepted"]
         assert row["step"] == 4
@@ -205,7 +205,7 @@ def test_an_empty_ledger_is_a_loss_where_the_run_has_made_progress(tmp_path: Pat
 def test_recorded_checkpoints_of_which_none_is_there_are_a_loss(tmp_path: Path) -> None:
     case = Case(tmp_path).measured(4)
     case.ledger.apply([checkpoint(4)])
-    assert "records checkpoints up to version 4, and checkpoints/ has none" in case.refusal()
+    assert "records checkpoints up to version 4, but checkpoints/ has none" in case.refusal()
 
 
 def test_only_traces_of_work_make_a_ledger_necessary(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_only_traces_of_work_make_a_ledger_necessary(tmp_path: Path) -> None:
     case = Case.__new__(Case)
     case.folder = folder
     case.saved(2)
-    with pytest.raises(UserError, match="there are checkpoints, and without the ledger they cannot be resumed"):
+    with pytest.raises(UserError, match="there are checkpoints, but they cannot be resumed without the ledger"):
         refuse_absent_ledger(folder, ledger, accept_loss=True)
     ledger.touch()
     refuse_absent_ledger(folder, ledger, accept_loss=False)

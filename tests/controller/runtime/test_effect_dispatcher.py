@@ -109,9 +109,10 @@ class Bench:
         return lost
 
     def batch(self, effect: SendBatch, counts: str) -> Any:
-        sample = SimpleNamespace(trajectories=[SimpleNamespace(num_sampled=2), SimpleNamespace(num_sampled=3)])
+        trajectories = [SimpleNamespace(num_sampled=2), SimpleNamespace(num_sampled=3)]
+        new, old = (SimpleNamespace(trajectories=trajectories, is_reused=one) for one in (False, True))
         self.done.append(("batch", effect.step, counts))
-        return SimpleNamespace(position=SimpleNamespace(staleness=(0, 1)), samples=[sample, sample])
+        return SimpleNamespace(position=SimpleNamespace(staleness=(0, 1)), samples=[new, old, new])
 
     def handle(self, *metrics: dict[str, float]) -> list[tuple[Any, ...]]:
         """One burst, of as many events as there are metrics."""
@@ -257,7 +258,7 @@ def test_answers_to_the_first_rows_of_an_evaluation_are_measured_with_it() -> No
 
 def test_an_evaluation_that_is_given_up_is_said() -> None:
     assert Bench([EvalDropped(version=4, kind="periodic", reason="no worker")]).handle() == [
-        ("forget",), ("show", "evaluation of version 4 given up: no worker", "warning"),
+        ("forget",), ("show", "evaluation of version 4 was given up: no worker", "warning"),
     ]  # fmt: skip
 
 

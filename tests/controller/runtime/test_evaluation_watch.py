@@ -7,6 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from areal_like.metric_settings import BestSettings
 from controller.config.early_stop_settings import EarlyStopSettings
 from controller.runtime.evaluation_watch import EvaluationWatch, read_best
@@ -22,6 +25,12 @@ def checkpoint(run: Path, version: int) -> Path:
 
 def watch_of(run: Path, said: list[str], **changes: object) -> EvaluationWatch:
     return EvaluationWatch(run, **{"best": BestSettings(), "say": said.append, **changes})  # type: ignore[arg-type]
+
+
+def test_a_metric_has_a_name_of_at_least_one_character() -> None:
+    assert BestSettings(metric="f").metric == "f"
+    with pytest.raises(ValidationError):
+        BestSettings(metric="")
 
 
 def test_the_best_checkpoint_stays_when_the_trainer_removes_it(tmp_path: Path) -> None:

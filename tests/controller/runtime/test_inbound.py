@@ -53,7 +53,10 @@ def received(message: m.Message, *, evals: tuple[int, ...] = ()) -> InboundEvent
         (m.BatchRequest(step=5), BatchRequested(step=5)),
         (m.VersionRewritten(version=2, lineage="l1", manifest_path="/m", reason=LONG),
          VersionRewritten(version=2, lineage="l1", manifest_path="/m", reason=CUT)),
-        (m.CheckpointSaved(version=2, path="/c"), CheckpointTaken(version=2, path="/c")),
+        (
+            m.CheckpointSaved(version=2, path="/c", digest="0f" * 32),
+            CheckpointTaken(version=2, path="/c", digest="0f" * 32),
+        ),
     ],
     ids=lambda one: type(one).__name__,
 )  # fmt: skip

@@ -51,7 +51,7 @@ class Bench:
         )
 
     async def begin(self, loss: Loss) -> tuple[TrainerRestarted, list[str]]:
-        return RESTARTED, [f"{loss.name}: checkpoint 5 is left out"]
+        return RESTARTED, [f"{loss.name}: checkpoint 5 is skipped"]
 
     def start(self, work: Coroutine[Any, Any, None]) -> Any:
         self.started.append(work)
@@ -85,7 +85,7 @@ def test_a_trainer_within_its_budget_goes_on_from_its_checkpoint() -> None:
     (work,) = bench.started
     asyncio.run(work)
     assert bench.failed_checkpoints == ["the trainer died (killed)"]
-    assert bench.notes == [("trainer: checkpoint 5 is left out", "warning")]
+    assert bench.notes == [("trainer: checkpoint 5 is skipped", "warning")]
     assert bench.trainer.saved_version == 4
     assert bench.events == [RESTARTED]
 

@@ -95,7 +95,7 @@ def test_two_runs_that_want_the_same_model_at_once_make_it_once(tmp_path):
         made, found = await asyncio.gather(first.prepare(slow), second.prepare(idle))
         assert made.model_dir == found.model_dir
         assert (slow.num_starts, idle.num_starts) == (1, 0)
-        assert "another run prepares the same starting model" in second.shown.getvalue()
+        assert "another run is preparing the same starting model" in second.shown.getvalue()
 
     bounded(test())
 

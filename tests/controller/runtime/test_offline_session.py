@@ -32,13 +32,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-def session(folder: RunFolder, manner: str, monkeypatch: pytest.MonkeyPatch) -> OfflineSession:
+def session(folder: RunFolder, manner: str, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1) -> OfflineSession:
     monkeypatch.setenv("AREAL_FAKE", manner)
     config = OfflineConfig.model_validate(
         {
             "model": {"init": {"model_type": "qwen3"}},
             "data": {"train": "f"},
             "metrics": {"report": False, "display": "plain"},
+            "trainer": {"ranks": ranks},
         }
     )
     return OfflineSession(config, folder, "sft")
@@ -73,6 +74,17 @@ def test_each_bad_end_of_the_process_is_reported_and_recorded(
     assert state["status"] == "failed"
     assert words in state["reason"]
     assert json.loads(folder.status.read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("manner", ["notices", "hangs"])
+def test_a_lost_rank_ends_the_run_and_is_named(folder: RunFolder, manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline_session, "LOST_GRACE_S", 0.5)
+    with pytest.raises(ProcessDied, match=r"^process trainer-1 ended with status -9$"):
+        asyncio.run(session(folder, manner, monkeypatch, ranks=2).run())
+    assert folder.read_state()["status"] == "failed"
+    specs = [json.loads((folder.processes / f"{name}.json").read_text()) for name in ("trainer", "trainer-1")]
+    assert [(one["rank"], one["num_ranks"]) for one in specs] == [(0, 2), (1, 2)]
+    assert specs[0]["ranks_address"] == specs[1]["ranks_address"] != ""
 
 
 @pytest.mark.parametrize(("manner", "num_signals"), [("stops", 1), ("imports", 1), ("stays", 2)])

@@ -44,8 +44,11 @@ class PlayedLedger:
     def turn_checkpoint(self, group_id: int, sample_index: int) -> None:
         assert (group_id, sample_index) == (4, 1)
 
-    def batch_samples(self, groups: tuple[BatchGroup, ...]) -> tuple[m.BatchSample, ...]:
+    def batch_samples(
+        self, groups: tuple[BatchGroup, ...], reused: tuple[BatchGroup, ...]
+    ) -> tuple[m.BatchSample, ...]:
         assert [group.group_id for group in groups] == [4, 6]
+        assert [group.group_id for group in reused] == [3]
         return ()
 
 
@@ -140,8 +143,9 @@ def test_a_batch_carries_its_position_and_the_staleness_of_each_group() -> None:
     counts = Counts(
         drawn=50, consumed=20, filtered=3, dropped={"stale": 4, "timeout": 5}, running=1, ready=2, samples_finished=9,
     )  # fmt: skip
-    sent = bench.out.batch(SendBatch(step=10, lineage="l1", groups=groups, is_replay=True), counts)
-    position = m.RunPosition(ledger_seq=70, drawn=50, filtered=3, dropped=9, staleness=(0, 2))
+    reused = (BatchGroup(group_id=3, sample_indices=(0,), first_version=6),)
+    sent = bench.out.batch(SendBatch(step=10, lineage="l1", groups=groups, is_replay=True, reused=reused), counts)
+    position = m.RunPosition(ledger_seq=70, drawn=50, filtered=3, dropped=9, staleness=(0, 2, 3))
     assert sent == m.Batch(step=10, lineage="l1", samples=(), is_replay=True, position=position)
     assert bench.hub.sent == [("trainer", sent)]
 
@@ -179,7 +183,7 @@ def test_a_peer_out_of_reach_is_removed_and_a_rollout_worker_counts_as_lost(
     if role is not None:
         bench.hub.peers["one"] = SimpleNamespace(role=role, incarnation="a")
     bench.out.send("one", m.SaveCheckpoint(reason="asked"))
-    assert "one cannot be reached with SaveCheckpoint" in caplog.messages
+    assert "one is unreachable: SaveCheckpoint was not sent" in caplog.messages
     assert bench.hub.peers == {}
     assert bench.unreachable == ([] if role is None else ["one"])
     lost = WorkerLost(worker="one", reason="unreachable", incarnation="a", may_live=True)

@@ -25,7 +25,7 @@ def test_full_disk_is_said_with_the_file_and_the_way_to_go_on(number: int) -> No
     outcome = Outcome.of(OSError(number, "No space left on device", "/runs/x/ledger.sqlite"))
     assert outcome.status == "failed"
     assert outcome.reason == (
-        "/runs/x/ledger.sqlite: No space left on device -> make room there (areal-like doctor shows what is free), "
+        "/runs/x/ledger.sqlite: No space left on device -> free space there (areal-like doctor shows what is free), "
         "then areal-like resume"
     )
     assert isinstance(outcome.error, OperationError)

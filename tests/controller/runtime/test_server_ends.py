@@ -156,7 +156,7 @@ def test_trainer_that_dies_within_its_budget_goes_on_from_its_checkpoint_in_the_
             assert [(batch.step, batch.is_replay) for batch in second.batches] == [(1, True), (2, True), (3, False)]
             assert first.batches[0].samples[0].group_id == second.batches[0].samples[0].group_id
             assert {batch.lineage for batch in second.batches} == {"l1"}
-            assert "the trainer starts again from version 0, 2 recorded batches" in run.shown.getvalue()
+            assert "the trainer restarts from version 0, 2 recorded batches" in run.shown.getvalue()
             assert [row["step"] for row in run.rows("step")] == [1, 2, 3]
             (lost, *_) = run.rows("process")
             assert (lost["name"], lost["event"], lost["reason"]) == ("trainer", "lost", "ended with signal SIGKILL")
@@ -183,7 +183,7 @@ def test_other_processes_are_looked_after_while_the_checkpoint_of_a_dead_trainer
                 await until(lambda: "reward: out of memory; restarting it" in run.shown.getvalue())
                 assert not run.supervisor.renewed
                 is_read.set()
-                await until(lambda: "the trainer starts again from version 0" in run.shown.getvalue())
+                await until(lambda: "the trainer restarts from version 0" in run.shown.getvalue())
                 assert run.supervisor.renewed
                 for _ in range(2):
                     run.server.request_stop("enough")
@@ -405,7 +405,7 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
                 outcome = await run.go()
                 await run.server.farewell(0.2)
             assert isinstance(outcome.error, OperationError)
-            assert str(outcome.error).startswith("metrics.jsonl: No space left on device -> make room there")
+            assert str(outcome.error).startswith("metrics.jsonl: No space left on device -> free space there")
 
     bounded(test())
 

@@ -179,8 +179,8 @@ def test_a_lack_of_shared_memory_is_said_where_it_was_wanted(
     weights.is_full = True
     weights.open(place=place, shared_dir="/shared")
     assert weights.asked[0][1:3] == (asked, Path("/shared/r"))
-    words = f"no room in shared memory: weights are transferred through {tmp_path / 'weights'}"
-    assert [line for line in weights.done if "no room" in str(line)] == [(words, "warning")] * is_noted
+    words = f"too little free space in shared memory: weights are transferred through {tmp_path / 'weights'}"
+    assert [line for line in weights.done if "free space" in str(line)] == [(words, "warning")] * is_noted
 
 
 def test_a_reaper_that_cannot_be_started_keeps_no_run_from_starting(

@@ -39,8 +39,8 @@ def test_the_newest_checkpoint_that_is_whole_and_known_is_found_once_the_disk_is
     found = find_checkpoint(tmp_path, num_batches=3, ledger_seq=9)
     assert (found.version, found.path) == (2, Path("v2"))
     assert found.left_out == [
-        "checkpoint v4 is left out: the ledger ends at step 3",
-        "checkpoint v3 is left out: a file is missing",
+        "checkpoint v4 is skipped: the ledger ends at step 3",
+        "checkpoint v3 is skipped: a file is missing",
     ]
     assert done == ["repaired", ("v3", 9), ("v2", 9)]
 
@@ -48,7 +48,7 @@ def test_the_newest_checkpoint_that_is_whole_and_known_is_found_once_the_disk_is
 def test_without_a_usable_checkpoint_it_is_the_starting_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     on_disk(monkeypatch, v1="damaged")
     assert find_checkpoint(tmp_path, num_batches=3, ledger_seq=9) == Found(
-        0, None, ["checkpoint v1 is left out: damaged"]
+        0, None, ["checkpoint v1 is skipped: damaged"]
     )
 
 
@@ -113,7 +113,7 @@ def test_the_disk_is_looked_at_once_every_rank_is_gone(monkeypatch: pytest.Monke
 def test_a_disk_that_cannot_be_read_in_time_ends_the_restart_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_restart, "READ_S", 0.0)
     monkeypatch.setattr(trainer_restart, "_in_thread", lambda work: asyncio.Event().wait())
-    with pytest.raises(DeadlineExceeded, match="the newest whole checkpoint"):
+    with pytest.raises(DeadlineExceeded, match="the newest complete checkpoint"):
         asyncio.run(Bench().restart.begin(LOSS))
 
 

@@ -40,7 +40,7 @@ def test_stop_is_due_even_while_there_is_progress_and_not_postponed_by_asking_ag
     dog.stop_requested(1.0)
     dog.stop_requested(5.0)
     assert dog.look(5.9, "x", []) == ""
-    with pytest.raises(DeadlineExceeded, match="the running step and its checkpoint"):
+    with pytest.raises(DeadlineExceeded, match="the current step and its checkpoint"):
         dog.look(6.1, "y", [])
 
 

@@ -20,6 +20,7 @@ from areal_like.emulation.roofline import SHARES, Efficiencies, Measured, Roofli
 from areal_like.errors import UserError
 from controller.cli.main import main
 from controller.config.loading import load_config
+from controller.coordinator.replay_buffer import ReplayLimits
 from controller.data.length_distribution import parse_lengths
 from controller.simulate.calibrate import _training, calibrate, other_threads
 from controller.simulate.job import Job
@@ -67,6 +68,16 @@ def test_overlap_takes_the_longer_phase():
     assert found.trainer_wait_share == 0
     slow = replace(COSTS, train_step_s=0.1)
     assert World(job(mode="one_step_off"), slow, 1).run().step_s == pytest.approx(100 * STEP_S)
+
+
+def test_reused_groups_take_the_trainers_time_and_nobody_elses():
+    """Steps of eight groups that reuse four: half as many tokens again."""
+    costs = replace(COSTS, train_token_s=0.01, train_step_s=0.0)
+    replay = ReplayLimits(groups_per_step=4, max_age=99, max_reuses=99)
+    unbounded = job(max_staleness=None, on_stale="keep")
+    plain, found = (World(replace(unbounded, replay=one), costs, 4).run() for one in (None, replay))
+    assert found.step_s == pytest.approx(1.5 * plain.step_s, rel=0.02)
+    assert found.staleness == plain.staleness
 
 
 def test_every_drawn_token_of_a_used_group_is_counted_once():
@@ -357,7 +368,7 @@ def test_in_a_short_run_one_odd_batch_would_be_a_tenth(count, odd):
 
 
 def test_a_run_too_short_to_calibrate_with_says_so(tmp_path):
-    with pytest.raises(UserError, match="not enough was measured"):
+    with pytest.raises(UserError, match="too few measurements"):
         calibrate(report_run(tmp_path, num_steps=2), slots=4)
 
 
@@ -390,7 +401,7 @@ def test_json_has_one_object_a_variant(capsys):
     ("arguments", "words"),
     [
         (["--gpu", "h8"], "did you mean"),
-        (["--gpus", "1"], "are left for rollout"),
+        (["--gpus", "1"], "cannot be split into"),
         (["--gpus", "none"], "is not a whole number"),
         (["--rollout-share", "1.5"], "is not between 0 and 1"),
         (["--sweep", "gpus"], "names no values"),
@@ -400,13 +411,16 @@ def test_json_has_one_object_a_variant(capsys):
         *(
             (
                 ["--efficiency", f"{key}={value}"],
-                f"'{key}={value}' is not a share above 0 and at most 1 -> such as {key}=",
+                f"'{key}={value}' is not a share above 0 and at most 1 -> write, for example, {key}=",
             )
             for key in SHARES
             for value in ("0", "nan", "inf", "-0.1", "1.01", "much")
         ),
         *(
-            (["--efficiency", f"step_overhead_s={value}"], "is not a number of seconds, 0 or more -> such as step_over")
+            (
+                ["--efficiency", f"step_overhead_s={value}"],
+                "is not a number of seconds, 0 or more -> write, for example, ",
+            )
             for value in ("nan", "inf", "-1", "")
         ),
         (["--model", "32b", "--tp", "1", "--gpus", "8"], "GB of weights"),
@@ -440,7 +454,7 @@ def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_pa
     for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b", "--gpus 16",
                   "--gpu h200", "--tp 2", "--rollout-share 0.5"):  # fmt: skip
         assert main([*command, *extra.split()]) == 2
-        assert "together with --calibrate: costs as a run measured them" in capsys.readouterr().err
+        assert "together with --calibrate: measured costs are those of the run" in capsys.readouterr().err
     assert main(["simulate", "configs/quickstart.yaml", "--calibrate", "no-such-run"]) == 2
     assert "no-such-run" in capsys.readouterr().err
 

@@ -11,6 +11,13 @@ from pathlib import Path
 
 spec = json.loads(Path(sys.argv[sys.argv.index("--spec") + 1]).read_text())
 run_dir, manner = Path(spec["run_dir"]), os.environ["AREAL_FAKE"]
+if spec["num_ranks"] > 1:  # rank 1 is lost, and rank 0 notices it, or does not
+    if spec["rank"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while manner == "hangs":
+        time.sleep(0.02)
+    print("error: RankLost: the other ranks of the trainer were lost while training together", file=sys.stderr)
+    sys.exit(1)
 rows = [
     {"kind": "offline", "objective": "sft", "num_steps": 2, "version": 0, "setup": "fake", "train_rows": 4},
     {"kind": "step", "step": 1, "epoch": 0.5, "loss": 1.0, "tokens": 3},

@@ -58,8 +58,10 @@ def finished(group_id: int, versions: list[int], value: float = 1.0) -> LedgerEn
     )
 
 
-def shipped(step: int, group_id: int, name: str = "l0", *, is_replay: bool = False) -> LedgerEntry:
-    group = BatchGroup(group_id=group_id, sample_indices=(0,), first_version=0)
+def shipped(
+    step: int, group_id: int, name: str = "l0", *, is_replay: bool = False, first_version: int = 0
+) -> LedgerEntry:
+    group = BatchGroup(group_id=group_id, sample_indices=(0,), first_version=first_version)
     return LedgerEntry(effect=RecordBatch(step=step, lineage=name, groups=(group,), is_replay=is_replay))
 
 

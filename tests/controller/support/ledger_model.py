@@ -22,6 +22,7 @@ from controller.coordinator.effects import (
     StoreFinished,
     StorePartial,
 )
+from controller.coordinator.replay_buffer import ReplayLimits
 from controller.coordinator.snapshot import (
     BatchGroup,
     BatchRecord,
@@ -58,8 +59,12 @@ class LedgerModel:
     """Applies ledger effects, checking invariants on the way."""
 
     def __init__(
-        self, groups_per_step: int, group_size: int, bound: int | None, on_stale: str, least_groups: int | None = None
-    ) -> None:
+        self, groups_per_step: int, group_size: int, bound: int | None, on_stale: str, least_groups: int | None = None,
+        replay: ReplayLimits | None = None,
+    ) -> None:  # fmt: skip
+        self.replay, self.num_reuses = replay, Counter[int]()
+        self.is_purged = False
+        """The real ledger may have deleted tokens that could otherwise be reused."""
         self.groups_per_step, self.group_size = groups_per_step, group_size
         self.least_groups = least_groups or groups_per_step
         self.num_vacant = 0
@@ -164,15 +169,40 @@ class LedgerModel:
     def _record_batch(self, effect: RecordBatch) -> None:
         assert effect.lineage == self.lineages[-1]
         if effect.is_replay:
-            assert self.batches[effect.step].groups == effect.groups, "exactly-once: a replay differs from its record"
+            recorded = self.batches[effect.step]
+            same = (recorded.groups, recorded.reused) == (effect.groups, effect.reused)
+            assert same, "exactly-once: a replay differs from its record"
             assert effect.step > self.replay_from
         else:
             assert effect.step == len(self.batches) + 1, "steps are recorded in order"
             assert self.least_groups <= len(effect.groups) <= self.groups_per_step
             self.num_vacant += self.groups_per_step - len(effect.groups)
+            self._reuse(effect)
             for chosen in effect.groups:
                 self._consume(effect.step, chosen)
-        self.batches[effect.step] = BatchRecord(step=effect.step, lineage=effect.lineage, groups=effect.groups)
+        self.batches[effect.step] = BatchRecord(
+            step=effect.step, lineage=effect.lineage, groups=effect.groups, reused=effect.reused
+        )
+
+    def _reuse(self, effect: RecordBatch) -> None:
+        """Check the groups of earlier steps in a new batch: nothing that may be reused is left out."""
+        if self.replay is None:
+            assert not effect.reused
+            return
+        consumed = {chosen.group_id: chosen for batch in self.batches.values() for chosen in batch.groups}
+        usable = {
+            group_id
+            for group_id, chosen in consumed.items()
+            if effect.step - 1 - chosen.first_version <= self.replay.max_age
+            and self.num_reuses[group_id] < self.replay.max_reuses
+        }
+        reused = [chosen.group_id for chosen in effect.reused]
+        assert set(reused) <= usable, f"step {effect.step} reused {reused} of {usable}"
+        most = min(self.replay.groups_per_step, len(usable))
+        assert len(reused) == len(set(reused)) <= most
+        assert self.is_purged or len(reused) == most
+        assert all(consumed[chosen.group_id] == chosen for chosen in effect.reused)
+        self.num_reuses.update(reused)
 
     def _consume(self, step: int, chosen: BatchGroup) -> None:
         group = self._live(chosen.group_id)
@@ -240,6 +270,7 @@ class LedgerModel:
             batches=tuple(self.batches[step] for step in sorted(self.batches)),
             checkpoints=tuple(self.checkpoints),
             evals=tuple(sorted(set(self.evals))),
+            stored=frozenset(group_id for group_id, group in self.groups.items() if group.fate == "consumed"),
         )
 
 

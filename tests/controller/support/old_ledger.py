@@ -48,6 +48,7 @@ def make_old(path: Path) -> None:
         columns = ", ".join(f'"{row[1]}"' for row in db.execute(f"PRAGMA main.table_info({table})"))
         db.execute(f"INSERT INTO main.{table} SELECT {columns} FROM current.{table}")
     db.execute("UPDATE main.meta SET value = '1' WHERE key = 'schema'")
+    db.execute("DELETE FROM main.meta WHERE key IN ('digests_since', 'last_digest')")
     db.close()
     old.replace(path)
     for suffix in ("-wal", "-shm"):

@@ -161,8 +161,9 @@ class VirtualCluster:
         self.checkpoint_every = checkpoint_every
         self.mirror = mirror
         self.ledger = LedgerModel(
-            settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale, settings.least_groups
-        )
+            settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale, settings.least_groups,
+            settings.replay,
+        )  # fmt: skip
         self.coordinator = Coordinator(settings)
         self.workers = {f"rollout-{i}": VirtualWorker(f"rollout-{i}", capacity=capacity) for i in range(num_workers)}
         self.trainer = VirtualTrainer()
@@ -707,7 +708,9 @@ class VirtualCluster:
     def _check_batch(self, batch: SendBatch) -> None:
         """`exactly-once`: what is trained on is what the ledger says of the step, in order, and nothing twice."""
         trainer = self.trainer
-        assert batch.groups == self.ledger.batches[batch.step].groups, "exactly-once: another batch than was recorded"
+        recorded = self.ledger.batches[batch.step]
+        is_same = (batch.groups, batch.reused) == (recorded.groups, recorded.reused)
+        assert is_same, "exactly-once: another batch than was recorded"
         assert sorted(trainer.steps) == list(range(1, batch.step)), "exactly-once: a step was left out"
         before = {group.group_id for groups in trainer.steps.values() for group in groups}
         again = before & {group.group_id for group in batch.groups}

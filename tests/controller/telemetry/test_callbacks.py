@@ -155,8 +155,8 @@ def test_what_cannot_be_a_callback_is_refused_before_the_start(monkeypatch: pyte
     (made,) = open_callbacks(["my_callbacks:Recorder"], timeout_s=1.0)
     assert made.name == "callback Recorder"
     for name, words in (
-        ("my_callbacks:Empty", "has none of on_start, on_step"),
-        ("my_callbacks:Needy", "cannot be made without arguments"),
+        ("my_callbacks:Empty", "has none of the methods on_start, on_step"),
+        ("my_callbacks:Needy", "cannot be created without arguments"),
         ("my_callbacks:Recoder", "did you mean my_callbacks:Recorder"),
         ("no_such_module_here:X", "cannot be imported"),
     ):

@@ -312,7 +312,7 @@ def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(tracker_sink, "FINISH_S", 0.1)
     sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
     started_s = time.monotonic()
-    with pytest.raises(OperationError, match="did not answer for"):
+    with pytest.raises(OperationError, match="did not respond for"):
         sink.write(STEP)
     with pytest.raises(subprocess.TimeoutExpired):
         sink.close()

@@ -36,5 +36,5 @@ def test_draining_leaves_time_to_load() -> None:
     counts = {"groups_per_step": 1, "group_size": 1, "num_steps": 1}
     assert CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=7.5).idle_load_deadline_s == 0.5
     for drain_s in (8.0, -0.5):
-        with pytest.raises(ValueError, match="drain_s is a part of load_deadline_s"):
+        with pytest.raises(ValueError, match="drain_s must not be negative, and must be less than load_deadline_s"):
             CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=drain_s)

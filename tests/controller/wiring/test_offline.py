@@ -33,6 +33,15 @@ def test_the_process_gets_absolute_paths_and_its_threads(config: OfflineConfig, 
     assert offline_spec(two, RunFolder(tmp_path), "sft", "id").num_threads == 2
 
 
+def test_ranks_share_the_cores_and_have_names(config: OfflineConfig, tmp_path: Path) -> None:
+    two = config.model_copy(update={"trainer": config.trainer.model_copy(update={"ranks": 2})})
+    specs = [offline_spec(two, RunFolder(tmp_path), "sft", "id", rank=rank, address="file:///m") for rank in (0, 1)]
+    assert [(one.name, one.rank, one.num_ranks, one.ranks_address) for one in specs] == [
+        ("trainer", 0, 2, "file:///m"), ("trainer-1", 1, 2, "file:///m")
+    ]  # fmt: skip
+    assert specs[0].num_threads == max(1, offline_spec(config, RunFolder(tmp_path), "sft", "id").num_threads // 2)
+
+
 def test_a_row_that_cannot_be_used_is_refused_before_the_run(config: OfflineConfig, tmp_path: Path) -> None:
     with (tmp_path / "eval.jsonl").open("a") as file:
         file.write('{"prompt": "1"}\n')

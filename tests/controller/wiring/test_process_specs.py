@@ -100,6 +100,13 @@ def test_workers_merge_adapters_where_adapters_are_published(publish: str) -> No
     assert spec_of(config, "rollout", "rollout-0").merges_adapters == (publish == "adapter")
 
 
+def test_workers_know_which_model_is_the_teacher() -> None:
+    advantage = {"kind": "distillation"}
+    for teacher, name in (({"model": "big"}, "big"), ({"path": "/big"}, ""), (None, "")):
+        config = make(trainer={"teacher": teacher, "advantage": advantage})
+        assert spec_of(config, "rollout", "rollout-0").teacher_model == name
+
+
 def test_a_trainer_continues_from_its_checkpoint_and_each_rank_knows_its_place() -> None:
     config = make(trainer__ranks=3)
     spec = spec_of(config, "trainer", "trainer-2", resume_from=Path("/c"))

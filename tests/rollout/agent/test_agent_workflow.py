@@ -310,13 +310,13 @@ def test_a_sample_that_is_cut_or_cancelled_leaves_no_process(tmp_path: Any) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"command": "python agent.py"}, "list of words"),
-        ({"command": []}, "list of words"),
+        ({"command": "python agent.py"}, "list of strings"),
+        ({"command": []}, "list of strings"),
         ({"command": ["no-such-program-here"]}, "there is no program 'no-such-program-here'"),
         ({"command": ["sh", "agent.sh"]}, "there is no file 'agent.sh'"),
-        ({"command": ["sh"], "preload": "openai"}, "preload must be a list of modules"),
+        ({"command": ["sh"], "preload": "openai"}, "preload must be a list of module names"),
         ({"command": ["sh"], "preload": ["openai"]}, "leave preload out"),
-        ({"command": ["sh"], "reward": "coin"}, "write scorer or agent"),
+        ({"command": ["sh"], "reward": "coin"}, "reward must be scorer or agent"),
         ({"command": ["sh"], "timeout_s": 0}, "timeout_s must be greater than 0"),
         ({"command": ["sh"], "format": "hermse"}, "did you mean hermes"),
         ({}, "command"),

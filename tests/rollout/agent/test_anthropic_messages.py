@@ -76,8 +76,8 @@ def test_system_in_blocks_is_joined() -> None:
         ("stop_sequences", ["x"], "an answer ends where the model ends it"),
         ("mcp_servers", [{}], "use tools"),
         ("container", "x", "use tools"),
-        ("output_format", {"type": "json_schema"}, "answers are not constrained"),
-        ("output_config", {"format": {"type": "json_schema"}}, "answers are not constrained"),
+        ("output_format", {"type": "json_schema"}, "answers cannot be constrained"),
+        ("output_config", {"format": {"type": "json_schema"}}, "answers cannot be constrained"),
     ],
 )
 def test_setting_that_would_change_the_answer_is_refused_with_a_remedy(name: str, value: Any, said: str) -> None:
@@ -102,7 +102,7 @@ def test_tools_are_written_for_the_chat_template() -> None:
 
 @pytest.mark.parametrize("tool", [{"type": "web_search_20250305", "name": "web_search"}, {}, {"name": 3}])
 def test_tool_that_does_not_run_here_is_refused(tool: Any) -> None:
-    with pytest.raises(BadRequest, match="tools of the server do not run here") as refused:
+    with pytest.raises(BadRequest, match="server tools are not supported here") as refused:
         read(tools=[ADD, tool])
     assert refused.value.param == "tools"
 

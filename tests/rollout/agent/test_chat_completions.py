@@ -110,7 +110,7 @@ def test_settings_of_sampling_are_the_run_s() -> None:
 
 
 def test_answer_cannot_be_constrained_and_no_tool_can_be_forced() -> None:
-    with pytest.raises(BadRequest, match="answers are not constrained") as refused:
+    with pytest.raises(BadRequest, match="answers cannot be constrained") as refused:
         read(response_format={"type": "json_schema"})
     assert refused.value.param == "response_format"
     with pytest.raises(BadRequest, match="the policy decides what it calls") as refused:

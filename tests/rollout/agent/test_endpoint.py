@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -71,9 +71,11 @@ def endpoint_of(engine: Engine, **options: Any) -> Endpoint:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, **options: Any) -> AsyncIterator[tuple[Endpoint, str]]:
-    endpoint = endpoint_of(engine, **options)
-    runner = runner_of(application(endpoint, model="tiny", wrong_key="wrong key"))
+async def serving(
+    engine: Engine, *, models: Sequence[str] = ("tiny",), **options: Any
+) -> AsyncIterator[tuple[Endpoint, str]]:
+    endpoint = endpoint_of(engine, models=models, **options)
+    runner = runner_of(application(endpoint, models=models, wrong_key="wrong key"))
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -112,7 +114,7 @@ def test_both_sdks_get_answers_calls_and_streams() -> None:
         ):
             assert [one.id async for one in client.models.list()] == ["tiny"]
             assert (await client.models.retrieve("tiny")).id == "tiny"
-            with pytest.raises(openai.NotFoundError, match="there is no model big; there is tiny"):
+            with pytest.raises(openai.NotFoundError, match="there is no model big; the only model is tiny"):
                 await client.models.retrieve("big")
             chat = await client.chat.completions.create(**ASK, temperature=0, logprobs=True)
             assert chat.choices[0].message.content == "7"
@@ -191,6 +193,49 @@ def test_settings_of_a_request_count_and_others_are_the_server_s() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop_token_ids) == (0.0, 0.5, 2, (3,))
     assert seed == sampling_of(asked_for, default)[1]
     assert 0 <= seed < 2**63
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_a_request_is_answered_by_the_adapter_that_it_names(path: str) -> None:
+    engine = Engine(*["7<|im_end|>"] * 4)
+    body = {"input": "3?"} if path == "/v1/responses" else {**ASK, "max_tokens": 9}
+    requests = [{**body, "model": name} for name in ("sql", "tiny", "chat", None, "other")]
+    *answers, (status, refused) = asked(engine, *requests, path=path, models=("tiny", "sql", "chat"))
+    assert [status for status, _ in answers] == [200] * 4
+    assert [request.adapter for request in engine.asked] == ["sql", "", "chat", ""]
+    assert [answer["model"] for _, answer in answers] == ["sql", "tiny", "chat", "policy"]
+    assert status == 404
+    assert refused["error"]["message"] == "there is no model other; the models are tiny, sql, chat"
+
+
+def test_a_stream_and_a_count_of_an_unknown_model_are_refused_where_there_are_adapters() -> None:
+    engine = Engine("7<|im_end|>")
+    unknown = {**ASK, "model": "other", "max_tokens": 9, "stream": True}
+    for path in (CHAT, "/v1/messages/count_tokens"):
+        ((status, body),) = asked(engine, unknown, path=path, models=("tiny", "sql"))
+        assert (status, body["error"]["message"]) == (404, "there is no model other; the models are tiny, sql")
+
+
+def test_all_models_are_listed() -> None:
+    async def ask() -> tuple[list[str], list[Any]]:
+        headers = {"Authorization": "Bearer k"}
+        async with (
+            serving(Engine(), models=("tiny", "sql")) as (_, address),
+            aiohttp.ClientSession(headers=headers) as client,
+        ):
+            listed = await (await client.get(f"{address}/v1/models")).json()
+            each = [await (await client.get(f"{address}/v1/models/{name}")).json() for name in ("sql", "other")]
+            return [one["id"] for one in listed["data"]], each
+
+    listed, (known, unknown) = asyncio.run(ask())
+    assert (listed, known["id"]) == (["tiny", "sql"], "sql")
+    assert unknown["error"]["code"] == "model_not_found"
+
+
+def test_without_adapters_any_name_is_answered_by_the_model() -> None:
+    engine = Engine("7<|im_end|>")
+    ((status, answer),) = asked(engine, {**ASK, "model": "gpt"})
+    assert (status, answer["model"], engine.asked[0].adapter) == (200, "gpt", "")
 
 
 def test_reasoning_that_a_client_sends_back_reaches_the_template() -> None:

@@ -97,7 +97,7 @@ def test_the_same_settings_with_values_that_change_nothing_are_taken() -> None:
 
 
 def test_answer_cannot_be_constrained() -> None:
-    with pytest.raises(BadRequest, match="answers are not constrained") as refused:
+    with pytest.raises(BadRequest, match="answers cannot be constrained") as refused:
         read(text={"format": {"type": "json_schema"}})
     assert refused.value.param == "text.format"
 

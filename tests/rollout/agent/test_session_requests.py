@@ -196,7 +196,7 @@ def test_no_answer_is_asked_for_in_a_context_that_is_full_to_its_last_token() ->
     assert (len(policy.prompts), reply.num_prompt) == (2, size)
     policy, refused = continued(size)
     assert len(policy.prompts) == 1
-    assert str(refused) == f"the messages have {size} tokens, and the context has {size}"
+    assert str(refused) == f"the messages have {size} tokens, but the context has only {size}"
     assert (refused.code, refused.param) == ("context_length_exceeded", "messages")
 
 

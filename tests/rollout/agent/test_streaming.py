@@ -29,6 +29,7 @@ from rollout.chat.formats import FORMATS
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
 
+CHAT = "/v1/chat/completions"
 PATHS = [dialect.path for dialect in DIALECTS if not isinstance(dialect, TokenRequests)]  # which refuses streams
 
 
@@ -44,6 +45,8 @@ class Engine:
         self.capabilities = SimpleNamespace(num_slots=2, max_context=2000)
         self.going = asyncio.Event()
         self.running = dict[int, Segment]()
+        self.num_turns_queued = 0
+        """While a request is queued, it has no progress."""
 
     def segment(self, text: str) -> Segment:
         made = self.tokens.encode(text)
@@ -53,6 +56,8 @@ class Engine:
         return self.running
 
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
+        for _ in range(self.num_turns_queued):
+            await asyncio.sleep(0.002)
         self.running[request.request_id] = self.segment(self.begun)
         await self.going.wait()
         if self.error is not None:
@@ -65,7 +70,7 @@ class Engine:
 async def serving(engine: Engine) -> AsyncIterator[tuple[Endpoint, str]]:
     sampling = Sampling(temperature=1.0, max_new_tokens=0)
     endpoint = Endpoint(engine, engine.tokens, FORMATS["hermes"], sampling=sampling, key="k")  # type: ignore[arg-type]
-    runner = runner_of(application(endpoint, model="tiny"))
+    runner = runner_of(application(endpoint, models=("tiny",)))
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -107,6 +112,15 @@ def test_text_reaches_the_client_before_the_answer_is_complete_and_the_rest_at_i
     assert '"Hm"' in before
     assert '" is 7."' in after
     assert "Hm" not in after.replace('"Hm"', "") or path.endswith("responses"), "no text comes twice"
+
+
+@pytest.mark.parametrize("queued", [0, 5])
+def test_the_first_token_is_shown_at_once_and_a_queued_request_is_waited_for(queued: int) -> None:
+    engine = Engine("a|bc<|im_end|>")
+    engine.num_turns_queued = queued
+    before, after, _ = streamed(engine, CHAT, '"a"')
+    assert '"a"' in before
+    assert '"bc"' in after
 
 
 def test_both_sdks_read_answers_that_come_in_parts() -> None:

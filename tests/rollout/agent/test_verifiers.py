@@ -51,9 +51,10 @@ def test_an_environment_of_verifiers_0_1_gives_its_reward_and_a_failure_gives_no
     assert sample.verdict.value == pytest.approx(1.1)
     sample, _ = episode(workflow, "7", number=None)
     assert (sample.verdict.kind, sample.verdict.value, sample.verdict.failed_in) == ("crashed", None, "agent")
-    assert "the row has no number `episode`" in sample.verdict.reason
+    assert "the row has no integer `episode`" in sample.verdict.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_task_set_of_verifiers_0_4_is_trained_by_requests_and_by_token_ids(tmp_path: Path) -> None:
     options = {"environment": "digit_taskset", "python": interpreter_of("verifiers-0.4"), "options": AGENT}
@@ -71,7 +72,7 @@ def test_a_task_set_of_verifiers_0_4_is_trained_by_requests_and_by_token_ids(tmp
     assert (sample.others, sample.verdict.components["turns"]) == ((), 2.0)
     sample, _ = episode(by_ids, "7", split="eval")
     assert (sample.verdict.kind, sample.verdict.value, sample.verdict.failed_in) == ("crashed", None, "agent")
-    assert "its task set is empty" in sample.verdict.reason
+    assert "the environment's task set is empty" in sample.verdict.reason
 
 
 def test_an_episode_begins_again_elsewhere() -> None:
@@ -99,7 +100,7 @@ def test_without_the_package_the_extra_and_the_option_are_named(monkeypatch: pyt
     [
         ("0.1.14", {"endpoint": "tokens", "tokenizer": "t"}, "endpoint: tokens needs verifiers 0.4, and"),
         ("0.4.0", {"endpoint": "tokens"}, "endpoint: tokens needs a tokenizer"),
-        ("0.4.0", {"endpoint": "text"}, "endpoint is 'text'"),
+        ("0.4.0", {"endpoint": "text"}, "endpoint must be chat or tokens, not 'text'"),
         ("0.4.0", {"environment": ""}, "environment is ''"),
         ("0.4.0", {"python": "no/such/python"}, "there is no program"),
         ("0.4.0", {"timeout_s": 0.0}, "timeout_s must be greater than 0"),

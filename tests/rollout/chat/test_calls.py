@@ -28,6 +28,9 @@ def fault(body: str, words: str, name: str = "") -> ToolCall:
     return ToolCall(name, body, words)
 
 
+NEVER_CLOSED = "the tool calls are not a valid Python list of calls ('[' was never closed (<unknown>, line 1))"
+
+
 @pytest.mark.parametrize(
     ("read", "text", "content", "calls"),
     [
@@ -123,9 +126,10 @@ NO_OBJECT = 'the call is not an object with "name" and "arguments"'
         (read_hermes, '<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "",
          (fault('{"name": "f", "arguments": "x"}', "the arguments are not a JSON object", "f"),)),
         (read_hermes, '<tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>', "",
-         (fault('{"name": "f", "arguments": {"x": 1e999}}', "the call is not JSON (1e999 is no JSON)"),)),
+         (fault('{"name": "f", "arguments": {"x": 1e999}}', "the call is not JSON (1e999 is not valid JSON)"),)),
         (read_hermes, '<tool_call>{"name": "f", "arguments": {"x": -Infinity}}</tool_call>', "",
-         (fault('{"name": "f", "arguments": {"x": -Infinity}}', "the call is not JSON (-Infinity is no JSON)"),)),
+         (fault('{"name": "f", "arguments": {"x": -Infinity}}',
+                "the call is not JSON (-Infinity is not valid JSON)"),)),
         # XML
         (read_qwen_xml, "<tool_call> f() </tool_call>b", "b",
          (fault("f()", "the call does not begin with <function=NAME>"),)),
@@ -137,7 +141,7 @@ NO_OBJECT = 'the call is not an object with "name" and "arguments"'
         # Mistral: there is no closing mark, so all up to the next call is shown
         (read_mistral, "[TOOL_CALLS] [{x}] y [TOOL_CALLS]f{}", "",
          (fault("[{x}] y", f"the calls are not JSON ({NOT_JSON.format(16, 15)})"), ToolCall("f", "{}"))),
-        (read_mistral, "[TOOL_CALLS] f x", "", (fault("f x", "the call is not NAME[ARGS]{...}"),)),
+        (read_mistral, "[TOOL_CALLS] f x", "", (fault("f x", "the call does not have the form NAME[ARGS]{...}"),)),
         (read_mistral, "[TOOL_CALLS]f[ARGS]{x}", "",
          (fault("f[ARGS]{x}", f"the arguments are not JSON ({NOT_JSON.format(21, 20)})", "f"),)),
         (read_mistral, '[TOOL_CALLS][{"name": "f"}, 3]', "",
@@ -157,18 +161,18 @@ NO_OBJECT = 'the call is not an object with "name" and "arguments"'
             read_pythonic, "[f(), 3]", "",
             (ToolCall("f", "{}"), fault("3", "the list contains an item that is not a call")),
         ),
-        (read_pythonic, "[f()()]", "", (fault("f()()", "the call has no plain name"),)),
-        (read_pythonic, "[f()[0].g()]", "", (fault("f()[0].g()", "the call has no plain name"),)),
+        (read_pythonic, "[f()()]", "", (fault("f()()", "the function is not given by name, as in f(x=1)"),)),
+        (read_pythonic, "[f()[0].g()]", "", (fault("f()[0].g()", "the function is not given by name, as in f(x=1)"),)),
         (read_pythonic, "[f(1)]", "", (fault("f(1)", "arguments must be given by name, as in f(x=1)", "f"),)),
         (read_pythonic, "[f(x=1, **y)]", "",
          (fault("f(x=1, **y)", "arguments must be given by name, as in f(x=1)", "f"),)),
         (read_pythonic, "[f(x=b'1')]", "",
-         (fault("f(x=b'1')", "an argument is not a plain value (Object of type bytes is not JSON serializable)",
+         (fault("f(x=b'1')", "an argument is not a literal value (Object of type bytes is not JSON serializable)",
                 "f"),)),
         (read_pythonic, "[f(x=1e999)]", "",
-         (fault("f(x=1e999)", f"an argument is not a plain value ({words_of_infinity()})", "f"),)),
+         (fault("f(x=1e999)", f"an argument is not a literal value ({words_of_infinity()})", "f"),)),
         (read_pythonic, "[f(x=1)", "",
-         (fault("[f(x=1)", "the calls are not a Python list of calls ('[' was never closed (<unknown>, line 1))"),)),
+         (fault("[f(x=1)", NEVER_CLOSED),)),
     ],
 )  # fmt: skip
 def test_call_that_cannot_be_read_is_shown_with_its_fault(

@@ -164,7 +164,7 @@ def test_deep_nesting_and_long_numbers_are_faults_or_text(name: str) -> None:
         ("qwen_xml", "<tool_call><function=add><parameter=x>1</parameter>", "</function></tool_call>"),
         ("llama3_json", '{"name": "add", "parameters": {"x": 1}', "not JSON"),
         ("llama_pythonic", "[add(1)]", "by name"),
-        ("llama_pythonic", "[add(x=y)]", "plain value"),
+        ("llama_pythonic", "[add(x=y)]", "literal value"),
         ("llama_pythonic", "[add(x=1]", "Python list"),
         ("mistral", "[TOOL_CALLS] [{]", "not JSON"),
         ("mistral", "[TOOL_CALLS] add", "NAME[ARGS]"),
@@ -228,7 +228,7 @@ def test_format_that_is_named_decides() -> None:
 
 
 def test_unknown_formats_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"x: .*no known notation.*hermes.*deepseek_v31"):
+    with pytest.raises(UserError, match=r"x: .*no known tool call format.*hermes.*deepseek_v31"):
         find_format("<tool_call><arg_key> arguments", where="x")
     with pytest.raises(UserError, match="did you mean hermes"):
         find_format("", name="hermess", where="x")

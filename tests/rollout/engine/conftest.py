@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -48,7 +49,9 @@ class Bench:
         self.config = AutoConfig.for_model(model_type, **config)
         self.config.save_pretrained(root / "model")
         self.store = WeightStore(root / "weights", "disk", keep=100)
-        self.models: dict[int, torch.nn.Module] = {}
+        self.models: dict[Any, torch.nn.Module] = {}
+        """By version; with an adapter by its name."""
+        self.adapters: dict[str, Path] = {}
         self.manifests: dict[int, Path] = {}
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(self.config, dtype=dtype).eval().requires_grad_(False)
@@ -73,6 +76,16 @@ class Bench:
             parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * noise)
         return self.add(version, model)
 
+    def add_adapter(self, name: str, seed: int, **config: Any) -> Path:
+        """Make an adapter on version 0 with peft, and save it."""
+        torch.manual_seed(seed)
+        settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": False, **config}
+        made = peft.get_peft_model(copy.deepcopy(self.models[0]), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+        made.save_pretrained(self.root / name)
+        self.models[name] = made.eval().requires_grad_(False)
+        self.adapters[name] = self.root / name
+        return self.adapters[name]
+
     @asynccontextmanager
     async def engine(
         self, num_slots: int = 4, max_context: int = 128, load: int | None = 0, **settings: Any
@@ -83,6 +96,7 @@ class Bench:
             EngineSettings(device="cpu", num_slots=num_slots, max_context=max_context, **settings),
             dtype=str(self.dtype).removeprefix("torch."),
             num_threads=1,
+            adapters=self.adapters,
         )
         await engine.start()
         try:
@@ -93,7 +107,7 @@ class Bench:
             await engine.close()
 
     @torch.inference_mode()
-    def logprobs(self, version: int, prompt: np.ndarray, answer: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    def logprobs(self, version: Any, prompt: np.ndarray, answer: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """What transformers says of an answer's tokens in one forward pass of one version."""
         ids = torch.from_numpy(np.concatenate((prompt, answer)).astype(np.int64))[None]
         logits = self.models[version](input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -139,12 +153,12 @@ async def run_steps(engine: EmbeddedEngine, num_steps: int) -> None:
     assert core is not None
     left, honest = [num_steps], core.decoder.step
 
-    def counted(tokens_B: np.ndarray, positions_B: np.ndarray) -> torch.Tensor:
+    def counted(*args: Any) -> torch.Tensor:
         left[0] -= 1
         if not left[0]:
             engine._is_paused = True
             core.decoder.step = honest  # type: ignore[method-assign]
-        return honest(tokens_B, positions_B)
+        return honest(*args)
 
     core.decoder.step = counted  # type: ignore[method-assign]
     before = engine.counters()["steps"]

@@ -33,9 +33,15 @@ class FakeDecoder:
         self.token_bytes = TOKEN_BYTES
         self.asked: list[tuple[Any, ...]] = []
         self.bad_rows: list[int] = []
+        self.adapters_of_prefills: list[list[int]] = []
+        self.adapters_of_steps: list[list[int]] = []
         self.order_cost: Any = lambda lengths_B: 0
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+    def prefill(
+        self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int], adapters_N: Any
+    ) -> None:
+        if adapters_N is not None:
+            self.adapters_of_prefills.append(adapters_N.tolist())
         if len(rows):
             self.asked.append(("prefill", list(rows), [context.tolist() for context in contexts], list(starts)))
 
@@ -61,7 +67,9 @@ class FakeDecoder:
     def cost(self, lengths_B: np.ndarray) -> int:
         return int(self.order_cost(lengths_B))
 
-    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> torch.Tensor:
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray, adapters_B: np.ndarray | None) -> torch.Tensor:
+        if adapters_B is not None:
+            self.adapters_of_steps.append(adapters_B.tolist())
         logits = torch.zeros(len(tokens_B), VOCAB)
         logits[torch.arange(len(tokens_B)), torch.from_numpy((tokens_B + 1) % VOCAB)] = 9.0
         logits[self.bad_rows] = torch.nan
@@ -89,14 +97,14 @@ class Bench:
 
     def submit(
         self, ticket: int, prompt: Sequence[int] = (1, 2, 3), *, prefix: Segment | None = None, share_key: int = -1,
-        session_key: int = -1, max_new_tokens: int = 30, submitted_s: float = 0.0,
+        session_key: int = -1, max_new_tokens: int = 30, submitted_s: float = 0.0, adapter: int = -1,
     ) -> None:  # fmt: skip
         request = GenerationRequest(
             request_id=100 + ticket, prompt_P=np.array(prompt, np.int32), prefix=prefix or Segment.empty(),
             sampling=Sampling(temperature=0.0, max_new_tokens=max_new_tokens), seed=0, share_key=share_key,
-            session_key=session_key,
+            session_key=session_key, adapter="" if adapter < 0 else f"number-{adapter}",
         )  # fmt: skip
-        self.answers[ticket] = Answer(ticket, request, np.zeros(0, np.int64), submitted_s)
+        self.answers[ticket] = Answer(ticket, request, np.zeros(0, np.int64), submitted_s, adapter)
         self.core.submit(self.answers[ticket])
 
     def steps(self, number: int = 1) -> None:
@@ -171,7 +179,7 @@ def test_an_answer_with_tokens_of_a_newer_version_fails_and_one_of_this_version_
     bench.core.refill()
     ((ticket, error),) = bench.core.take_ended()
     assert isinstance(error, EngineError)
-    assert (ticket, str(error)) == (1, "the prefix was sampled by version 4, but the engine has 3")
+    assert (ticket, str(error)) == (1, "the prefix was sampled by version 4, but the engine has version 3")
     assert list(bench.progress()) == [2]
     assert bench.core.take_ended() == []
 
@@ -347,6 +355,23 @@ def test_rows_whose_numbers_are_not_finite_fail_alone_and_leave_nothing_behind(b
     assert bench.progress() == {1: [4, 5, 6]}
 
 
+@pytest.mark.parametrize(
+    ("frozen", "adapter", "whose"),
+    [("the frozen model in m", -1, "the frozen model in m"), ("the frozen model in m", 1, "adapter number-1"),
+     ("", 0, "adapter number-0")],
+)  # fmt: skip
+def test_numbers_of_a_model_that_is_not_trained_are_not_said_to_have_diverged(
+    frozen: str, adapter: int, whose: str
+) -> None:
+    bench = Bench(frozen=frozen, has_adapters=True)
+    bench.submit(1, adapter=adapter)
+    bench.decoder.bad_rows = [0]
+    bench.steps()
+    ((ticket, error),) = bench.core.take_ended()
+    assert (ticket, type(error)) == (1, EngineError)
+    assert str(error) == f"the log-probs of {whose} are not finite -> check its weights and its dtype"
+
+
 # ------------------------------------------------------------ versions
 
 
@@ -405,6 +430,41 @@ def test_released_memory_ends_all_answers_and_comes_back_empty() -> None:
     bench.core.refill()
     assert bench.decoder.take_asked() == [("prefill", [0], [[1, 2]], [0])]
     assert len(bench.made) == 2
+
+
+# ------------------------------------------------------------ adapters
+
+
+def test_each_row_is_computed_with_the_adapter_of_its_answer_wherever_it_moves() -> None:
+    bench = Bench(has_adapters=True)
+    for ticket, (adapter, max_new_tokens) in enumerate([(1, 1), (-1, 3), (0, 2)]):
+        bench.submit(ticket, max_new_tokens=max_new_tokens, adapter=adapter)
+    bench.steps(3)
+    assert bench.decoder.adapters_of_prefills[0] == [1, -1, 0]
+    assert bench.decoder.adapters_of_steps == [[1, -1, 0], [0, -1], [-1]]
+
+
+def test_answers_of_different_adapters_share_neither_prompts_nor_conversations() -> None:
+    bench = Bench(has_adapters=True, session_bytes=10 * TOKEN_BYTES)
+    for ticket, adapter in enumerate((-1, 0, 0)):
+        bench.submit(ticket, share_key=5, session_key=8, max_new_tokens=1, adapter=adapter)
+    bench.core.refill()
+    asked = bench.decoder.take_asked()
+    assert asked[:2] == [("prefill", [0, 1], [[1, 2], [1, 2]], [0, 0]), ("share", [1], [2], [2])]
+    bench.core.step()
+    bench.submit(3, (1, 2, 3, 4, 5), session_key=8, adapter=1)
+    bench.core.refill()
+    assert not [one for one in bench.decoder.take_asked() if one[0] == "load"]
+    bench.submit(4, (1, 2, 3, 4, 5), session_key=8, adapter=0)
+    bench.core.refill()
+    assert [one for one in bench.decoder.take_asked() if one[0] == "load"]
+
+
+def test_a_decoder_without_adapters_is_asked_for_none() -> None:
+    bench = Bench()
+    bench.submit(1)
+    bench.steps(2)
+    assert bench.decoder.adapters_of_prefills == bench.decoder.adapters_of_steps == []
 
 
 # ------------------------------------------------------------ conversations

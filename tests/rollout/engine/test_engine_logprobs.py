@@ -65,7 +65,7 @@ def test_recorded_logprobs_equal_a_transformers_forward_pass(
 
     with caplog.at_level(logging.WARNING):
         kit.run(body())
-    assert ("one row at a time" in caplog.text) == (case in GENERIC)
+    assert ("one sequence at a time" in caplog.text) == (case in GENERIC)
 
 
 def test_greedy_answers_equal_transformers_generate(kit: Any) -> None:

@@ -114,7 +114,7 @@ def test_finished_prefix_is_answered_without_a_token(kit: Any) -> None:
     ("fields", "words"),
     [
         ({"prompt_length": 32}, "leave no room in a context of 32"),
-        ({"prompt_length": 0}, "empty prompt"),
+        ({"prompt_length": 0}, "the prompt is empty"),
         ({"prompt_P": np.array([3, 24], np.int32)}, "token 24 is not in a vocabulary of 24"),
         ({"prompt_P": np.array([-1], np.int32)}, "token -1 is not"),
         ({"temperature": -1.0}, "temperature -1"),
@@ -390,7 +390,7 @@ def test_prefix_of_a_newer_version_is_refused(kit: Any) -> None:
 
     async def body() -> None:
         async with bench.engine() as engine:
-            with pytest.raises(EngineError, match="sampled by version 3, but the engine has 0"):
+            with pytest.raises(EngineError, match="sampled by version 3, but the engine has version 0"):
                 await engine.generate(kit.ask(0, prefix=prefix))
             await engine.generate(kit.ask(1))
 
@@ -468,8 +468,8 @@ def test_logits_that_are_not_finite_fail_their_request_and_no_other(kit: Any) ->
             tasks = [asyncio.ensure_future(engine.generate(kit.ask(i, max_new_tokens=20))) for i in range(3)]
             honest, calls = engine._core.decoder.step, []
 
-            def poisoned(tokens: Any, positions: Any) -> Any:
-                logits = honest(tokens, positions)
+            def poisoned(*args: Any) -> Any:
+                logits = honest(*args)
                 if len(calls) == 5:
                     logits[1] = float("nan")
                 calls.append(0)
@@ -517,7 +517,7 @@ def test_context_is_bounded_by_the_model(kit: Any, caplog: pytest.LogCaptureFixt
                 assert engine.capabilities.per_request_seed
 
     kit.run(body())
-    assert "the model has 128 positions" in caplog.text
+    assert "is reduced to the model's 128 positions" in caplog.text
 
 
 def test_prefill_passes_hold_every_prompt_once_within_the_budget() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.errors import UserError
+from areal_like.errors import EngineError, PolicyDiverged, UserError
 from rollout.config import EngineSettings
 from rollout.engine.frozen import FrozenEngine
 
@@ -66,6 +66,28 @@ def test_only_a_copy_that_is_refreshed_has_a_second_set_of_weights(kit: Any) -> 
     assert two - one == pytest.approx(num_weights, rel=0.05), "fused, with a few numbers more"
 
 
+@pytest.mark.parametrize("is_refreshed", [False, True])
+def test_only_a_copy_of_the_policy_can_have_diverged(kit: Any, is_refreshed: bool) -> None:
+    bench = kit.bench()
+
+    async def body() -> None:
+        engine = frozen(bench, is_refreshed=is_refreshed)
+        await engine.start()
+        try:
+            await engine.load_version(bench.manifests[0], "recompute")
+            assert engine._core is not None
+            step = engine._core.decoder.step
+            engine._core.decoder.step = lambda *args: step(*args) * float("nan")  # type: ignore[method-assign]
+            with pytest.raises(EngineError) as caught:
+                await engine.generate(kit.ask(1))
+            assert isinstance(caught.value, PolicyDiverged) is is_refreshed
+            assert (str(bench.root / "model") in str(caught.value)) is not is_refreshed
+        finally:
+            await engine.close()
+
+    kit.run(body())
+
+
 def test_a_folder_without_weights_is_a_mistake_of_the_user(kit: Any) -> None:
     bench = kit.bench()
 
@@ -73,7 +95,7 @@ def test_a_folder_without_weights_is_a_mistake_of_the_user(kit: Any) -> None:
         engine = frozen(bench)
         await engine.start()
         try:
-            with pytest.raises(UserError, match="no model can be read from"):
+            with pytest.raises(UserError, match="cannot load a model from"):
                 await engine.load_folder(0)
         finally:
             await engine.close()

@@ -182,5 +182,5 @@ def test_who_waits_for_a_member_that_never_comes_gives_up_at_the_deadline(wire):
 
 def test_who_lost_its_group_does_not_wait_for_it(wire):
     one = wire()
-    with pytest.raises(TransferBroken, match="not in g1 any more"):
+    with pytest.raises(TransferBroken, match="no longer in process group g1"):
         member().meet(one.call(is_new=False))

@@ -106,6 +106,16 @@ def test_version_without_bytes_needs_no_message() -> None:
     assert {name: bytes(data) for name, data in member(Sent()).receive(call_of(manifest))[1].items()} == {"e": b""}
 
 
+@pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("nccl", "meta")])
+def test_nccl_receives_on_the_device_and_gloo_in_host_memory(backend: str, device: str) -> None:
+    made = member(Sent())
+    made._device = torch.device("meta")  # stands for a GPU
+    made._buffer = torch.zeros(8, dtype=torch.uint8)
+    [bucket, *_] = group_member.buckets(manifest_of(), 8)
+    _, part = made._arriving(bucket, call_of(manifest_of(), backend=backend))
+    assert (part.device.type, len(part)) == (device, 8)
+
+
 def test_buffer_is_kept_while_it_is_large_enough() -> None:
     sent = Sent(PAYLOAD * 2)
     one = member(sent)
@@ -127,7 +137,7 @@ def test_each_wait_ends_at_the_deadline_of_the_whole_payload(monkeypatch: pytest
 def test_transfer_that_breaks_off_leaves_the_group(failure: Exception) -> None:
     sent = Sent(failure=failure)
     one = member(sent)
-    with pytest.raises(TransferBroken, match="version 3 by g1 broke off: Connection closed"):
+    with pytest.raises(TransferBroken, match="version 3 by g1 was interrupted: Connection closed"):
         one.receive(call_of(manifest_of()))
     assert (sent.num_aborts, one._group, one._name) == (1, None, "")
     one.leave()
@@ -148,7 +158,7 @@ def test_member_meets_a_group_once_and_the_next_one_after_leaving_it(monkeypatch
     for group in ("g1", "g1", "g2", "g2"):
         one.meet(call_of(manifest_of(), group=group, is_new=True))
     assert (met, first.num_aborts, second.num_aborts) == (["g1", "g2"], 1, 0)
-    with pytest.raises(TransferBroken, match="this worker is not in g3 any more"):
+    with pytest.raises(TransferBroken, match="this worker is no longer in process group g3"):
         one.meet(call_of(manifest_of(), group="g3"))
     assert second.num_aborts == 1
 
@@ -162,7 +172,7 @@ def test_group_that_is_not_met_is_named(failure: Exception, monkeypatch: pytest.
     one = GroupMember(torch.device("cpu"))
     with pytest.raises(TransferBroken, match="cannot join g1: timed out"):
         one.meet(call_of(manifest_of(), is_new=True))
-    with pytest.raises(TransferBroken, match="not in g1 any more"):
+    with pytest.raises(TransferBroken, match="no longer in process group g1"):
         one.meet(call_of(manifest_of()))
 
 

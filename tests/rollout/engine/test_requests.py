@@ -41,13 +41,14 @@ def test_what_fits_is_taken(given: GenerationRequest) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (request(()), "empty prompt"),
+        (request(()), "the prompt is empty"),
         (request((1,) * CONTEXT), f"{CONTEXT} tokens leave no room in a context of {CONTEXT}"),
         (request((1,) * 4, (1,) * 4), f"{CONTEXT} tokens leave no room"),
         (request((1, VOCAB)), f"token {VOCAB} is not in a vocabulary of {VOCAB}"),
         (request((-1, 1)), "token -1 is not"),
         (request((1,), (1, VOCAB)), f"token {VOCAB} is not"),
         (request(temperature=-0.5), "temperature -0.5"),
+        (request(temperature=float("nan")), "temperature nan"),
         (request(top_p=0.0), "top_p 0.0"),
         (request(top_k=-1), "top_k -1"),
     ],

@@ -11,9 +11,11 @@ import pytest
 from rollout.engine.scheduler import Scheduler
 
 
-def answer(ticket: int, share_key: int = 7, prompt: tuple[int, ...] = (1, 2)) -> Any:
+def answer(ticket: int, share_key: int = 7, prompt: tuple[int, ...] = (1, 2), adapter: int = -1) -> Any:
     return SimpleNamespace(
-        ticket=ticket, request=SimpleNamespace(share_key=share_key, prompt_P=np.array(prompt, np.int32))
+        ticket=ticket,
+        request=SimpleNamespace(share_key=share_key, prompt_P=np.array(prompt, np.int32)),
+        adapter=adapter,
     )
 
 
@@ -65,6 +67,7 @@ def test_a_row_lends_its_prompt_only_to_answers_of_its_group_with_the_same_promp
     assert scheduler.prompt_owner(answer(3, share_key=8)) is None
     assert scheduler.prompt_owner(answer(3, prompt=(1, 3))) is None
     assert scheduler.prompt_owner(answer(3, share_key=-1)) is None
+    assert scheduler.prompt_owner(answer(3, adapter=0)) is None, "other keys and values"
     scheduler.share_prompt(answer(4, share_key=0))
     assert scheduler.prompt_owner(answer(5, share_key=0)) is not None
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -41,7 +42,8 @@ class Zoo:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.store = WeightStore(root / "weights", "disk", keep=100)
-        self.models: dict[int, torch.nn.Module] = {}
+        self.models: dict[Any, torch.nn.Module] = {}
+        """By version; with an adapter by its name."""
         self.manifests: dict[int, Path] = {}
         self.policy = self.folder("policy", seed=0)
         for version in range(3):
@@ -64,6 +66,15 @@ class Zoo:
         build_tokenizer(tokenizer, None).save_pretrained(self.root / name)
         return self.root / name
 
+    def adapter(self, name: str, seed: int) -> Path:
+        """The folder of an adapter on the starting model, made by peft."""
+        torch.manual_seed(seed)
+        settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+        made = peft.get_peft_model(copy.deepcopy(self.models[0]), settings)
+        made.save_pretrained(self.root / name)
+        self.models[name] = made.eval().requires_grad_(False)
+        return self.root / name
+
     def publish(self, version: int, seed: int) -> None:
         self.models[version] = model = self.model(seed)
         tensors = {}
@@ -73,7 +84,7 @@ class Zoo:
         self.manifests[version] = self.store.publish(version, "l0", tensors)
 
     @torch.inference_mode()
-    def logprobs(self, version: int, tokens_T: np.ndarray) -> np.ndarray:
+    def logprobs(self, version: Any, tokens_T: np.ndarray) -> np.ndarray:
         """[T - 1, V]: what transformers says after each token but the last."""
         ids = torch.from_numpy(tokens_T.astype(np.int64))[None]
         logits = self.models[version](input_ids=ids, use_cache=False).logits[0, :-1].float()
@@ -83,7 +94,7 @@ class Zoo:
 class Desk:
     """The policy's engine, hosted models, and samples made with them by a workflow."""
 
-    def __init__(self, zoo: Zoo, tmp_path: Path, models: list[dict[str, Any]]) -> None:
+    def __init__(self, zoo: Zoo, tmp_path: Path, models: list[dict[str, Any]], teacher: str = "") -> None:
         self.zoo = zoo
         engine = EngineSettings(device="cpu", num_slots=4, max_context=96)
         self.settings = RolloutSettings.model_validate({"engine": engine.model_dump(), "models": models})
@@ -93,7 +104,8 @@ class Desk:
         tokens = PromptTokens(
             self.tokenizer, template=None, add_bos="auto", max_context=96, stop_ids=stop_ids(zoo.policy, self.tokenizer)
         )
-        self.hosts: ModelHosts = make_hosts(spec(tmp_path), self.settings, zoo.policy, self.tokenizer)
+        self.spec = spec(tmp_path, teacher_model=teacher)
+        self.hosts: ModelHosts = make_hosts(self.spec, self.settings, zoo.policy, self.tokenizer)
         self.bench = SampleContext(
             engine=self.engine, gate=self.gate, tokens=tokens, rewards=SimpleNamespace(), version_deadline_s=DEADLINE_S,
             clock=SimpleNamespace(monotonic_s=lambda: 0.0), tracer=Tracer(tmp_path / "t.jsonl", "w"), models=self.hosts,
@@ -105,27 +117,30 @@ class Desk:
         self.gate.set(version)
         await self.hosts.policy_loaded(self.zoo.manifests[version], version)
 
-    async def sample(self, workflow: Any, row: dict[str, Any], *, seed: int = 1, **task: Any) -> Any:
+    async def sample(
+        self, workflow: Any, row: dict[str, Any], *, seed: int = 1, purpose: Any = "train",
+        prefix: Segment | None = None, **task: Any,
+    ) -> Any:  # fmt: skip
         """One sample, as the pool makes it."""
-        sampling = Sampling(max_new_tokens=2, **task)
+        sampling = Sampling(**{"max_new_tokens": 2, **task})
         made = SampleTask(
-            lease_id=seed, group_id=0, sample_index=0, purpose="train", min_version=0, row=row, seed=seed,
-            sampling=sampling, prefix=Segment.empty(),
+            lease_id=seed, group_id=0, sample_index=0, purpose=purpose, min_version=0, row=row, seed=seed,
+            sampling=sampling, prefix=prefix or Segment.empty(),
         )  # fmt: skip
         run = SampleRun(made, self.bench, is_resumable=workflow.is_resumable, lane="lane")
         try:
             sample = await workflow.run(made, run)
             run.check_trained(sample)
-            return sample
+            return await run.with_teacher_logprobs(sample)
         finally:
             run.end()
 
 
-def spec(tmp_path: Path) -> ProcessSpec:
+def spec(tmp_path: Path, **more: Any) -> ProcessSpec:
     return ProcessSpec(
         role="rollout", name="rollout-0", run_id="r", run_dir=str(tmp_path), hub_address="", parent_pid=1, seed=1,
         model=ModelSettings(path=str(tmp_path)), sampling=SamplingSettings(), staleness=StalenessSettings(),
-        groups_per_step=1, group_size=1, num_steps=1, weight_dir=str(tmp_path), settings={},
+        groups_per_step=1, group_size=1, num_steps=1, weight_dir=str(tmp_path), settings={}, **more,
     )  # fmt: skip
 
 
@@ -140,9 +155,9 @@ def at_desk(zoo: Zoo, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
 
-    def run(test: Callable[[Desk], Awaitable[Any]], models: list[dict[str, Any]]) -> Any:
+    def run(test: Callable[[Desk], Awaitable[Any]], models: list[dict[str, Any]], teacher: str = "") -> Any:
         async def whole() -> Any:
-            desk = Desk(zoo, tmp_path, copy.deepcopy(models))
+            desk = Desk(zoo, tmp_path, copy.deepcopy(models), teacher)
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     await desk.engine.start()

@@ -51,7 +51,7 @@ def check_policy_tokens(zoo: Any, trajectory: Trajectory) -> None:
             assert trajectory.logprobs_T[place] == pytest.approx(expected, abs=1e-4)
 
 
-def check_greedy_tokens(zoo: Any, trajectory: Trajectory, model: str, versions: dict[int, int]) -> None:
+def check_greedy_tokens(zoo: Any, trajectory: Trajectory, model: str, versions: dict[int, Any]) -> None:
     """Each token of a greedy model is the likeliest one under its stamped version. versions: of a stamp, a model of the
     zoo."""
     for source in trajectory.sources:
@@ -92,13 +92,13 @@ def test_a_swap_in_the_middle_of_an_answer_of_a_copy_is_stamped_token_by_token(a
         core, honest, begun = host.engine._core, host.engine._core.decoder.step, asyncio.Event()
         loop, num_steps = asyncio.get_running_loop(), 0
 
-        def step(tokens_B: np.ndarray, positions_B: np.ndarray) -> Any:
+        def step(*args: Any) -> Any:
             nonlocal num_steps
             num_steps += 1
             if num_steps == 4:
                 host.engine._is_paused = True  # after this step: the swap finds the answer at four tokens
                 loop.call_soon_threadsafe(begun.set)
-            return honest(tokens_B, positions_B)
+            return honest(*args)
 
         core.decoder.step = step
 
@@ -153,6 +153,94 @@ def test_a_frozen_model_of_a_folder_and_the_starting_model_answer_by_their_own_w
         assert set(sample.trajectory.versions_T[sample.trajectory.loss_mask_T].tolist()) == {1}
 
 
+def adapted(zoo: Any) -> list[dict[str, Any]]:
+    """Two adapters on the starting model, the model itself, and one that shares no engine with them."""
+    return [
+        {"name": "sql", "adapter": str(zoo.adapter("sql", seed=5)), "temperature": 0.0},
+        {"name": "chat", "source": "start", "adapter": str(zoo.adapter("chat", seed=6)), "temperature": 0.0},
+        {"name": "start", "source": "start", "temperature": 0.0, "num_slots": 4},
+        {"name": "apart", "source": "start", "temperature": 0.0, "num_slots": 2},
+    ]
+
+
+def test_models_with_one_base_share_an_engine_and_answer_each_with_its_adapter(at_desk: Any, zoo: Any) -> None:
+    models = adapted(zoo)
+
+    async def test(desk: Any) -> list[Sample]:
+        hosts = desk.hosts.hosts
+        assert hosts["sql"] is hosts["chat"] is hosts["start"] is not hosts["apart"]
+        shared, alone = (hosts[name].engine._core.decoder for name in ("sql", "apart"))
+        num_weights = alone.num_bytes - alone.cache.num_bytes
+        num_adapters = shared.num_bytes - shared.cache.num_bytes - num_weights
+        assert 0 < num_adapters < num_weights, "no second copy of the base"
+        await desk.load(1)
+        samples = await asyncio.gather(
+            *(desk.sample(Talk(model["name"]), ROW, seed=number) for number, model in enumerate(models, 1))
+        )
+        counters = desk.hosts.counters()
+        for model, sample in zip(models, samples, strict=True):
+            sampled = sum(one.end - one.start for one in sample.trajectory.sources if one.model == model["name"])
+            assert counters[f"model_{model['name']}_tokens"] == sampled > 0
+        return list(samples)
+
+    for model, sample in zip(models, at_desk(test, models), strict=True):
+        assert stamps(sample.trajectory, model["name"]) == [0] * 4
+        key = model["name"] if "adapter" in model else 0
+        check_greedy_tokens(zoo, sample.trajectory, model["name"], {0: key})
+        check_policy_tokens(zoo, sample.trajectory)
+
+
+def test_one_sample_that_calls_several_adapters_of_one_engine_mixes_no_keys_and_values(at_desk: Any, zoo: Any) -> None:
+    class Round(Talk):
+        async def run(self, task: Any, tools: Any) -> Sample:
+            talk = Transcript(tools.tokens.prompt(task.row), encode=tools.tokens.encode)
+            talk.sampled(await tools.generate(talk))
+            for _ in range(3):
+                for name in ("sql", "start", "chat"):
+                    talk.given(await tools.models[name].generate(talk, stop_token_ids=[]))
+            known = talk.tokens_T
+            said = {name: await tools.models[name].logprobs(known[:4], known[4:]) for name in ("sql", "start")}
+            for name, key in (("sql", "sql"), ("start", 0)):
+                expected = zoo.logprobs(key, known)[np.arange(3, len(known) - 1), known[4:]]
+                np.testing.assert_allclose(said[name].logprobs_R, expected, atol=1e-4)
+            return Sample(trajectory=talk.close("environment"), verdict=tools.verdict(1.0), response_text="")
+
+    async def test(desk: Any) -> Sample:
+        sample: Sample = await desk.sample(Round("sql"), ROW)
+        engine = desk.hosts.hosts["sql"].engine
+        assert engine.counters()["kept_prefill_tokens"] > 0, "each goes on from its own last turn"
+        while len(engine._core.sessions):  # noqa: ASYNC110 - they end with the sample, in the engine's thread
+            await asyncio.sleep(0)
+        return sample
+
+    trajectory = at_desk(test, adapted(zoo)).trajectory
+    for name, key in (("sql", "sql"), ("chat", "chat"), ("start", 0)):
+        assert len(stamps(trajectory, name)) == 3
+        check_greedy_tokens(zoo, trajectory, name, {0: key})
+
+
+def test_models_that_share_one_set_of_weights_each_continue_their_own_conversation(at_desk: Any) -> None:
+    class Apart(Talk):
+        async def run(self, task: Any, tools: Any) -> Sample:
+            talk = Transcript(tools.tokens.prompt(task.row), encode=tools.tokens.encode)
+            talk.sampled(await tools.generate(talk))
+            talks = {"one": Transcript([3, 4, 5, 6]), "other": Transcript([7, 8, 9])}
+            for _ in range(3):
+                for name, own in talks.items():
+                    own.given(await tools.models[name].generate(own, stop_token_ids=[]))
+            return Sample(trajectory=talk.close("environment"), verdict=tools.verdict(1.0), response_text="")
+
+    async def test(desk: Any) -> None:
+        assert desk.hosts.hosts["one"] is desk.hosts.hosts["other"]
+        engine = desk.hosts.hosts["one"].engine
+        await desk.sample(Apart("one"), ROW, max_new_tokens=2)
+        assert engine.counters()["kept_prefill_tokens"] == (5 + 7) + (4 + 6), "all but the newest token of each turn"
+        while len(engine._core.sessions):  # noqa: ASYNC110 - they end with the sample, in the engine's thread
+            await asyncio.sleep(0)
+
+    at_desk(test, [{"name": name, "source": "start"} for name in ("one", "other")])
+
+
 def test_log_probs_of_given_tokens_are_those_of_transformers(at_desk: Any, zoo: Any) -> None:
     tokens_T = np.random.default_rng(3).integers(3, 18, 60).astype(np.int32)
 
@@ -172,7 +260,7 @@ def test_log_probs_of_given_tokens_are_those_of_transformers(at_desk: Any, zoo: 
         for prompt, given, words in (
             (tokens_T, np.array([5, 900]), "model rival: token 900 is not in a vocabulary of 19"),
             (tokens_T[:0], tokens_T, "a prompt of at least one token"),
-            (tokens_T, np.tile(tokens_T, 2), "180 tokens are more than the context of 96"),
+            (tokens_T, np.tile(tokens_T, 2), "180 tokens exceed the context of 96"),
         ):
             with pytest.raises(UserError, match=words):
                 await run.models["rival"].logprobs(prompt, given)
@@ -350,9 +438,9 @@ def test_names_and_roles_are_checked_when_they_are_called(at_desk: Any) -> None:
             async def run(self, task: Any, tools: Any) -> Sample:
                 with pytest.raises(UserError, match=r"a model `judge` that is not declared .*first, second"):
                     tools.models["judge"]
-                with pytest.raises(UserError, match="the policy is called by its roles here"):
+                with pytest.raises(UserError, match="the policy has roles, and must be called through one"):
                     await tools.generate(tools.tokens.prompt(task.row))
-                with pytest.raises(UserError, match="first is a role of the policy, which gives no log-probs"):
+                with pytest.raises(UserError, match="first is a role of the policy, which does not compute log-probs"):
                     await tools.models["first"].logprobs(np.array([1]), np.array([2]))
                 one = Transcript(tools.tokens.prompt(task.row))
                 one.sampled(await tools.models["first"].generate(one))
@@ -365,7 +453,7 @@ def test_names_and_roles_are_checked_when_they_are_called(at_desk: Any) -> None:
 
 def test_a_model_with_another_tokenizer_is_refused_before_anything_is_allocated(at_desk: Any, zoo: Any) -> None:
     folder = zoo.folder("foreign", seed=1, tokenizer="characters:running_sum")
-    with pytest.raises(UserError, match=re.escape("model judge has another tokenizer than the policy: they differ at")):
+    with pytest.raises(UserError, match=re.escape("the tokenizer of model judge differs from the policy's at token")):
         at_desk(lambda desk: None, [{"name": "judge", "path": str(folder)}])
 
 

@@ -152,9 +152,9 @@ def test_a_request_aborted_in_the_queue_repeats_its_last_token_in_vain():
     ("changed", "said"),
     [
         ({"output_token_logprobs": [[-0.5, 4, None]]}, "sends 2 with 1 log-probs"),
-        ({"output_token_logprobs": [[-0.5, 4, None], [-0.5, 9, None]]}, "of other tokens"),
-        ({"completion_tokens": 3}, "the server says 3, and sends 2"),
-        ({"weight_versions": [{"version": "1", "start": 0, "end": 1}]}, "leave out tokens"),
+        ({"output_token_logprobs": [[-0.5, 4, None], [-0.5, 9, None]]}, "do not belong to the tokens that it sent"),
+        ({"completion_tokens": 3}, "the server reports 3, but sends 2"),
+        ({"weight_versions": [{"version": "1", "start": 0, "end": 1}]}, "do not cover tokens"),
         ({"weight_version": "default"}, "weights named `default`"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_server_that_is_not_in_the_group_stays_as_it_is(wired):
                 await engine.load_from_group(call_of(wired.path, is_new=False, group="g7"), "recompute")
             wired.monkeypatch.setenv("FAKE_REFUSE_JOIN", "1")
         async with wired.engine() as engine:
-            with pytest.raises(TransferBroken, match=r"did not meet g1: .*as configured"):
+            with pytest.raises(TransferBroken, match=r"did not join g1: .*as configured"):
                 await engine.load_from_group(call_of(wired.path), "recompute")
             assert (engine.version, engine.counters()["server_restarts"]) == (0, 0)
             wired.check((await engine.generate(wired.ask())).segment)
@@ -142,7 +142,7 @@ def test_a_version_that_does_not_come_whole_costs_a_server_and_no_answer(wired, 
             outcome = await task
             wired.check(outcome.segment)
             assert (len(outcome.segment), set(outcome.segment.versions_R.tolist())) == (60, {0})
-            assert "version 1 did not come to it whole" in wired.reports[0]
+            assert "it did not receive all of version 1" in wired.reports[0]
 
     wired.run(body())
 

@@ -189,7 +189,7 @@ def test_answers_go_on_after_their_server_died_or_froze(fake_world, number):
             info = await fake_world.server_info(engine)
             assert info["weight_version"] == "4", "the successor did not start with the version in use"
             assert engine.counters()["server_restarts"] == len(fake_world.reports) >= 1
-            reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"did not answer for \d+ s"
+            reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"did not respond for \d+ s"
             words = rf"SGLang server: .*{reason}; starting another with version 4 \(restart 1 of 9 allowed\)"
             assert re.fullmatch(words, fake_world.reports[0])
 
@@ -208,7 +208,7 @@ def test_a_halt_of_this_machine_costs_no_server(fake_world):
                 probes.append("halted")
                 live.client.probe = answered
                 time.sleep(2.1)  # noqa: ASYNC251 - nothing of this process runs meanwhile
-                raise ServerGone("no answer within 1 s")
+                raise ServerGone("no reply within 1 s")
 
             async def answered():
                 probes.append("answered")

@@ -64,7 +64,7 @@ class Wire:
     async def connect(self, timeout_s: float) -> Welcome:
         self.net.connects.append((self.address, timeout_s))
         if self.address in self.net.unreachable:
-            raise DeadlineExceeded("a Welcome", self.address, timeout_s)
+            raise DeadlineExceeded("a reply to the connection request", self.address, timeout_s)
         return Welcome(run_id="r", incarnation="i")
 
     async def send(self, message: Message, timeout_s: float = 30.0) -> None:
@@ -410,6 +410,6 @@ def test_a_fetch_ends_after_so_many_parents(net: Net, file: ChunkFile, monkeypat
     monkeypatch.setattr(fetching, "MAX_MOVES", 3)
     net.parents(*[RELAY] * 9)
     net.unreachable = {RELAY}
-    with pytest.raises(WeightError, match="v3: 3 parents failed"):
+    with pytest.raises(WeightError, match="v3: 3 sources failed"):
         run(net.fetcher.fetch(LOCATOR, file))
     assert len(net.sent(ParentRequest)) == 3

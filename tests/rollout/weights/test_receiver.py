@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import secrets
+import threading
+import time
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -521,7 +523,7 @@ def test_a_payload_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(WeightError, match="no room for 10 bytes"):
+    with pytest.raises(WeightError, match="no space for 10 bytes"):
         ChunkFile(tmp_path / "f", make_payload(10, 5, bytes(10)))
     assert not list(tmp_path.iterdir())
 
@@ -616,7 +618,7 @@ def test_a_trainer_that_calls_to_no_group_in_time_is_said_to_be_late(tmp_path, c
 
     with caplog.at_level("WARNING"):
         asyncio.run(test())
-    assert "no call to the group of version 3: within 0 s" in caplog.text
+    assert "cannot join the process group of version 3: no reply within 0 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -654,3 +656,24 @@ def test_a_fetch_that_fails_leaves_others_only_what_is_whole(tmp_path, monkeypat
     assert offered == ["first", "second"]
     assert gone == [(name, "its own fetching failed") for name in withdrawn]
     assert not list(tmp_path.iterdir())
+
+
+def test_one_version_is_assembled_after_the_other(tmp_path: Path) -> None:
+    receiver = VersionReceiver([tmp_path / "w"], make_wire=None, make_relay=None)
+    begun: list[int] = []
+    first, may_end = threading.Event(), threading.Event()
+
+    def assemble(number: int) -> None:
+        begun.append(number)
+        first.set()
+        may_end.wait(60.0)
+
+    works = [receiver._files_thread.submit(assemble, number) for number in range(2)]
+    assert first.wait(60.0)
+    for _ in range(50):
+        time.sleep(0.001)
+    assert begun == [0], "interrupted work ends before the next begins"
+    may_end.set()
+    for work in works:
+        work.result(60.0)
+    assert begun == [0, 1]

@@ -121,6 +121,7 @@ class Received:
         self.bench = bench
         self.asked: list[Any] = []
         self.num_forgotten = 0
+        self.is_serving = False
         self.failure: Exception | None = None
         self.call: Any = None
         self.may_come = asyncio.Event()
@@ -144,6 +145,7 @@ class Received:
         return self.call
 
     async def run(self) -> None:
+        self.is_serving = True
         await asyncio.Event().wait()
 
     def forget(self) -> None:
@@ -239,6 +241,7 @@ def test_the_time_a_version_took_to_come_here_counts_as_staging() -> None:
         assert bench.receiver
         await bench.load(0, deadline_s=7.0)
         assert bench.receiver.asked == [("0", 7.0)]
+        assert bench.receiver.is_serving, "versions that came here are served to other workers"
         assert bench.received() == [loaded(0, stage_s=RECEIVE_S + STAGE_S)]
         assert bench.loader.counters()["weights_received"] == 5.0
 
@@ -334,7 +337,7 @@ def test_the_failure_of_a_version_that_was_replaced_meanwhile_is_not_reported() 
     [
         (EngineError("no memory"), EngineError, "^no memory$"),
         (UserError("no server"), UserError, "^no server$"),
-        (KeyError("w"), EngineError, "^loading version 4: KeyError: 'w'$"),
+        (KeyError("w"), EngineError, "^cannot load version 4: KeyError: 'w'$"),
     ],
 )
 def test_an_engine_that_breaks_while_loading_ends_the_loader(
@@ -398,7 +401,9 @@ def test_a_staged_version_whose_turn_never_comes_fails(monkeypatch: pytest.Monke
 
     async def test(bench: Bench) -> None:
         await bench.load(3, is_held=True)
-        assert bench.received()[1:] == [failed(3, "staged, but received no order to swap it in for 0 s")]
+        assert bench.received()[1:] == [
+            failed(3, "the version was staged, but no request to load it arrived within 0 s")
+        ]
 
     with_loader(test)
 

@@ -88,7 +88,7 @@ def test_merged_weights_are_base_plus_scale_b_a_in_the_type_asked_for_or_the_mod
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config == {"model_type": "qwen3", "dtype": wanted}
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        "model.safetensors", "config.json", "tokenizer.json"
+        "model.safetensors", "config.json", "tokenizer.json", "provenance.json"
     }  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_the_adapter_alone_needs_no_base(tmp_path: Path) -> None:
     (tmp_path / "base").rename(tmp_path / "gone")
     assert export_adapter(folder, tmp_path / "out", form="adapter", dtype="bfloat16") == "bfloat16"
     names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"}
+    assert names == {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "provenance.json"}
     found = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert found.keys() == tensors_of_adapter().keys()
     assert all(torch.equal(found[name], one.bfloat16()) for name, one in tensors_of_adapter().items())
@@ -141,7 +141,7 @@ def test_a_base_that_is_gone_or_has_other_names_says_what_to_do(tmp_path: Path) 
     with pytest.raises(UserError) as raised:
         export_adapter(folder, tmp_path / "out", form="merged")
     assert str(raised.value) == (
-        f"{tmp_path / 'base'}: the base of the adapter no longer exists"
+        f"{tmp_path / 'base'}: the base model of the adapter no longer exists"
         " -> put that model back there, or use --lora adapter"
     )
 

@@ -129,7 +129,7 @@ def test_checkpoints_of_format_2_are_read_and_no_others(number: int, is_read: bo
         return
     with pytest.raises(WeightError) as raised:
         checkpoint.verify(folder)
-    assert str(raised.value) == f"{manifest} has format {number}; this version reads format 2"
+    assert str(raised.value) == f"{manifest} has format {number}; this version of areal_like reads format 2"
 
 
 def test_partial_folder_is_never_taken(tmp_path: Path) -> None:

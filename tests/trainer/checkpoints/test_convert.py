@@ -107,7 +107,9 @@ def test_what_cannot_be_converted_is_the_users_mistake_in_one_sentence(tmp_path:
     with pytest.raises(UserError, match="there are no weights here"):
         import_folder(tmp_path / "empty", tmp_path / "a")
     (tmp_path / "empty" / "pytorch_model.bin").write_text("")
-    with pytest.raises(UserError, match=r"its weights are pytorch_model\.bin, and only safetensors are read"):
+    with pytest.raises(
+        UserError, match=r"its weights are in pytorch_model\.bin, but only safetensors files can be read"
+    ):
         import_folder(tmp_path / "empty", tmp_path / "a")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("")

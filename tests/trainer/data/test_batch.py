@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -117,6 +118,19 @@ def test_metrics_are_about_the_whole_batch() -> None:
         "packing_efficiency": pytest.approx(18 / 1000), "rank_imbalance": 0.0,
         "reward_shaped_mean": 1.125, "advantage_abs_mean": pytest.approx(0.125),
     }.items() <= metrics.items()  # fmt: skip
+
+
+def test_rewards_are_those_of_new_samples() -> None:
+    reused = msgspec.structs.replace(BATCH[0], is_reused=True)
+    metrics = prepare_batch([reused, *BATCH[1:]], 7, settings()).metrics
+    others = REWARDS[1:]
+    assert (metrics["reward_mean"], metrics["reward_std"]) == (
+        pytest.approx(others.mean()),
+        pytest.approx(others.std()),
+    )
+    assert metrics["reused_samples"] == 1.0
+    assert metrics["sequences"] == 4.0
+    assert "reused_samples" not in prepare_batch(BATCH, 7, settings()).metrics
 
 
 def test_imbalance_is_what_the_fullest_rank_has_more_than_the_mean() -> None:

@@ -197,7 +197,7 @@ def test_a_model_that_drops_the_boundaries_is_refused(tiny_model: Callable[..., 
     model, (tokens, masks) = tiny_model("qwen3"), sequences((5, 6))
     attach(model, SDPA)
     packed = PackedSequences.build(tokens, masks)
-    with pytest.raises(UserError, match="where the packed sequences end"):
+    with pytest.raises(UserError, match="the boundaries of the packed sequences"):
         model(input_ids=packed.tokens_T[None], position_ids=packed.positions_T[None], use_cache=False)
 
 

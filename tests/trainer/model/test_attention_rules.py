@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_reason_says_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert choose("auto", CPU).reason == (
-        "auto: cpu has no variable-length kernel; SDPA, one call per group of lengths"
+        "auto: cpu has no variable-length kernel; using SDPA, one call per group of similar lengths"
     )
     assert choose("sdpa", CUDA) == AttentionChoice("sdpa", "named in the configuration")
     assert choose("auto", CUDA, "bfloat16").reason == (
@@ -63,7 +63,7 @@ def test_heads_that_are_too_wide_for_a_flash_kernel_are_refused(head_dim: int, f
     if fits:
         attach(model, AttentionChoice("varlen", "test"))
         return
-    with pytest.raises(UserError, match=f"varlen takes heads of at most {MAX_FLASH_HEAD_DIM} dimensions, qwen3 has"):
+    with pytest.raises(UserError, match=f"varlen supports head dimensions up to {MAX_FLASH_HEAD_DIM}, qwen3 has"):
         attach(model, AttentionChoice("varlen", "test"))
 
 
@@ -104,13 +104,13 @@ def test_one_sequence_alone_is_plain_causal_attention() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"mask": torch.ones(1)}, "makes an attention mask of its own"),
+        ({"mask": torch.ones(1)}, "creates its own attention mask"),
         ({"module": types.SimpleNamespace(is_causal=False)}, "is not causal"),
         ({"is_causal": False}, "is not causal"),
-        ({"sliding_window": 4}, "has a sliding window of 4 tokens and a sequence has 5"),
-        ({"softcap": 3.0}, "needs softcap, which packed training lacks"),
-        ({"s_aux": torch.ones(1)}, "needs s_aux, which packed training lacks"),
-        ({"position_bias": torch.ones(1)}, "needs position_bias, which packed training lacks"),
+        ({"sliding_window": 4}, "has a sliding window of 4 tokens, but a sequence has 5"),
+        ({"softcap": 3.0}, "needs softcap, which packed training does not support"),
+        ({"s_aux": torch.ones(1)}, "needs s_aux, which packed training does not support"),
+        ({"position_bias": torch.ones(1)}, "needs position_bias, which packed training does not support"),
     ],
 )
 def test_what_packing_cannot_do_right_is_refused(more: dict[str, Any], words: str) -> None:
@@ -196,5 +196,5 @@ def test_sliding_window_that_is_switched_off_is_none(tiny_model: Any) -> None:
 def test_model_that_scales_attention_by_the_place_in_the_row_is_refused(tiny_model: Any) -> None:
     model = tiny_model("llama")
     model.config.attn_temperature_tuning = True
-    with pytest.raises(UserError, match="scales attention by the place in the row"):
+    with pytest.raises(UserError, match="scales attention by a token's position in the packed row"):
         attach(model, AttentionChoice("sdpa", "test"))

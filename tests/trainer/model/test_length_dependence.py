@@ -122,7 +122,7 @@ def test_a_class_without_sdpa_is_refused_by_name(tiny_model: Callable[..., Any])
 
 
 def test_a_model_that_masks_by_itself_is_refused(tiny_model: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="DogeAttention makes an attention mask of its own"):
+    with pytest.raises(UserError, match="DogeAttention creates its own attention mask"):
         agreement.check(tiny_model("doge", num_key_value_heads=2), SDPA, torch.float32)
 
 
@@ -130,12 +130,12 @@ def test_a_model_that_fails_on_a_packed_row_is_refused_by_name(tiny_model: Calla
     model = tiny_model("qwen3")
     forward = model.model.forward
     model.model.forward = lambda input_ids, position_ids, use_cache: forward(input_ids, position_ids, use_cache)
-    with pytest.raises(UserError, match=r"do not pass through Qwen3ForCausalLM .TypeError.*packed_segments"):
+    with pytest.raises(UserError, match=r"packed sequences fail in Qwen3ForCausalLM .TypeError.*packed_segments"):
         agreement.check(model, SDPA, torch.float32)
 
 
 def test_attention_scaled_by_the_place_in_the_row_is_refused(tiny_model: Callable[..., Any]) -> None:
     model = tiny_model("llama4_text", head_dim=8, num_local_experts=2, intermediate_size_mlp=48,
                        layer_types=["full_attention"] * 2, no_rope_layers=[0, 0])  # fmt: skip
-    with pytest.raises(UserError, match="scales attention by the place in the row"):
+    with pytest.raises(UserError, match="scales attention by a token's position in the packed row"):
         attach(model, SDPA)

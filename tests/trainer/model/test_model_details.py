@@ -113,7 +113,7 @@ def test_value_that_is_not_finite_is_reported_with_the_file_that_has_it(folder: 
     tensors = load_file(folder / "b.safetensors")
     tensors[name].view(-1)[0] = float("inf")
     save_file(tensors, folder / "b.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"in 1 tensors, the first {name}") as raised:
+    with pytest.raises(UserError, match=f"in 1 tensors, first in {name}") as raised:
         load_causal_lm(folder)
     assert raised.value.where == str(folder / "b.safetensors")
     assert module._file_of("no.such.tensor", folder) == str(folder), "of several files the folder"

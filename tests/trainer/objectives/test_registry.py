@@ -272,10 +272,10 @@ def test_settings_that_fit_have_no_fault() -> None:
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     key, what, remedy = one_fault(kind="nothing")
     assert (key, what) == ("kind", "no loss `nothing`")
-    assert remedy == f"{', '.join(OBJECTIVES)}, or module:function"
+    assert remedy == f"use {', '.join(OBJECTIVES)}, or module:function"
     key, what, remedy = one_fault(corrections=(correction("veto"), correction("nothing")))
     assert (key, what) == ("corrections.1.kind", "no correction `nothing`")
-    assert remedy == f"{', '.join(CORRECTIONS)}, or module:function"
+    assert remedy == f"use {', '.join(CORRECTIONS)}, or module:function"
 
 
 def test_correction_that_is_there_twice_is_named_by_its_second_place() -> None:
@@ -286,9 +286,9 @@ def test_correction_that_is_there_twice_is_named_by_its_second_place() -> None:
 def test_key_that_the_loss_does_not_read_is_named_with_who_reads_it_or_where_it_belongs() -> None:
     key, what, remedy = one_fault(kind="cispo", eps_high=0.3)
     assert (key, what) == ("eps_high", "has no effect with kind: cispo")
-    assert remedy == "remove it: decoupled_ppo reads it"
+    assert remedy == "remove it: it is only used by decoupled_ppo"
     key, _, remedy = one_fault(kind="gspo", eps_low=0.001)
-    assert (key, remedy) == ("eps_low", "trainer.loss.options.eps_low: 0.001")
+    assert (key, remedy) == ("eps_low", "set trainer.loss.options.eps_low: 0.001")
     assert one_fault(kind="sapo", dual_clip=3.0)[0] == "dual_clip"
 
 
@@ -296,7 +296,7 @@ def test_proximal_policy_that_the_loss_cannot_use_is_named_with_the_one_it_can()
     key, what, remedy = one_fault(kind="dppo")
     assert key == "proximal"
     assert what == "`dppo` needs the policy that sampled the tokens as its proximal policy, not `recompute`"
-    assert remedy == "proximal: behaviour with weight.mode: off"
+    assert remedy == "set proximal: behaviour with weight.mode: off"
 
 
 def test_wrong_option_is_one_fault_and_nothing_is_said_of_what_follows_from_it() -> None:
@@ -336,7 +336,10 @@ def test_divergence_settings_are_named_where_they_hold_nothing() -> None:
 def test_loss_that_needs_a_critic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     needy = replace(OBJECTIVES["cispo"], needs=Needs(values=True))
     monkeypatch.setitem(OBJECTIVES, "cispo", needy)  # type: ignore[arg-type]
-    assert one_fault(kind="cispo")[:2] == ("kind", "`cispo` needs the values of a critic, and there is none")
+    assert one_fault(kind="cispo")[:2] == (
+        "kind",
+        "`cispo` needs the values of a critic, but trainer.critic is not set",
+    )
 
 
 def test_loss_that_needs_recomputed_logprobs_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +347,7 @@ def test_loss_that_needs_recomputed_logprobs_refuses_others(monkeypatch: pytest.
     monkeypatch.setitem(OBJECTIVES, "cispo", needy)  # type: ignore[arg-type]
     assert list(loss_faults(LossSettings(kind="cispo"))) == []
     key, what, remedy = one_fault(kind="cispo", proximal="interpolate")
-    assert (key, remedy) == ("proximal", "proximal: recompute")
+    assert (key, remedy) == ("proximal", "set proximal: recompute")
     assert what == "`cispo` needs recomputed log-probs as its proximal policy, not `interpolate`"
 
 
@@ -364,7 +367,7 @@ def test_sample_alone_in_its_group_is_refused_where_its_advantage_is_0(kind: str
     assert [fault.key for fault in alone] == (["group_size"] if ADVANTAGES[kind].single_sample else [])
     if alone:
         assert ADVANTAGES[kind].single_sample in alone[0].what
-        assert alone[0].remedy == "group_size of 2 or more, or trainer.advantage.kind: global_norm or reinforce_pp"
+        assert alone[0].remedy == "set group_size to 2 or more, or trainer.advantage.kind: global_norm or reinforce_pp"
 
 
 def test_advantage_settings_without_effect_are_named() -> None:
@@ -381,7 +384,7 @@ def test_advantage_that_was_imported_is_checked_like_ours() -> None:
     critic = replace(ADVANTAGES["rloo"], needs_values=True, single_sample="")
     (fault,) = advantage_faults(AdvantageSettings(kind="mine:advantage"), 1, critic)
     assert fault.key == "trainer.advantage.kind"
-    assert fault.what == "`mine:advantage` needs the values of a critic, and there is none"
+    assert fault.what == "`mine:advantage` needs the values of a critic, but trainer.critic is not set"
 
 
 def test_options_of_an_advantage_are_its_keys_in_the_section() -> None:

@@ -152,9 +152,9 @@ def test_a_target_that_does_not_exist_is_one_sentence(tmp_path: Path, objective:
 
 def test_a_checkpoint_with_another_adapter_or_none_is_refused(tmp_path: Path) -> None:
     run_until(spec_of(tmp_path, "sft"), 2)
-    with pytest.raises(UserError, match="another rank, or on other modules"):
+    with pytest.raises(UserError, match="a different rank or different target modules"):
         train(spec_of(tmp_path, "sft", {"rank": 2, "alpha": 6.0}))
     whole = spec_of(tmp_path, "sft")
     whole = whole.model_copy(update={"trainer": whole.trainer.model_copy(update={"lora": None})})
-    with pytest.raises(UserError, match=r"the checkpoint holds an adapter, and trainer\.lora is not set"):
+    with pytest.raises(UserError, match=r"the checkpoint holds an adapter, but trainer\.lora is not set"):
         train(whole)

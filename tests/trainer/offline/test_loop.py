@@ -11,7 +11,7 @@ import torch
 from tiny_offline import digits, make_spec, rows_of_kind, run_until, write_rows
 
 from areal_like.errors import PolicyDiverged, UserError
-from trainer.checkpoints.checkpoint import all_checkpoints
+from trainer.checkpoints.checkpoint import all_checkpoints, read_state
 from trainer.model.attention import attach, choose, register
 from trainer.model.model import load_causal_lm
 from trainer.offline import loop
@@ -52,6 +52,10 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> No
     assert digest(whole) == digest(parts)
     assert [row["step"] for row in rows_of_kind(parts, "step")] == [1, 2, 3, 4, 5, 6]
     assert [version for version, _ in all_checkpoints(whole)] == [4, 6]
+    for run_dir in (whole, parts):
+        counters = read_state(all_checkpoints(run_dir)[-1][1]).counters
+        tokens = sum(row["tokens"] for row in rows_of_kind(run_dir, "step"))
+        assert counters == {"steps": 6.0, "tokens": tokens, "skipped_updates": 0.0}
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:

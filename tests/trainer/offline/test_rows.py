@@ -38,10 +38,10 @@ def test_the_three_formats_of_demonstrations_are_read(tmp_path: Path) -> None:
         ({"prompt": "1", "completion": ""}, "`completion` is empty"),
         ({"prompt": "1", "completion": [ANSWER]}, "of different kinds"),
         ({"prompt": [USER], "completion": "2"}, "of different kinds"),
-        ({"prompt": [USER], "completion": [USER]}, "does not end with the assistant"),
+        ({"prompt": [USER], "completion": [USER]}, "does not end with an assistant message"),
         ({"prompt": [USER], "completion": []}, "`completion` is not a list"),
         ({"prompt": [{"role": "user"}], "completion": [ANSWER]}, "`prompt` is not a list"),
-        ({"messages": [USER]}, "does not end with the assistant"),
+        ({"messages": [USER]}, "does not end with an assistant message"),
         ({"messages": "text"}, "`messages` is not a list"),
         ({"text": "1"}, "has no `prompt`"),
         ([1], "is not a JSON object"),
@@ -57,7 +57,7 @@ def test_a_row_that_cannot_be_imitated_is_named_by_file_and_line(row: Any, words
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n\n")
-    with pytest.raises(UserError, match=r"rows.jsonl: contains no rows -> rows are \{prompt, completion\}"):
+    with pytest.raises(UserError, match=r"rows.jsonl: contains no rows -> use rows of the form \{prompt, completion\}"):
         read_demonstrations(tmp_path / "rows.jsonl")
 
 

@@ -148,7 +148,7 @@ def test_meeting_point_listens_at_the_address_given_alone() -> None:
 
 
 def test_address_that_is_not_ours_is_no_meeting_point() -> None:
-    with pytest.raises(TransferBroken, match=r"cannot listen at 203\.0\.113\.7"):
+    with pytest.raises(TransferBroken, match=r"cannot listen on 203\.0\.113\.7"):
         GroupRoot("g", 3, host="203.0.113.7", backend="gloo", device="cpu", deadline_s=1.0)
 
 

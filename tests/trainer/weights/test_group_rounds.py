@@ -124,6 +124,19 @@ def test_members_get_places_side_by_side_and_the_same_group_serves_again(play):
     play(scenario)
 
 
+def test_the_same_members_with_another_backend_get_another_group(play, monkeypatch):
+    async def scenario(stage):
+        for version, backend in enumerate(("gloo", "nccl")):
+            monkeypatch.setattr(stage.rounds, "_backend", lambda round_, backend=backend: backend)
+            stage.offer(version)
+            stage.join("a", version=version)
+            await stage.held(version + 1)
+        assert [root.backend for root in PlayedRoot.made] == ["gloo", "nccl"]
+        assert stage.calls(1)["a"].is_new
+
+    play(scenario)
+
+
 def test_a_trainer_that_started_again_makes_no_group_of_the_name_its_workers_are_in_already(play):
     names = []
 
@@ -187,7 +200,7 @@ def test_whatever_is_not_the_newest_version_comes_as_a_stream(play):
         stage.offer(2)
         stage.join("b", version=2)
         stage.offer(3)  # b waits for a version that is old by now
-        assert stage.refusals()["b", 2] == "a newer version is out"
+        assert stage.refusals()["b", 2] == "a newer version was published"
 
     play(scenario, gather_s=PATIENCE_S)
 
@@ -362,7 +375,7 @@ def test_refusals_say_why(play):
         stage.offer(2)
         other = "it is not the newest, or its round is over"
         assert stage.refusals() == {
-            ("a", 0): other, ("c", 0): "its round has begun", ("d", 0): other, ("e", 1): "a newer version is out"
+            ("a", 0): other, ("c", 0): "its round has begun", ("d", 0): other, ("e", 1): "a newer version was published"
         }  # fmt: skip
 
     play(scenario)

@@ -28,7 +28,9 @@ class Options(Settings):
     @model_validator(mode="after")
     def _holds_one(self) -> Options:
         if not self.low < 1.0 < self.high:
-            raise ValueError(f"the window [{self.low:g}, {self.high:g}] leaves out 1: on-policy tokens")
+            raise ValueError(
+                f"1, the value for on-policy tokens, must lie inside the window: got [{self.low:g}, {self.high:g}]"
+            )
         return self
 
 

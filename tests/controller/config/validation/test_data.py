@@ -47,7 +47,7 @@ def found(config: RunConfig) -> list[str]:
             "checkpoint.best: requires a checkpoint of each evaluated version",
         ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
-        ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*exclude each other"),
+        ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*are mutually exclusive"),
         ({"sampling__stop": ["x"], "rollout__workflow": "tools"}, "sampling.stop.*only the model ends a turn"),
         ({"sampling__stop": ["x"], "sampling__forced_lengths": "5"}, "sampling.stop.*forced lengths"),
         (

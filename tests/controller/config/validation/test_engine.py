@@ -68,7 +68,7 @@ def test_settings_of_emulated_devices_alone_are_valid() -> None:
         (emulated(trainer={"loss": {"kl_coef": 0.1}}), "a reference model cannot be emulated"),
         (emulated(trainer={"ranks": 2}), "one process emulates all of the trainer's GPUs"),
         (emulated(sampling={"forced_lengths": "length"}), "emulated answers already have sampled lengths"),
-        (emulated(rollout={"engine": {"kind": "sglang"}}), "replaces the engine"),
+        (emulated(rollout={"engine": {"kind": "sglang"}}), "the engine sglang cannot be emulated"),
         (emulated(emulation={"gpu": "h9000"}), "emulation.gpu"),
         (emulated(emulation={"model": "1.7z"}), "emulation.model"),
     ],
@@ -87,7 +87,7 @@ def test_every_worker_needs_its_own_server_to_attach_to() -> None:
     one = {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}
     assert said(make(one)) == ""
     assert "names 1 server for 2 workers" in said(make(one, num_workers=2))
-    assert "`30000` is not an address" in said(make({"kind": "sglang", "sglang": {"attach": ["30000"]}}))
+    assert "`30000` is not a valid URL" in said(make({"kind": "sglang", "sglang": {"attach": ["30000"]}}))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_validate_says_what_is_wrong_with_the_environment(tmp_path: Path) -> Non
         assert found.problems == []
         return "; ".join(map(str, found.absent))
 
-    assert "no interpreter" in absent(python=str(tmp_path / "nothing"))
+    assert "no Python interpreter" in absent(python=str(tmp_path / "nothing"))
     assert absent(python=str(environment(tmp_path / "good", "0.5.23"))) == ""
     other = absent(python=str(environment(tmp_path / "other", "0.5.9")))
     assert "rollout.engine.python: SGLang 0.5.9 is installed" in other
-    assert "0.5.23 is needed" in other
+    assert "0.5.23 is required" in other
 
 
 @pytest.mark.processes
@@ -149,12 +149,12 @@ def changed(config: RunConfig, **loss: Any) -> RunConfig:
 
 def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight() -> None:
     fp8 = {**CUDA, "sglang": {"quantization": "fp8"}}
-    assert "quantises from bfloat16, and the engine's dtype is float32" in said(make({**fp8, "dtype": "float32"}))
+    assert "quantises from bfloat16, but the engine's dtype is float32" in said(make({**fp8, "dtype": "float32"}))
     config = make(fp8)
     llama = config.model_copy(
         update={"model": config.model.model_copy(update={"init": {**(config.model.init or {}), "model_type": "llama"}})}
     )
-    assert "cannot load new versions into a quantised llama" in said(llama)
+    assert "cannot load new versions into a quantised model of type llama" in said(llama)
     carries = "does not correct the difference"
     assert carries in said(changed(config, proximal="behaviour"))
     off = config.trainer.loss.weight.model_copy(update={"mode": "off"})
@@ -174,7 +174,7 @@ def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight
         (["model.layers.0", "down_proj"], ""),
         (["q_proj", "k_proj", "v_proj"], ""),
         (["model.layers.1.self_attn.q_proj"], "add model.layers.1.self_attn.k_proj, model.layers.1.self_attn.v_proj"),
-        (["gate_proj"], "SGLang keeps gate_proj, up_proj as one layer"),
+        (["gate_proj"], "SGLang fuses gate_proj, up_proj into one layer"),
         (["a,b"], "not part of a module's name"),
     ],
 )
@@ -185,13 +185,13 @@ def test_layers_left_unquantised_are_whole_ones(layers: list[str], words: str) -
 
 def test_exceptions_from_nothing_and_experts_of_a_dense_model_are_mistakes() -> None:
     assert "nothing is quantised" in said(make({**CUDA, "sglang": {"unquantized_layers": ["down_proj"]}}))
-    assert "a qwen3 has no experts" in said(make({**CUDA, "sglang": {"routed_experts": True}}))
+    assert "model type qwen3 has no experts" in said(make({**CUDA, "sglang": {"routed_experts": True}}))
 
 
 def test_checksums_are_for_one_process_on_a_cpu() -> None:
     assert said(make({"kind": "sglang", "sglang": {"checksums": True}})) == ""
     assert "can only be computed on a GPU" in said(make({**CUDA, "sglang": {"checksums": True}}))
-    assert "not shares" in said(make({"kind": "sglang", "sglang": {"checksums": True, "tp_size": 2}}))
+    assert "not shards" in said(make({"kind": "sglang", "sglang": {"checksums": True, "tp_size": 2}}))
 
 
 def test_what_says_how_a_server_is_launched_is_nothing_for_one_that_runs() -> None:

@@ -103,7 +103,7 @@ def test_settings_that_just_go_together_are_valid(changes: dict[str, Any]) -> No
          "cuda:N"),
         ({"rollout.engine.device": "cuda:"}, ("rollout.engine.device",), "no device `cuda:`"),
         ({"rollout.workflow": "mine.Flow"}, ("rollout.workflow",), "module:Class"),
-        ({"mode": "sync", "staleness.max_staleness": "unbounded"}, ("staleness.max_staleness", "mode"), "means a"),
+        ({"mode": "sync", "staleness.max_staleness": "unbounded"}, ("staleness.max_staleness", "mode"), "requires a"),
         ({"group_size": 1, "trainer.advantage.kind": "global_norm", "filter_zero_signal": True},
          ("filter_zero_signal", "group_size"), "filtered"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from made_adapter import adapter_in
 from valid_config import make
 
 from areal_like.decoder_shape import PUBLIC_SHAPES
@@ -26,7 +28,13 @@ def said(config: RunConfig) -> list[str]:
     return [str(problem) for problem in cross_check(config)]
 
 
-@pytest.mark.parametrize("models", [(JUDGE,), (RIVAL, JUDGE), (ROLE,), (ROLE, {**ROLE, "name": "critic"}, RIVAL)])
+@pytest.mark.parametrize(
+    "models",
+    [
+        (JUDGE,), (RIVAL, JUDGE), (ROLE,), (ROLE, {**ROLE, "name": "critic"}, RIVAL),
+        ({"name": "sql", "adapter": "a"}, {**JUDGE, "adapter": "b"}, {"name": "m", "path": "x", "adapter": "a"}),
+    ],
+)  # fmt: skip
 def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], ...]) -> None:
     assert said(declared(*models)) == []
 
@@ -37,15 +45,29 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
         ({"name": "Judge", "source": "start"}, "rollout.models.0.name: `Judge` cannot be the name of a model"),
         ({"name": "policy", "source": "start"}, "rollout.models.0.name: `policy` cannot be the name"),
         ({"name": "judge"}, "rollout.models.0.path: neither source nor path is given"),
-        ({**JUDGE, "path": "x"}, "rollout.models.0.path: source and path exclude each other"),
+        ({**JUDGE, "path": "x"}, "rollout.models.0.path: source and path are mutually exclusive"),
         ({"name": "judge", "path": ""}, "rollout.models.0.path: is empty"),
         ({**JUDGE, "refresh_every": 2}, "rollout.models.0.refresh_every: only a copy of the policy can be refreshed"),
+        ({**JUDGE, "adapter": ""}, "rollout.models.0.adapter: is empty"),
+        ({**RIVAL, "adapter": "a"}, "rollout.models.0.adapter: an adapter has a frozen base, but the policy changes"),
+        ({**ROLE, "adapter": "a"}, "rollout.models.0.adapter: an adapter has a frozen base, but the policy changes"),
+        (
+            {"name": "judge", "adapter": "a", "refresh_every": 2},
+            "rollout.models.0.refresh_every: only a copy of the policy can be refreshed",
+        ),
+        (
+            {**JUDGE, "path": "x", "adapter": "a"},
+            "rollout.models.0.path: source and path are mutually exclusive",
+        ),
         ({**JUDGE, "trained": True}, "rollout.models.0.trained: starting model, frozen: a run trains one policy"),
         ({**RIVAL, "trained": True}, "a run trains one policy; to train two separately, start two runs"),
         ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: no device `tpu`"),
         ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: has no effect on a role of the policy"),
-        ({**ROLE, "temperature": 0.5}, "rollout.models.0.temperature: tokens sampled at 0.5 cannot be trained at 1"),
-        ({**ROLE, "trained": False}, "rollout.models: the policy is called by its roles (player), and none of them"),
+        (
+            {**ROLE, "temperature": 0.5},
+            "rollout.models.0.temperature: tokens sampled at temperature 0.5 cannot be trained at temperature 1",
+        ),
+        ({**ROLE, "trained": False}, "rollout.models: the policy is called by its roles (player), but none of them"),
     ],
 )
 def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: str) -> None:
@@ -93,10 +115,34 @@ def test_a_worker_holds_one_set_of_weights_of_a_frozen_model_and_two_of_a_copy()
     assert with_models.parts == {**without.parts, **expected}
 
 
+def test_models_that_share_an_engine_take_one_base_one_cache_and_their_adapters(tmp_path: Path) -> None:
+    shape = PUBLIC_SHAPES["Qwen/Qwen3-0.6B"]
+    up = "model.layers.0.mlp.up_proj"
+    for name in ("a", "b"):
+        adapter_in(tmp_path / name, modules={up: (shape.hidden, shape.inner)})
+    small = {"num_slots": 2, "max_context": 100, "dtype": "bfloat16"}
+    models = [
+        {**small, "name": "sql", "adapter": str(tmp_path / "a")},
+        {**small, **JUDGE},
+        {**small, "name": "chat", "source": "start", "adapter": str(tmp_path / "b")},
+        {**small, "name": "far", "source": "start", "adapter": str(tmp_path / "none"), "num_slots": 1},
+    ]
+    cache = 2 * shape.layers * shape.key_width * 100
+    assert dict(called_model_parts(declared(*models), shape)) == {
+        "models sql, judge, chat": 2.0 * (shape.parameters + 2 * cache),
+        "adapters of sql, judge, chat": 2.0 * 2 * 4 * (shape.hidden + 2 * shape.inner),
+        "model far": 2.0 * (shape.parameters + cache),
+    }
+
+
 def test_validate_says_what_each_model_is() -> None:
-    config = declared(JUDGE, RIVAL, ROLE, {**ROLE, "name": "critic", "trained": False}, {"name": "m", "path": "x/y"})
+    config = declared(
+        JUDGE, RIVAL, ROLE, {**ROLE, "name": "critic", "trained": False}, {"name": "m", "path": "x/y"},
+        {"name": "sql", "adapter": "a/sql"},
+    )  # fmt: skip
     (line,) = (one for one in derive(config) if one.name == "models called")
     assert line.formula == (
         "judge: starting model, frozen; rival: copy of the policy, frozen for 3 versions; player: role of the policy,"
-        " trained; critic: role of the policy, not trained; m: x/y, frozen"
+        " trained; critic: role of the policy, not trained; m: x/y, frozen; sql: starting model with adapter a/sql,"
+        " frozen"
     )

@@ -63,9 +63,9 @@ def test_pools_of_a_colocated_run_do_not_want_their_gpus_together() -> None:
     assert separate is not None
     assert shared is not None
     assert alone is not None
-    assert "need together 3 GPUs, and this machine has 2" in separate.what
+    assert "need 3 GPUs together, but this machine has 2" in separate.what
     assert "need 3 GPUs" in shared.what
-    assert alone.what == "rollout 3 workers x 1 GPU need 3 GPUs, and this machine has 2"
+    assert alone.what == "rollout 3 workers x 1 GPU need 3 GPUs, but this machine has 2"
 
 
 def test_a_run_whose_devices_are_named_one_by_one_may_share_them() -> None:
@@ -75,7 +75,7 @@ def test_a_run_whose_devices_are_named_one_by_one_may_share_them() -> None:
 @pytest.mark.parametrize(
     ("weights", "key", "remedy"),
     [
-        ({"kind": "distributed"}, "trainer.weights.kind", "trainer.weights.kind: shm, or stream between hosts"),
+        ({"kind": "distributed"}, "trainer.weights.kind", "set trainer.weights.kind: shm, or stream between hosts"),
         ({"swap": "rolling"}, "trainer.weights.swap", "swap: together"),
     ],
 )

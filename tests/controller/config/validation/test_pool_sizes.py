@@ -39,7 +39,7 @@ def test_gpus_of_a_run_are_the_sum_and_of_a_colocated_one_the_larger() -> None:
 def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
     assert fit_problem(make(**CUDA, rollout__num_workers=7), 8) is None
     problem = fit_problem(make(**SGLANG, rollout__num_workers=4), 8)
-    assert "rollout 4 workers x 2 GPUs and trainer 1 rank x 1 GPU need together 9 GPUs" in str(problem)
+    assert "rollout 4 workers x 2 GPUs and trainer 1 rank x 1 GPU need 9 GPUs together" in str(problem)
     assert "this machine has 8" in str(problem)
     assert "rollout.num_workers: 3" in str(problem)
     assert fit_problem(make(**CUDA, **COLOCATED), 1) is None
@@ -54,9 +54,9 @@ def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
         ({"rollout__pool_cpus": 3, "rollout__threads": 2}, "rollout.pool_cpus", "cannot be divided"),
         ({**CUDA, "rollout__pool_gpus": 2, "rollout__pool_cpus": 2}, "rollout.pool_gpus", "or in CPUs"),
         ({"placement": "colocated"}, "placement", "at the same time"),
-        ({**COLOCATED, "trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind", "receive into"),
-        ({**COLOCATED, "trainer__weights": {"swap": "rolling"}}, "trainer.weights.swap", "same time"),
-        ({**COLOCATED, "trainer__device": "cuda"}, "placement", "share no device"),
+        ({**COLOCATED, "trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind", "memory to receive"),
+        ({**COLOCATED, "trainer__weights": {"swap": "rolling"}}, "trainer.weights.swap", "rolling swap is impossible"),
+        ({**COLOCATED, "trainer__device": "cuda"}, "placement", "needs the same kind of device"),
         ({**COLOCATED, "trainer__backend": "fsdp"}, "trainer.backend", "cpu_offload"),
         (
             {**COLOCATED, "rollout__engine": {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}},
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
         (
             {**COLOCATED, **SGLANG, "rollout__engine": {**SGLANG["rollout__engine"], "sglang": {"release_idle_s": 5}}},
             "rollout.engine.sglang.release_idle_s",
-            "the device hand-over already decides",
+            "memory is already released whenever the trainer uses the device",
         ),
     ],
 )
@@ -118,7 +118,7 @@ class TestWhatRaySetsAside:
         config = make(launch=ray, rollout={"pool_cpus": 8, "num_workers": 8})
         assert "8 CPUs make 4 workers of 2, not 8" in next(pool_problems(config)).what
         odd = make(launch={"kind": "ray", "ray": {"rollout": {"cpus": 2.5}}}, rollout__pool_cpus=8)
-        assert "3 workers of 2.5 CPUs are not 8 CPUs" in [problem.what for problem in pool_problems(odd)]
+        assert "3 workers of 2.5 CPUs need 7.5 CPUs, not 8" in [problem.what for problem in pool_problems(odd)]
 
     def test_gives_the_workers_of_a_pool_counted_in_gpus(self) -> None:
         ray = {"kind": "ray", "ray": {"rollout": {"gpus": 0.5}}}

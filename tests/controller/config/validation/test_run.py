@@ -148,11 +148,21 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "trainer.loss.aggregation",
             "compares sums over tokens",
         ),
+        (
+            {
+                "trainer.advantage.kind": "online_dpo",
+                "trainer.loss.weight.mode": "off",
+                "trainer.loss.aggregation": "constant",
+                "trainer.critic": {},
+            },
+            "trainer.critic",
+            "trains a critic, but neither online_dpo nor decoupled_ppo reads its values",
+        ),
         ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
         (
             {"dynamic_batch": {"max_attempts": 2}, "filter_zero_signal": True, "groups_per_step": 4},
             "dynamic_batch.max_attempts",
-            "never give the 4 groups",
+            "cannot produce the 4 groups",
         ),
         (
             {"dynamic_batch": {"max_attempts": 64, "min_groups": 9}, "filter_zero_signal": True, "groups_per_step": 4},
@@ -163,6 +173,21 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
             "trainer.lora.publish",
             "publish: merged",
+        ),
+        (
+            {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "staleness.max_staleness": 2},
+            "replay_buffer.max_age",
+            "at most 2, or a max_staleness of 3 or more",
+        ),
+        (
+            {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "staleness.max_staleness": 0},
+            "replay_buffer.max_age",
+            "a max_staleness of 3 or more",
+        ),
+        (
+            {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "mode": "sync"},
+            "replay_buffer.max_age",
+            "mode: async with a max_staleness of 3 or more",
         ),
         ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
         ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
@@ -177,7 +202,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
         ({"trainer.loss.kind": "no_loss"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.kind": "my loss:f"}, "trainer.loss.kind", "module:function"),
-        ({"trainer.loss.kind": "dppo"}, "trainer.loss.proximal", "proximal: behaviour with weight.mode: off"),
+        ({"trainer.loss.kind": "dppo"}, "trainer.loss.proximal", "set proximal: behaviour with weight.mode: off"),
         (
             {"trainer.loss.kind": "gspo", "trainer.loss.eps_low": 0.1},
             "trainer.loss.eps_low",
@@ -186,7 +211,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3},
             "trainer.loss.dual_clip",
-            "decoupled_ppo reads it",
+            "it is only used by decoupled_ppo",
         ),
         (
             {"trainer.loss.kind": "cispo", "trainer.loss.options": {"max_ratio": -1}},
@@ -206,7 +231,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.loss.corrections": [{"kind": "sequence_weight"}]},
             "trainer.loss.weight.mode",
-            "weight.mode: off, and one of them",
+            "set weight.mode: off, and keep only one of them",
         ),
         ({"trainer.advantage.kind": "no_such"}, "trainer.advantage.kind", "grpo, grpo_no_std"),
         ({"trainer.advantage.kind": "a b:c"}, "trainer.advantage.kind", "module:function"),
@@ -224,10 +249,10 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.max": 0.5}, "trainer.loss.weight.low", "on-policy"),
         ({"trainer.mini_batches": 33}, "trainer.mini_batches", "at most 32"),
-        ({"model.path": "x"}, "model", "exclude each other"),
+        ({"model.path": "x"}, "model", "are mutually exclusive"),
         ({"model.init": None}, "model", "neither"),
         ({"model.init": {"hidden_size": 3}}, "model.init", "model_type"),
-        ({"model.tokenizer": "from_model"}, "model.tokenizer", "brings no tokenizer"),
+        ({"model.tokenizer": "from_model"}, "model.tokenizer", "has no tokenizer"),
         ({"model.tokenizer": "characters:poem"}, "model.tokenizer", "characters:running_sum"),
         ({"trainer.attention": "flash_attn"}, "trainer.attention", "CUDA only"),
         ({"sampling.max_new_tokens": 2048}, "sampling.max_new_tokens", "at most 2047"),
@@ -240,7 +265,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "at least 2048",
         ),
         ({"data.train": {}}, "data.train", "no source"),
-        ({"data.train": {"path": "x", "dataset": "y"}}, "data.train", "exclude"),
+        ({"data.train": {"path": "x", "dataset": "y"}}, "data.train", "mutually exclusive"),
         ({"data.train": {"path": "x", "split": "train"}}, "data.train.split", "remove it"),
         ({"data.train": {"path": "x", "columns": {"id": "y"}}}, "data.train.columns.id", "own names"),
         ({"data.train": {"path": "x", "columns": {"prompt": None}}}, "data.train.columns.prompt", "name a column"),
@@ -278,7 +303,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "reward.environment.options.call_timeout_s",
             "a call may take 10 s",
         ),
-        ({"rollout.workflow": "agent"}, "rollout.workflow_options", "needs a command to start"),
+        ({"rollout.workflow": "agent"}, "rollout.workflow_options", "requires the command that starts the agent"),
         ({**AGENT, "reward.scorers": []}, "reward.scorers", "asks scorers for the reward"),
         ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "with the chat template"),
         (
@@ -289,7 +314,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"max_calls": 8}}},
             "reward.environment.options.max_result_chars",
-            "may have 114 kB, and an observation has at most 64 kB",
+            "may take 114 kB, but an observation has at most 64 kB",
         ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
@@ -360,6 +385,16 @@ class TestDerived:
         assert shown["samples in flight"] == "<= 24"
         assert shown["epochs needed"] == "2.00"
 
+    def test_tokens_for_a_replay_are_counted_at_full_length_and_so_is_whether_they_are_kept(self) -> None:
+        engine = {"max_context": 1000}
+        sizes = {"groups_per_step": 10, "group_size": 10, "num_steps": 1000, "sampling__max_new_tokens": 500}
+        name = "tokens for a replay of all steps"
+        (found,) = [one for one in derive(make(**sizes, rollout__engine=engine)) if one.name == name]
+        assert found.value == "<= 1.51 GB", "1000 x 100 x (1000 x 13 + 500 x 4 + 100) bytes"
+        assert found.formula.endswith("ledger.keep_mb: 2,048 MB are kept, null keeps all")
+        (found,) = [one for one in derive(make(**sizes, ledger__keep_mb=None)) if one.name == name]
+        assert found.formula.endswith("all are kept")
+
     def test_unbounded_is_called_so(self) -> None:
         config = make(staleness={"max_staleness": "unbounded", "on_stale": "keep"})
         assert {n.name: n.value for n in derive(config)}["samples in flight"] == "unbounded"
@@ -425,7 +460,7 @@ class TestModelFolder:
     def test_weights_cut_short_are_refused(self, tmp_path: Path) -> None:
         file = write_model(tmp_path / "m") / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-3])
-        assert "8 bytes, and the file has 5" in self.faults(file.parent)[0]
+        assert "8 bytes, but the file has 5" in self.faults(file.parent)[0]
 
     def test_an_index_that_names_a_missing_file_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m")
@@ -475,6 +510,24 @@ class TestModelFolder:
         sft = {"data": {"generator": "running_sum"}, "sft": {"lora": {"targets": ["upproj"]}}}
         problems = preflight.look(make(model={"path": str(folder)}, warm_start=sft), "validate").problems
         assert [problem.keys[0] for problem in problems] == ["warm_start.sft.lora.targets"]
+
+    @pytest.mark.parametrize(
+        ("init", "targets", "words"),
+        [
+            ({}, ["all-linear", "q_proj", "layers.1.mlp.up_proj"], ""),
+            ({}, ["layers.2.mlp.up_proj"], "the model has no linear module layers.2.mlp.up_proj"),
+            ({}, ["upproj"], "the model has no linear module upproj -> did you mean up_proj?"),
+            ({"model_type": "gpt_neox"}, ["upproj"], ""),
+        ],
+    )
+    def test_lora_targets_of_a_model_that_is_made_are_those_of_its_type(
+        self, init: dict[str, Any], targets: list[str], words: str
+    ) -> None:
+        sizes = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+        config = make(model={"init": {**sizes, **init}, "tokenizer": "bytes"}, trainer__lora={"targets": targets})
+        found = [one for one in preflight.look(config, "validate").problems if "trainer.lora.targets" in one.keys]
+        assert [one.keys for one in found] == ([("trainer.lora.targets", "model.init")] if words else [])
+        assert words in "".join(map(str, found))
 
     def test_a_folder_with_an_adapter_alone_is_no_model(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m")
@@ -553,9 +606,9 @@ class TestMachine:
     def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "count_gpus", lambda: 2)
         config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
-        assert "need together 3 GPUs, and this machine has 2" in str(preflight.look(config, "train").absent[-1])
+        assert "need 3 GPUs together, but this machine has 2" in str(preflight.look(config, "train").absent[-1])
         config = make(trainer__device="cuda:5", rollout={"engine": {"device": "cuda:0"}})
-        assert "cuda:5 is configured, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
+        assert "cuda:5 is configured, but this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
 
     def test_a_scorers_module_that_is_not_there_is_named(self) -> None:
         found = preflight.look(make(reward__scorers=[{"kind": "no_such_module_here:score"}]), "train")

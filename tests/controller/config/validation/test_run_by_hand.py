@@ -94,7 +94,7 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
     ("source", "key", "words"),
     [
         ({}, "data.train", "names no source"),
-        ({"path": "a", "dataset": "b"}, "data.train", "path and dataset exclude each other"),
+        ({"path": "a", "dataset": "b"}, "data.train", "path and dataset are mutually exclusive"),
         ({"path": ""}, "data.train.path", "is empty"),
         ({"path": "a", "split": "x"}, "data.train.split", "has no effect with data.train.path"),
         ({"path": "a", "config": "x"}, "data.train.config", "has no effect with data.train.path"),
@@ -107,10 +107,10 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
         (
             {"path": "a", "columns": {"prompt": "x", "messages": "y"}},
             "data.train.columns",
-            "prompt and messages exclude",
+            "prompt and messages are mutually exclusive",
         ),
         ({"generator": "runing_sum"}, "data.train.generator", "no generator `runing_sum`"),
-        ({"path": "a", "template": "{{ x }}", "columns": {"prompt": "x"}}, "data.train.template", "makes the prompt"),
+        ({"path": "a", "template": "{{ x }}", "columns": {"prompt": "x"}}, "data.train.template", "defines the prompt"),
         ({"path": "a", "template": "{{ x"}, "data.train.template", ""),
     ],
 )

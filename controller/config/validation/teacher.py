@@ -1,0 +1,45 @@
+"""Cross-checks of `trainer.teacher`. Pure, like run.py.
+
+That an advantage has the teacher that it needs is checked in objectives.py, the folders of models in
+controller/preflight/called_models.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.config.problems import Problem, nearest
+from controller.config.run_config import RunConfig
+
+KEY, MODELS = "trainer.teacher", "rollout.models"
+
+
+def teacher_problems(config: RunConfig) -> Iterator[Problem]:
+    """Contradictions in `trainer.teacher`, and between it and the declared models."""
+    teacher = config.trainer.teacher
+    if teacher is None:
+        return
+    if (teacher.path is None) == (teacher.model is None):
+        what = "neither path nor model is given" if teacher.path is None else "path and model are mutually exclusive"
+        remedy = f"path: FOLDER for a teacher on the trainer's ranks, or model: NAME for an entry of {MODELS}"
+        yield Problem((KEY, f"{KEY}.path", f"{KEY}.model"), what, remedy)
+    elif teacher.model is not None:
+        yield from _model_problems(config, teacher.model)
+
+
+def _model_problems(config: RunConfig, name: str) -> Iterator[Problem]:
+    key, models = f"{KEY}.model", config.rollout.models
+    place = next((place for place, model in enumerate(models) if model.name == name), None)
+    if place is None:
+        near = nearest(name, [model.name for model in models])
+        remedy = f"did you mean {near[0]}?" if near else f"{MODELS}: [{{name: {name}, path: FOLDER}}]"
+        yield Problem((key, MODELS), f"no model `{name}` is declared", remedy)
+        return
+    model, longest = models[place], config.rollout.engine.max_context
+    if not model.has_weights:
+        what = f"`{name}` is a role of the policy, which has no weights of its own"
+        yield Problem((key, f"{MODELS}.{place}"), what, "declare it with a path, source: start, or refresh_every")
+    elif model.max_context is not None and model.max_context < longest:
+        what = f"the teacher `{name}` takes {model.max_context} tokens, but samples may have {longest}"
+        keys = (f"{MODELS}.{place}.max_context", "rollout.engine.max_context")
+        yield Problem(keys, what, "leave it out, or lower rollout.engine.max_context")

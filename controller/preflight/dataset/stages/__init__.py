@@ -1,0 +1,1 @@
+"""Built-in stages, one file each. registry.py lists them."""

@@ -1,0 +1,48 @@
+"""`areal-like replay` and `areal-like capsule`: dispatch. Arguments are in cli/replay_arguments.py."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from areal_like.errors import UserError
+from areal_like.process import private_files
+from controller.run_folder.locate import find_run
+
+
+def replay_command(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit status. Raises UserError, OperationError."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: scratch folders hold whole models
+    try:
+        with private_files():
+            return _COMMANDS[arguments.command](arguments)
+    except OSError as error:
+        where = str(error.filename) if error.filename else arguments.run
+        remedy = "check that you may read the run, and that TMPDIR has room for a checkpoint"
+        raise UserError(f"{error.strerror or error}", where=where, remedy=remedy) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    file = Path(arguments.run).expanduser()
+    if file.is_file():
+        from controller.runs.replay.capsule import replay_capsule
+
+        if arguments.first is not None or arguments.last is not None:
+            raise UserError("a capsule has one step", where="--from, --to", remedy="omit them")
+        return replay_capsule(file)
+    from controller.runs.replay.replay import replay_run
+
+    return replay_run(find_run(arguments.run), first=arguments.first, last=arguments.last)
+
+
+def _capsule(arguments: argparse.Namespace) -> int:
+    from controller.runs.replay.capsule import make_capsule
+
+    return make_capsule(find_run(arguments.run), arguments.step, Path(arguments.out).expanduser())
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"replay": _replay, "capsule": _capsule}

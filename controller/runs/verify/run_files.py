@@ -1,0 +1,113 @@
+"""Compares the other files of a run with its ledger: configuration, metrics, summary and seal (`recorded-chain`)."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from areal_like.metrics import read_jsonl
+from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.seal import SEAL_FILE, changed_files, read_seal
+from controller.runs.verify.damaged import DAMAGED
+
+NO_SEAL = (
+    "there is no seal.json, as of a run in progress, killed, or of an earlier version: bytes outside of recorded facts "
+    "are not compared"
+)
+IN_PROGRESS = ("running", "foreign")
+"""States in which files may change during the verification."""
+_LINEAGE = "SELECT groups_per_step, group_size, max_staleness FROM lineages ORDER BY seq DESC LIMIT 1"
+
+
+def check_files(
+    db: sqlite3.Connection, folder: RunFolder, last_digest: str, status: str, breaks: list[str], notes: list[str],
+    *, had_seal: bool,
+) -> None:  # fmt: skip
+    """Add what differs to `breaks`, and notes.
+
+    status: of the run, by its state file. had_seal: whether there was a seal before the view of the ledger began.
+    """
+    steps = {step for (step,) in db.execute("SELECT step FROM batches")}
+    last = max(steps, default=0)
+    lineage = db.execute(_LINEAGE).fetchone()
+    parts: list[tuple[Path, Callable[[], Iterable[str]]]] = [
+        (folder.config, lambda: _config(folder, last, lineage)),
+        (folder.metrics, lambda: _metrics(folder, last, status, notes)),
+        (folder.summary, lambda: _summary(folder, last, status)),
+        (folder.root / SEAL_FILE, lambda: _seal(folder, last_digest, notes) if had_seal else []),
+    ]
+    for path, check in parts:
+        try:
+            breaks.extend(check())
+        except DAMAGED as error:
+            breaks.append(f"{path} cannot be read ({error})")
+    if not had_seal:
+        notes.append(NO_SEAL)
+
+
+def _config(folder: RunFolder, last: int, lineage: tuple[Any, ...] | None) -> Iterator[str]:
+    try:
+        config = yaml.safe_load(folder.config.read_text("utf-8"))
+        num_steps = int(config["num_steps"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        yield f"{folder.config} cannot be read ({error})"
+        return
+    if last > num_steps:
+        yield f"{folder.config}: num_steps is {num_steps}, but the ledger has {last} steps"
+    if lineage is not None:
+        for key, recorded in zip(("groups_per_step", "group_size"), lineage, strict=False):
+            if config.get(key) != recorded:
+                yield f"{folder.config}: {key} is {config.get(key)}, but the ledger's newest lineage has {recorded}"
+
+
+def _metrics(folder: RunFolder, last: int, status: str, notes: list[str]) -> Iterator[str]:
+    """Each step has a row; a run that did not end in order may lack the rows of its last steps."""
+    try:
+        found = [row.get("step") for row in read_jsonl(folder.metrics) if row.get("kind") == "step"]
+    except OSError as error:
+        yield f"{folder.metrics} cannot be read ({error.strerror})"
+        return
+    numbers = sorted({step for step in found if isinstance(step, int)})
+    if numbers != list(range(1, len(numbers) + 1)):
+        missing = sorted(set(range(1, max(numbers, default=0) + 1)) - set(numbers))
+        yield f"{folder.metrics}: steps have gaps: {missing[:10] or numbers[:10]}"
+    newest = max(numbers, default=0)
+    if newest > last:
+        text = f"{folder.metrics}: it has step {newest}, but the ledger has {last} steps"
+        if status in (*IN_PROGRESS, "crashed"):
+            notes.append(f"{text}: a step ended after this view of the ledger, or its newest facts were lost")
+        else:
+            yield text
+    if newest < last and status == "finished":
+        yield f"{folder.metrics}: it has {newest} steps, but the ledger has {last}, and the run is finished"
+
+
+def _summary(folder: RunFolder, last: int, status: str) -> Iterator[str]:
+    if status != "finished":
+        return
+    try:
+        steps = json.loads(folder.summary.read_text())["steps"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{folder.summary} cannot be read ({error}), but the run is finished"
+        return
+    if steps != last:
+        yield f"{folder.summary}: it has {steps} steps, but the ledger has {last}"
+
+
+def _seal(folder: RunFolder, last_digest: str, notes: list[str]) -> list[str]:
+    try:
+        seal = read_seal(folder)
+    except (OSError, ValueError) as error:
+        return [f"{folder.root / SEAL_FILE} is damaged ({error})"]
+    breaks = [] if seal is None else list(changed_files(folder, seal))
+    if seal is not None and seal.get("last_digest") != last_digest:
+        breaks.append(f"{folder.root / SEAL_FILE}: the ledger does not end with the fact that the run ended with")
+    if not (folder.root / SEAL_FILE).exists():  # the run was resumed meanwhile
+        notes.append(NO_SEAL)
+        return []
+    return breaks

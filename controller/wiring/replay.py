@@ -1,0 +1,79 @@
+"""The recorded spec of a run's trainer, changed for a replay, and what a capsule needs of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pydantic
+
+from areal_like.config import ProcessSpec, TraceSettings
+from areal_like.errors import UserError
+from trainer.backends.registry import find_backend
+from trainer.config import TrainerSettings
+from trainer.objectives.registry import needs_reference
+from trainer.replay.spec import ReplaySpec as ReplaySpec
+
+REPLAY = "trainer.replay"
+"""`python -m` name of the process that replays steps."""
+
+
+def settings_of(spec: ProcessSpec) -> TrainerSettings:
+    """The trainer's settings. Raises UserError if this version does not accept them."""
+    try:
+        return TrainerSettings.model_validate(spec.settings)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in ("trainer", *first["loc"]))
+        raise UserError(first["msg"], where=key, remedy="use the version of areal_like that made the run") from error
+
+
+def in_scratch(spec: ProcessSpec, scratch: Path, resume_from: Path | None, address: str) -> ProcessSpec:
+    """The spec of one start of a trainer, of which nothing reaches the run: it writes to `scratch` and has no hub.
+
+    Devices are not shared with engines. address: where its ranks meet.
+    """
+    return spec.model_copy(
+        update={
+            "run_dir": str(scratch),
+            "weight_dir": str(scratch / "weights"),
+            "hub_address": "",
+            "curve_dir": "",
+            "parent_pid": os.getpid(),
+            "resume_from": str(resume_from) if resume_from else None,
+            "is_colocated": False,
+            "is_device_taken": False,
+            "ranks_address": address,
+            "has_own_gpus": False,
+            "trace": TraceSettings(),
+        }
+    )
+
+
+def recalls_versions(spec: ProcessSpec) -> bool:
+    """Whether its steps need weights of earlier versions."""
+    return settings_of(spec).version_logprobs is not None
+
+
+def fixed_models(spec: ProcessSpec) -> dict[str, Path]:
+    """Folders of models that its steps read and never change, by role: `model`, the starting model as the reference or
+    the base of an adapter, and `teacher`.
+    """
+    settings, found = settings_of(spec), {}
+    if settings.lora is not None or needs_reference(settings.loss, settings.advantage):
+        found["model"] = Path(str(spec.model.path))
+    if settings.teacher is not None and settings.teacher.path is not None:  # log-probs of a model come with the samples
+        found["teacher"] = Path(settings.teacher.path)
+    return found
+
+
+def capsule_problem(spec: ProcessSpec) -> tuple[str, str] | None:
+    """Why a capsule of one of its steps cannot be made, as key and reason; None if it can."""
+    settings = settings_of(spec)
+    if spec.num_ranks > 1:
+        return "trainer.ranks", f"a capsule holds a step of one process, and this trainer has {spec.num_ranks} ranks"
+    if settings.version_logprobs is not None:
+        return "trainer.version_logprobs", "it needs weights of earlier versions, which a capsule does not hold"
+    if not find_backend(settings.backend).gives_gradients:
+        return "trainer.backend", f"backend {settings.backend} does not give gradients, which a capsule compares"
+    return None

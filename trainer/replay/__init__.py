@@ -1,0 +1,1 @@
+"""Recorded steps of a run again, with the trainer's own code."""

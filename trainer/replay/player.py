@@ -1,0 +1,80 @@
+"""Replays recorded steps: the Training of a run, fed with recorded batches instead of the controller's.
+
+It runs the steps and reports what came out; controller/runs/replay compares that with the record.
+
+The process asks for one batch at a time and reads nothing before it has asked, so that neither side of the two pipes
+waits for the other. Events are JSON lines with a `kind`:
+  opened    version
+  want      step: the batch of this step is read next from stdin
+  step      step, metrics, seconds; gradients, if they are wanted: SHA-256 by tensor, one table for each update
+  saved     version, folder of the checkpoint
+  exported  folder of the policy
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import torch
+
+from areal_like.wire.batch_stream import read_batch
+from trainer.replay.spec import ReplaySpec
+from trainer.training import Training
+from trainer.weights.publish import tensor_bytes
+
+Event = dict[str, Any]
+
+
+def play(spec: ReplaySpec, batches: BinaryIO, say: Callable[[Event], None]) -> None:
+    """Run the steps up to `spec.last_step`.
+
+    Args:
+        spec: where to start and what to keep.
+        batches: the recorded batches, in order; each is read after a `want`.
+        say: takes the events.
+
+    Raises:
+        UserError, WeightError: the starting model or checkpoint cannot be used.
+        WireError: a batch cannot be read.
+        PolicyDiverged: as in the run itself.
+    """
+    training = Training(spec.trainer)
+    training.open()
+    say({"kind": "opened", "version": training.version})
+    digests: list[dict[str, str]] = []
+    if spec.has_gradients:
+        training.watch_gradients(lambda gradients: digests.append(_digests(gradients)))
+    _save_if_wanted(training, spec, say)
+    while training.version < spec.last_step:
+        step = training.version + 1
+        say({"kind": "want", "step": step})
+        batch = read_batch(batches)
+        started_s = time.perf_counter()
+        metrics = training.run(training.prepare(batch.samples, step))
+        event = {"kind": "step", "step": step, "metrics": metrics, "seconds": time.perf_counter() - started_s}
+        if spec.has_gradients:
+            event["gradients"] = list(digests)
+            digests.clear()
+        say(event)
+        _save_if_wanted(training, spec, say)
+    if spec.has_export:
+        say({"kind": "exported", "folder": str(training.export())})
+    training.close()
+
+
+def _save_if_wanted(training: Training, spec: ReplaySpec, say: Callable[[Event], None]) -> None:
+    if training.version in spec.saves_at:
+        saved = training.save()()
+        say({"kind": "saved", "version": training.version, "folder": str(saved.folder)})
+
+
+def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """SHA-256 of the bytes of each tensor."""
+    found = {}
+    for name, tensor in sorted(tensors.items()):
+        data = tensor_bytes(tensor).data
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
