@@ -30,6 +30,9 @@ from controller.ledger.audit import audit
 from controller.ledger.ledger import LEDGER_FILE
 from controller.ledger.schema import read_batches
 
+TORCH_CACHE = "torchinductor_"
+"""A folder that torch makes once for all processes of a user."""
+
 HARD = ("service", "rollout", "trainer", "controller")
 """Processes that every run has; the others are `environment` and `program`."""
 MODULES = {
@@ -181,7 +184,9 @@ class KilledRun:
         return {
             "processes": [" ".join(_words_of(process))[:200] for process in alive if is_alive(process)],
             "shared_memory": sorted(name for name in shared if run_id in name),
-            "temporary_files": sorted(path.name for path in (self._scratch / "tmp").iterdir()),
+            "temporary_files": sorted(
+                path.name for path in (self._scratch / "tmp").iterdir() if not path.name.startswith(TORCH_CACHE)
+            ),
         }
 
     def recount(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from areal_like.arguments import processes, sample_name, seconds, whole, whole_o
 from controller.cli.checkpoint_arguments import add_checkpoints
 from controller.cli.data_arguments import add_data
 from controller.cli.init_arguments import add_init
+from controller.cli.keep_alive_arguments import add_keep_alive
 from controller.cli.replay_arguments import add_replay
 from controller.cli.serve_arguments import add_serve
 from controller.cli.verify_arguments import add_verify
@@ -114,6 +115,8 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         command.make_epilog = _config_epilog
         command.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
         command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
+        if name == "train":
+            add_keep_alive(command)
         if name == "validate":
             command.add_argument("--price", type=seconds, metavar="P", help="price of a GPU-hour, for the run's cost")
             command.add_argument("--lengths", default="", metavar="L", help="lengths of answers, as for `simulate`")
@@ -134,6 +137,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     resume.add_argument(
         "--past-early-stop", action="store_true", help="continue a run that early_stop ended, with early_stop disabled"
     )
+    add_keep_alive(resume)
     add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
@@ -198,7 +202,7 @@ def _add_looking(commands: Any) -> None:
     )  # fmt: skip
     logs.add_argument("-f", "--follow", action="store_true", help="keep showing new lines until the run ends")
     logs.add_argument(
-        "-n", "--tail", type=whole_or_all, default=100, metavar="N", help="the last N lines (100); `all` for every one"
+        "-n", "--tail", type=whole_or_all, default=100, metavar="N", help="the last N lines (100); `all` for all lines"
     )
     listing = _command(
         commands,

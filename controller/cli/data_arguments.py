@@ -59,7 +59,7 @@ def add_data(commands: Any, make: Callable[..., Any]) -> None:
         )  # fmt: skip
         part.add_argument("--json", action="store_true", help="one JSON object")
     for part in (check, clean):
-        part.add_argument("--stages", metavar="FILE", help="YAML file with the stages (without: the default ones)")
+        part.add_argument("--stages", metavar="FILE", help="YAML file with the stages (if omitted, the default stages)")
         part.add_argument(
             "--eval", action="append", default=[], metavar="FILE",
             help="evaluation rows: adds the stage `contamination`; may be given several times",

@@ -101,6 +101,10 @@ def _complain(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     command = arguments.command
+    if getattr(arguments, "keep_alive", False):
+        from controller.cli.keep_alive import KeepAlive, words_of
+
+        return KeepAlive(words_of(arguments), arguments.max_failures).run()
     if command == "reference":
         from controller.cli.reference_page import reference_page
 

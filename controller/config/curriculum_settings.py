@@ -22,7 +22,7 @@ class Band(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Skips positions of the draw order by the recent success rate of their row. Rows that were not tried yet are
+    """Skips positions of the draw order by the recent success rate of their row. Rows that have not been tried yet are
     always used.
     """
 

@@ -227,7 +227,7 @@ def _check_there(db: sqlite3.Connection, choice: Choice, folder: RunFolder) -> N
     if choice.group is not None:
         (high,) = db.execute("SELECT MAX(group_id) FROM groups").fetchone()
         if high is None or not 0 <= choice.group <= high:
-            has = f"the run has groups 0 to {high}" if high is not None else "no group was drawn yet"
+            has = f"the run has groups 0 to {high}" if high is not None else "no group has been drawn yet"
             raise UserError(f"there is no group {choice.group}", where=folder.name, remedy=has)
 
 

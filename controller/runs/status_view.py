@@ -19,6 +19,7 @@ from rich.text import Text
 
 from controller.report.finding import Finding
 from controller.run_folder.formatting import ago, megabytes, number, percent, printable, span
+from controller.run_folder.restarts import read_restarts
 from controller.run_folder.run_folder import is_resumable
 from controller.runs.facts import Facts, Rate
 
@@ -84,6 +85,10 @@ def _facing(facts: Facts, health: Health) -> Iterator[tuple[str, RenderableType]
         yield "next", Text(f"areal-like resume {facts.folder.root}")
     if progress := _progress(facts):
         yield "progress", Flow(progress)
+    if restarts := read_restarts(facts.folder.root):
+        newest = restarts[-1]
+        words = f"{len(restarts)} by --keep-alive; the last one after step {newest.get('step', 0)}: {newest['cause']}"
+        yield "restarts", Text(printable(words))
     if preparing := str(facts.status.get("preparing") or ""):
         yield "preparing", Text(" ".join(printable(preparing).split()))
     if facts.where.kind in ("running", "foreign") and facts.status.get("status") != "preparing":

@@ -29,7 +29,7 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
     simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
-    simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, else h800)")
+    simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, or h800)")
     simulate.add_argument("--gpus", type=_number, metavar="N", help="GPUs of the whole job (8)")
     simulate.add_argument("--rollout-share", type=_share, metavar="X", help="share of the GPUs for rollout (0.75)")
     simulate.add_argument(

@@ -130,7 +130,7 @@ def _groups(summary: Mapping[str, Any]) -> str:
     drawn, consumed, filtered, dropped, unused = (summary[key] for key in keys)
     start = _over(summary)
     head = f"{start}{'o' if start else 'O'}f {drawn:,} prompts drawn, {consumed:,} were trained on"
-    return f"{head}, {filtered:,} filtered, {dropped:,} dropped; {unused:,} were not used yet."
+    return f"{head}, {filtered:,} filtered, {dropped:,} dropped; {unused:,} have not been used yet."
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ class ChildProcess:
         except OSError as error:
             ours.close()
             os.close(output_read)
-            raise Died(f"a {cls.NOUN} cannot be started: {error}") from error
+            raise Died(f"the {cls.NOUN} cannot be started: {error}") from error
         finally:
             theirs.close()
             os.close(output_write)
@@ -122,7 +122,7 @@ class ChildProcess:
         if self.check():  # once it is reaped, its process id may be reused; the pool kills its orphans
             left = await process_tree.kill_tree(self.pid)
             if left:
-                log.error("processes %s of a %s survived SIGKILL", sorted(left), self.NOUN)
+                log.error("processes %s of the %s survived SIGKILL", sorted(left), self.NOUN)
             await self._reaped(1.0)
         self._close()
 

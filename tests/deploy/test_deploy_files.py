@@ -141,3 +141,41 @@ def _refuse_unknown_fields(schema: Any) -> None:
             schema.pop("type", None)
         for part in schema.values():
             _refuse_unknown_fields(part)
+
+
+UNIT = DEPLOY / "systemd/areal-like@.service"
+
+
+def started_by_unit(home: Path, run: str) -> list[str]:
+    """The arguments with which the script of ExecStart starts areal-like."""
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    program = home / "venv/bin/areal-like"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o700)
+    words = shlex.split(line.replace("%h", str(home)).replace("%i", run))
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.processes
+def test_systemd_unit_starts_a_run_and_continues_one_that_exists(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first = started_by_unit(tmp_path, "job")
+    assert first == ["train", "--keep-alive", f"{runs}/jobs/job.yaml", "name=job", f"runs_dir={runs}"]
+    assert parse(first, lambda text: pytest.fail(text)).keep_alive
+    (runs / "job").mkdir(parents=True)
+    (runs / "job" / "config.yaml").touch()
+    later = started_by_unit(tmp_path, "job")
+    assert later == ["resume", "--keep-alive", f"{runs}/job"]
+    assert parse(later, lambda text: pytest.fail(text)).keep_alive
+
+
+@pytest.mark.processes
+def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze") or pytest.skip("no systemd-analyze here")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("%h/venv/bin/areal-like", "/bin/true"))
+    words = [analyze, "--user", "verify", str(unit)]
+    runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=runtime)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -372,7 +372,8 @@ def test_what_survives_a_kill_is_logged(monkeypatch: pytest.MonkeyPatch, caplog:
         await stage.process.kill()
 
     play(scene)
-    assert [record.message for record in caplog.records] == ["processes [78, 79] of a scoring process survived SIGKILL"]
+    (record,) = caplog.records
+    assert record.message == "processes [78, 79] of the scoring process survived SIGKILL"
 
 
 def test_kill_now_ends_the_tree_without_waiting_for_the_loop(no_kills: list[int]) -> None:
@@ -392,5 +393,5 @@ def test_process_that_cannot_be_started_is_a_death_and_leaves_no_descriptor(monk
         raise OSError("no memory")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
-    with no_new_descriptors(), pytest.raises(Died, match="a scoring process cannot be started: no memory"):
+    with no_new_descriptors(), pytest.raises(Died, match="the scoring process cannot be started: no memory"):
         ScoringProcess.spawn(OutputLog())

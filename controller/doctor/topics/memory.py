@@ -61,7 +61,7 @@ def shared_memory(machine: Machine) -> Finding:
     except OSError as error:
         return warning(
             f"{SHARED_MEMORY}: {error.strerror}",
-            "weights are transferred through the run folder; mount a tmpfs there to fix it",
+            f"weights are transferred through the run folder instead; to fix this, mount a tmpfs at {SHARED_MEMORY}",
         )
     words = f"{size(free)} free of {size(total)} at {SHARED_MEMORY}"
     data = {"free_bytes": free, "total_bytes": total}

@@ -85,7 +85,8 @@ def blame(folder: RunFolder, version: int | None = None) -> Blame:
         UserError: there is no ledger, it is damaged, or the run has no such version.
     """
     if not folder.ledger.is_file():
-        raise UserError("has no ledger: nothing was trained yet", where=str(folder.root), remedy="try again later")
+        what = "the run has no ledger, because nothing has been trained yet"
+        raise UserError(what, where=str(folder.root), remedy="try again later")
     try:
         db, _ = open_ledger(folder)
         with contextlib.closing(db):
@@ -104,7 +105,7 @@ def _count(db: sqlite3.Connection, folder: RunFolder, version: int | None) -> Bl
     newest = {step: (seq, lineage, groups, reused) for seq, step, lineage, groups, reused in db.execute(query)}
     last = max(newest, default=0) if version is None else version
     if not 0 <= last <= max(newest, default=0):
-        has = f"the ledger has steps 1 to {max(newest)}" if newest else "no step was recorded yet"
+        has = f"the ledger has steps 1 to {max(newest)}" if newest else "no step has been recorded yet"
         raise UserError(f"the run has no version {last}", where=folder.name, remedy=has)
     steps = {step: entry for step, entry in newest.items() if step <= last}
     groups = {group.group_id: step for step, entry in steps.items() for group in decode_groups(entry[2])}

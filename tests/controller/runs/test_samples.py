@@ -186,7 +186,7 @@ class TestLedger:
             assert "no finished sample yet" in capsys.readouterr().err
             with pytest.raises(UserError, match="no step has used a sample yet"):
                 names(folder, step=1)
-            with pytest.raises(UserError, match="no group was drawn yet"):
+            with pytest.raises(UserError, match="no group has been drawn yet"):
                 names(folder, group=0)
 
     def test_run_without_a_ledger_is_a_mistake_in_words(self, tmp_path):

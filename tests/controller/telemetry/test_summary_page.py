@@ -37,7 +37,7 @@ def test_five_plain_sentences_say_how_the_run_went() -> None:
         "Accuracy on 1,000 held-out prompts went from 0.234 before the first step to 1.000 after step 60.",
         "Samples were 1.96 versions old on average when they were used, 2 at most; the bound is 2; a recount of the "
         "ledger confirms it.",
-        "Of 2,976 prompts drawn, 2,880 were trained on, 0 filtered, 1 dropped; 95 were not used yet.",
+        "Of 2,976 prompts drawn, 2,880 were trained on, 0 filtered, 1 dropped; 95 have not been used yet.",
         "It took 1 min 40 s: 28 s for the starting model, 1 min 8 s of training at 430 samples/s; the trainer waited "
         "4 % of its time, rollout workers were idle 28 % of theirs.",
     ]
