@@ -123,6 +123,9 @@ class EngineSettings(Settings):
     """Interpreter of the engine's environment, if it has a separate one; a relative path is searched in the current
     folder, then in the checkout. None: the engine's default (sglang: `.venv-sglang/bin/python`, which `make sglang-cpu`
     builds for CPUs)."""
+    stall_timeout_s: float = Field(300.0, gt=0, le=limits.SECONDS)
+    """Embedded engine: an engine thread that makes no progress for this long counts as hung. The stacks of its process
+    are logged, and its worker is restarted. SGLang has a setting of its own."""
     sglang: SGLangSettings = SGLangSettings()
     """SGLang's own settings."""
 

@@ -9,7 +9,8 @@ Map of threads
                           ended; without work it sleeps until a command wakes it (never longer than REST_S)
   stager                  maps, checks and copies a published version into the spare weights, one version at a time;
                           a load requested meanwhile waits for the previous one
-A crash of the engine thread fails every request, present and future, with EngineError, and is logged.
+  turn-watch              fails the engine if its thread hangs (turn_watch.py)
+A crash or a hang of the engine thread fails every request, present and future, with EngineError, and is logged.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from rollout.engine.port import (
 )
 from rollout.engine.requests import check_request, ended_already
 from rollout.engine.slots import Answer
+from rollout.engine.turn_watch import TurnWatch
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,7 @@ class EmbeddedEngine:
         self._is_closing = False
         self._error: EngineError | None = None
         self._spent_s = {"busy_s": 0.0, "idle_s": 0.0}
+        self._watch = TurnWatch(settings.stall_timeout_s, self._fail)
 
     # ------------------------------------------------------------------ life
 
@@ -144,10 +147,12 @@ class EmbeddedEngine:
         )  # fmt: skip
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
+        self._watch.start()
 
     async def close(self) -> None:
         """End running requests as `cancelled`, stop the threads. Safe to call twice."""
         self._is_closing = True
+        self._watch.close()
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, JOIN_S)
@@ -319,11 +324,16 @@ class EmbeddedEngine:
                 self._hand_over(self._core)
         except BaseException as error:
             log.exception("the engine thread died")
-            self._error = EngineError(f"the engine thread died: {type(error).__name__}: {error}")
-            self._on_loop(partial(self._fail_pending, self._error))
+            self._watch.close()
+            self._fail(f"the engine thread died: {type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        self._error = EngineError(reason)
+        self._on_loop(partial(self._fail_pending, self._error))
 
     def _turn(self, core: GenerationCore) -> None:
         start_s = time.monotonic()
+        self._watch.turn()
         self._run_commands()
         if self._swap is not None:
             core.is_admitting = self._swap.interruption != "drain"
@@ -357,7 +367,8 @@ class EmbeddedEngine:
         num_running = core.slots.num_running
         try:
             if swap.bring is not None:
-                swap.transfer_s = swap.bring()
+                with self._watch.excused():
+                    swap.transfer_s = swap.bring()
         except WeightError as error:
             core.is_admitting = True
             core.paused_s += time.monotonic() - start_s

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from areal_like.setting_problem import Recovery
 from rollout.config import EngineSettings
 from rollout.engine.descriptor import EngineDescriptor, EngineJob, EngineMemory, ServingDemand
 
@@ -27,6 +30,14 @@ class EmbeddedDescriptor(EngineDescriptor):
         cache = demand.cache_token_bytes * engine.num_slots * engine.max_context
         parts = {"weights": demand.weights_bytes, "next weights": demand.weights_bytes, "KV cache": cache}
         return EngineMemory(parts, sum(parts.values()))
+
+    def recoveries(self, job: EngineJob) -> Iterator[Recovery]:
+        """Recovery from an engine thread that hangs: its worker is restarted."""
+        yield Recovery(
+            "a rollout worker whose engine thread hangs is replaced",
+            ("rollout.engine.stall_timeout_s", "launch.startup_timeout_s"),
+            job.settings.stall_timeout_s + job.startup_timeout_s,
+        )
 
 
 EMBEDDED = EmbeddedDescriptor()

@@ -102,9 +102,16 @@ def test_a_server_of_somebody_else_is_asked_for_its_control_timeout_and_not_star
     assert {6007, 207} <= {recovery.longest_s for recovery in recoveries(made)}
 
 
-def test_a_run_on_one_rank_and_devices_of_its_own_has_four_recoveries() -> None:
-    assert len(recoveries(config())) == 4
-    assert len(recoveries(config(trainer={"ranks": 2}))) == 5
+def test_an_embedded_engine_that_hangs_is_among_the_recoveries() -> None:
+    made = config(rollout={"engine": {"stall_timeout_s": 6000}}, launch={"startup_timeout_s": 20})
+    longest = longest_recovery(made)
+    assert longest.keys == ("rollout.engine.stall_timeout_s", "launch.startup_timeout_s")
+    assert longest.longest_s == 6020
+
+
+def test_a_run_on_one_rank_and_devices_of_its_own_has_five_recoveries() -> None:
+    assert len(recoveries(config())) == 5
+    assert len(recoveries(config(trainer={"ranks": 2}))) == 6
 
 
 def test_a_limit_that_equals_the_longest_recovery_is_too_short_and_half_a_second_more_is_not() -> None:
