@@ -41,6 +41,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward_service,
         parts.environments,
         parts.killed_runs,
+        parts.equalities,
         parts.learning_curves,
         objectives.objectives,
         planted.probe_faults,

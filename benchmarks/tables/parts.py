@@ -369,6 +369,19 @@ def killed_runs(result: Result) -> str:
     return f"{table(head, rows)}{words}"
 
 
+def equalities(result: Result) -> str:
+    """One line for each seed: what was killed when, and the digest of all policies if they are the same."""
+    rows = []
+    for row in result["seeds"]:
+        digests = set(row["policies"].values())
+        same = f"`{next(iter(digests))[:16]}`" if len(digests) == 1 else "DIFFERENT"
+        kills = [", ".join(row["kills"][name]) for name in ("sync, killed", "bound 0, killed")]
+        equal = sum(row["replays"].values())
+        rows.append((str(row["seed"]), str(len(row["policies"])), same, *kills, f"{equal} of {len(row['replays'])}"))
+    head = ("seed", "runs", "SHA-256 of all policies", "killed in sync", "killed with bound 0", "equal replays")
+    return table(head, rows)
+
+
 def learning_curves(result: Result) -> str:
     """One line for each run: accuracy by step."""
     lines = []
