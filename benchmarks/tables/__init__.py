@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.environments,
         parts.killed_runs,
         parts.equalities,
+        parts.capsules,
         parts.learning_curves,
         objectives.objectives,
         planted.probe_faults,

@@ -382,6 +382,18 @@ def equalities(result: Result) -> str:
     return table(head, rows)
 
 
+def capsules(result: Result) -> str:
+    """One line for each run: its capsules, how many repeated, and in how many a changed byte was found."""
+    rows = [
+        (row["run"], str(row["capsules"]), str(row["updates"]), f"{row['tensors']:,}", f"{row['mb']}",
+         f"{row['equal']} of {row['capsules']}", f"{row['found']} of {row['capsules']}")
+        for row in result["runs"]
+    ]  # fmt: skip
+    head = ("run", "capsules", "updates", "gradients", "MB, at most", "equal", "changed bytes found and named")
+    cpu, wall = result["cpu_s"] / 60, result["wall_s"] / 60
+    return f"{table(head, rows)}\n\n{cpu:.1f} minutes of processor time in {wall:.1f} minutes, with the runs."
+
+
 def learning_curves(result: Result) -> str:
     """One line for each run: accuracy by step."""
     lines = []
