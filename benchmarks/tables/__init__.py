@@ -41,6 +41,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward_service,
         parts.environments,
         parts.killed_runs,
+        parts.equalities,
+        parts.capsules,
         parts.learning_curves,
         objectives.objectives,
         planted.probe_faults,

@@ -369,6 +369,31 @@ def killed_runs(result: Result) -> str:
     return f"{table(head, rows)}{words}"
 
 
+def equalities(result: Result) -> str:
+    """One line for each seed: what was killed when, and the digest of all policies if they are the same."""
+    rows = []
+    for row in result["seeds"]:
+        digests = set(row["policies"].values())
+        same = f"`{next(iter(digests))[:16]}`" if len(digests) == 1 else "DIFFERENT"
+        kills = [", ".join(row["kills"][name]) for name in ("sync, killed", "bound 0, killed")]
+        equal = sum(row["replays"].values())
+        rows.append((str(row["seed"]), str(len(row["policies"])), same, *kills, f"{equal} of {len(row['replays'])}"))
+    head = ("seed", "runs", "SHA-256 of all policies", "killed in sync", "killed with bound 0", "equal replays")
+    return table(head, rows)
+
+
+def capsules(result: Result) -> str:
+    """One line for each run: its capsules, how many repeated, and in how many a changed byte was found."""
+    rows = [
+        (row["run"], str(row["capsules"]), str(row["updates"]), f"{row['tensors']:,}", f"{row['mb']}",
+         f"{row['equal']} of {row['capsules']}", f"{row['found']} of {row['capsules']}")
+        for row in result["runs"]
+    ]  # fmt: skip
+    head = ("run", "capsules", "updates", "gradients", "MB, at most", "equal", "changed bytes found and named")
+    cpu, wall = result["cpu_s"] / 60, result["wall_s"] / 60
+    return f"{table(head, rows)}\n\n{cpu:.1f} minutes of processor time in {wall:.1f} minutes, with the runs."
+
+
 def learning_curves(result: Result) -> str:
     """One line for each run: accuracy by step."""
     lines = []

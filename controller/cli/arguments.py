@@ -37,7 +37,7 @@ _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started
 _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
-                verify, blame, replay, capsule, dashboard
+                verify, blame, replay, whatif, capsule, dashboard
   no run        data, serve, score, import, mcp
   this machine  doctor
 

@@ -71,7 +71,7 @@ def _command(argv: Sequence[str]) -> int:
             from controller.cli.serve import serve
 
             serve(arguments)
-        if arguments.command in ("replay", "capsule"):
+        if arguments.command in ("replay", "capsule", "whatif"):
             from controller.runs.replay.command import replay_command
 
             return replay_command(arguments)

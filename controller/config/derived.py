@@ -161,7 +161,8 @@ def _length_advice(config: RunConfig) -> Iterator[str]:
     if config.staleness.over_age.loses_slow_groups:
         yield (
             f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training uses"
-            " shorter answers than the policy generates (the summary's `lengths` say by how much); wait loses none"
+            " shorter answers than the policy generates: in a simulated run by 22 % on average and 56 % at the 99th"
+            " percentile (docs/staleness.md; the summary's `lengths` say it of a run); wait loses none"
         )
     timeout_s, longest = config.staleness.group_timeout_s, config.sampling.max_new_tokens
     if longest / timeout_s > SLOW_TOKENS_PER_S:

@@ -77,6 +77,12 @@ class JobRows:
         assert self.order is not None
         return self.train_table[self.order.row_index(draw)]
 
+    def source(self, draw: int) -> str:
+        """Key of the set that the row of a draw belongs to: `data.train`, `data.mix.0`, ..."""
+        assert self.train_table is not None
+        assert self.order is not None
+        return self.train_table.source(self.order.row_index(draw))
+
     def curriculum(
         self, settings: CurriculumSettings, *, seed: int, first: int, outcomes: Iterable[RowOutcome]
     ) -> Curriculum:

@@ -72,6 +72,10 @@ class Table:
         """Location of a row, such as train.jsonl:12."""
         return self._raw.where(self._kept[index])
 
+    def source(self, index: int) -> str:
+        """Key of the set of training prompts that a row belongs to: `data.train`, `data.mix.0`, ..."""
+        return "data.train"
+
 
 class JoinedTable(Table):
     """Rows of several sets, one set after the other."""
@@ -93,6 +97,11 @@ class JoinedTable(Table):
         """See Table."""
         part, place = self._find(index)
         return part.where(place)
+
+    def source(self, index: int) -> str:
+        """See Table."""
+        number = bisect_right(self._starts, index) - 1
+        return f"data.mix.{number - 1}" if number else "data.train"
 
     def _find(self, index: int) -> tuple[Table, int]:
         if not 0 <= index < len(self):

@@ -42,7 +42,7 @@ from controller.ledger.log_copier import LogCopier, copy_log
 from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
 from controller.ledger.run_lock import lock_folder
 from controller.ledger.sample_lengths import LengthFact
-from controller.ledger.schema import read_batches, read_length_facts, read_row_outcomes, read_state
+from controller.ledger.schema import read_batches, read_group_fates, read_length_facts, read_row_outcomes, read_state
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
@@ -264,6 +264,13 @@ class Ledger:
         """Lengths of the samples of all ended groups, by fate. Raises LedgerError (damaged)."""
         try:
             return read_length_facts(self._db)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def group_fates(self) -> list[tuple[str, int]]:
+        """Fate and position in the draw order of each ended group. Raises LedgerError (damaged)."""
+        try:
+            return read_group_fates(self._db)
         except sqlite3.Error as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 

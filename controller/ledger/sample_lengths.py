@@ -94,9 +94,12 @@ def mean_length(counts_2L: np.ndarray) -> float:
 
 
 def length_figures(counts_2L: np.ndarray) -> dict[str, float]:
-    """Length statistics for summary.json. Percentiles are the smallest sufficient lengths."""
+    """Length statistics for summary.json. tokens: those that were sampled. Percentiles: the smallest sufficient lengths."""
     shares = survival(counts_2L)
-    found: dict[str, float] = {"samples": int(counts_2L.sum()), "mean": round(float(shares.sum()), 2)}
+    tokens = int(counts_2L.sum(0) @ np.arange(counts_2L.shape[1]))
+    found: dict[str, float] = {
+        "samples": int(counts_2L.sum()), "tokens": tokens, "mean": round(float(shares.sum()), 2)
+    }  # fmt: skip
     for percent in (50, 99):
         found[f"p{percent}"] = int(np.argmax(shares <= 1.0 - percent / 100 + 1e-12))
     unfinished = int(counts_2L[1].sum())

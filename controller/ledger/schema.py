@@ -153,6 +153,11 @@ def read_length_facts(db: sqlite3.Connection) -> tuple[LengthFact, ...]:
     )
 
 
+def read_group_fates(db: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Fate and position in the draw order of each ended group."""
+    return db.execute("SELECT fate, COALESCE(draw, group_id) FROM groups WHERE fate != 'live'").fetchall()
+
+
 def read_row_outcomes(
     db: sqlite3.Connection, *, group_size: int, min_scored: int
 ) -> list[tuple[int, list[float], float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from controller.report import ending, learning, length_shift, minimum, signs, teaching, upkeep, waits
+from controller.report import drawn, ending, learning, length_shift, minimum, signs, teaching, upkeep, waits
 from controller.report.data import RunData, number
 from controller.report.ending import progress
 from controller.report.finding import Finding as Finding
@@ -37,7 +37,7 @@ def diagnose(data: RunData) -> list[Finding]:
         found = learning.find(data)
         is_collapsed = any(rated.weight == Weight.POLICY for rated in found)
         found += teaching.find(data, is_collapsed=is_collapsed)
-    found += length_shift.find(data) + upkeep.find(data, shares) + waits.find(data, shares)
+    found += length_shift.find(data) + drawn.find(data) + upkeep.find(data, shares) + waits.find(data, shares)
     if kind == "stopped" and upkeep.remaining(data) > 0:
         found.append(Rated(Weight.REMARK, _stopped(data)))
     is_enough = minimum.has_steps(data) and minimum.has_pulses(data)

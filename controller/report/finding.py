@@ -28,7 +28,7 @@ Kind = Literal[
     # scores
     "scoring_stalls", "scoring_fails",
     # what the samples can teach
-    "no_signal", "groups_filtered", "answers_cut", "solved", "length_shift",
+    "no_signal", "groups_filtered", "answers_cut", "solved", "length_shift", "source_shift",
     # waits
     "rollouts_too_few", "trainer_bound", "no_overlap",
     # lost work

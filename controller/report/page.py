@@ -24,6 +24,7 @@ from controller.report import colours, offline_charts, overview
 from controller.report.charts import Axis, Chart, Section, Series, number, tidy, time_unit
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
+from controller.report.drawn import comparison
 from controller.report.files import replace_file
 from controller.report.finding import Finding
 from controller.report.picture import run_sheet, save
@@ -38,6 +39,7 @@ PAGE, PICTURE = "report.html", "report.png"
 MAX_CONFIG_CHARS = 200_000
 MARKS = {"bad": "✖", "warning": "▲", "good": "✔", "info": "●"}
 _CONTENTS = (("diagnosis", "Diagnosis"), ("numbers", "Key numbers"))
+_DRAWN = ("drawn", "Drawn and trained")
 _APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", "Environment"))
 
 
@@ -71,6 +73,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
     kind, words = _state(data)
     events, events_left_out = overview.events(data)
     contents = list(_CONTENTS)
+    has_draws = not is_from_files(data.state) and data.state.get("command") != "eval"
     for section in found:
         contents.append((section.key, section.title))
         if section.key == "speed":
@@ -79,7 +82,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
         "report.html.j2",
         charts=[chart for section in found for chart in section.charts],
         timeline=timeline,
-        contents=[*contents, *_APPENDIX],
+        contents=[*contents, *([_DRAWN] if has_draws else []), *_APPENDIX],
         name=overview.text(data.folder.name, 120),
         kind=kind,
         words=overview.text(words),
@@ -87,6 +90,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
         findings=[_harmless(finding) for finding in findings],
         marks=MARKS,
         figures=overview.figures(data),
+        drawn=comparison(data) if has_draws else None,
         sections=found,
         classes=chart_classes(found),
         waits=overview.waits(data),

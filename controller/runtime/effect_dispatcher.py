@@ -96,6 +96,7 @@ class EffectDispatcher:
         self._is_unsettled = False
         for entry in entries:
             self._tally.lengths.record(effect := entry.effect)
+            self._tally.sources.record(effect)
             if isinstance(effect, StoreFinished) and effect.purpose == "eval":
                 self._keep_answer(effect, entry.response_text)
             elif isinstance(effect, DropGroup):

@@ -55,6 +55,7 @@ from controller.runtime.open_session import OpenSession
 from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.server import Server
 from controller.runtime.signals import Signals
+from controller.ledger.sample_sources import SampleSources
 from controller.runtime.starting_point import StartingPoint, find_start, restore_tally
 from controller.telemetry.display import Display
 from controller.telemetry.journal import Journal
@@ -124,7 +125,8 @@ class RunSession:
         display = stack.enter_context(Display(self.config.metrics.display))
         signals.say = display.note
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
-        tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value)
+        sources = SampleSources(self.rows.source)
+        tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources)
         return OpenSession(
             config=self.config,
             folder=folder,

@@ -56,6 +56,7 @@ def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint, metrics: P
         if batch.step <= start.version:
             tally.add_history([batch.step - 1 - group.first_version for group in batch.groups])
     tally.lengths.restore(ledger.length_facts(), start.state.live)
+    tally.sources.restore(ledger.group_fates(), start.state.live)
     for version, values in ledger.evaluations().items():
         if version <= start.version:
             tally.add_evaluation(version, values)

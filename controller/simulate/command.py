@@ -30,6 +30,7 @@ from controller.run_folder.run_folder import RunFolder
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.forecast import assumed_lengths
+from controller.simulate.job import Losses
 from controller.simulate.overrides import overrides_of, unfit_words
 from controller.simulate.picture import draw
 
@@ -231,8 +232,21 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         )
     else:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
+    for trial in trials:
+        if (losses := trial.outcome.losses) is not None:
+            print(f"{_varied(trial)}: {loss_words(losses)}" if trial.varied else loss_words(losses))
     if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
         print("a job of this size is simulated with whole groups as the unit of work")
+
+
+def loss_words(losses: Losses) -> str:
+    """What dropped groups do to the lengths of trained answers."""
+    mean, p99 = losses.trained_mean / losses.drawn_mean - 1, losses.trained_p99 / losses.drawn_p99 - 1
+    return (
+        f"{losses.share:.1%} of the answers and {losses.token_share:.1%} of their tokens are dropped as stale; trained "
+        f"answers have {losses.trained_mean:,.0f} tokens on average, drawn ones {losses.drawn_mean:,.0f} ({mean:+.0%}); "
+        f"99th percentile {losses.trained_p99:,.0f} and {losses.drawn_p99:,.0f} ({p99:+.0%})"
+    )
 
 
 def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace) -> None:
@@ -269,5 +283,6 @@ def facts(trial: plan.Trial) -> dict[str, Any]:
         "rollout_paused_share": o.rollout_paused_share, "rollout_prefill_share": o.rollout_prefill_share,
         "mean_batch": o.mean_batch, "imbalance": o.imbalance, "staleness_mean": o.staleness_mean,
         "staleness": {str(key): count for key, count in sorted(o.staleness.items())},
+        "losses": None if o.losses is None else asdict(o.losses),
         "steps": o.steps, "first_step": o.first_step, "simulated_s": o.total_s, "wall_s": trial.wall_s,
     }  # fmt: skip

@@ -72,6 +72,21 @@ def _mean_length(lengths: Lengths, seed: int) -> float:
     return lengths.mean_length(seed)
 
 
+@dataclass(frozen=True)
+class Losses:
+    """Answers of dropped groups (`on_stale: drop`) against all of the job that were trained on or dropped.
+
+    share, token_share: of answers and of tokens; lengths in tokens, as the answers have or would have had them.
+    """
+
+    share: float
+    token_share: float
+    drawn_mean: float
+    trained_mean: float
+    drawn_p99: float
+    trained_p99: float
+
+
 @dataclass
 class Outcome:
     """Result of a simulation. Times in seconds, after the warm-up (`first_step`)."""
@@ -97,6 +112,8 @@ class Outcome:
     imbalance: float = 1.0
     mean_batch: float = 0.0
     """Mean sequences in a worker's batch while it decodes."""
+    losses: Losses | None = None
+    """None: no group was dropped."""
     generated_per_s: float = 0.0
     """Tokens per second that the workers sample, consumed or not, while they have work."""
 

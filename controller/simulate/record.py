@@ -12,7 +12,7 @@ import numpy as np
 
 from areal_like.emulation.replica import Replica
 from areal_like.packing import partition
-from controller.simulate.job import Job, Outcome
+from controller.simulate.job import Job, Losses, Outcome
 
 DEALT_STEPS = 8
 """Steps whose batch is distributed to the ranks by the real code; for later steps the mean imbalance is used."""
@@ -33,6 +33,8 @@ class Record:
         self._tokens: list[int] = []
         self._samples: list[int] = []
         self._staleness: list[Counter[int]] = []
+        self._trained_lengths: list[int] = []
+        self._lost_lengths: list[int] = []
         self._spent: dict[int, np.ndarray] = {}
         """Work of the workers at the first and the last counted step."""
 
@@ -40,9 +42,29 @@ class Record:
         """Record the start of a step. staleness: groups by staleness; wait_s: idle time of the trainer before it."""
         self._tokens.append(sum(lengths))
         self._samples.append(len(lengths))
+        self._trained_lengths += lengths
         self._staleness.append(staleness)
         self._waits_s.append(wait_s)
         self._train_s.append(train_s)
+
+    def lost(self, lengths: Sequence[int]) -> None:
+        """Record the answers of a dropped group, with the lengths that they have or would have had."""
+        self._lost_lengths += lengths
+
+    def _losses(self) -> Losses | None:
+        """Over the whole job, also its start; None: no group was dropped."""
+        if not self._lost_lengths:
+            return None
+        trained, lost = np.asarray(self._trained_lengths), np.asarray(self._lost_lengths)
+        drawn = np.concatenate((trained, lost))
+        return Losses(
+            share=len(lost) / len(drawn),
+            token_share=float(lost.sum() / drawn.sum()),
+            drawn_mean=float(drawn.mean()),
+            trained_mean=float(trained.mean()),
+            drawn_p99=float(np.percentile(drawn, 99)),
+            trained_p99=float(np.percentile(trained, 99)),
+        )
 
     def imbalance(self, lengths: Sequence[int], ranks: int) -> float:
         """Ratio of the largest rank's tokens to the mean, by the production code, for DEALT_STEPS batches."""
@@ -93,5 +115,6 @@ class Record:
             staleness=staleness,
             imbalance=float(np.mean(self.imbalances)) if self.imbalances else 1.0,
             mean_batch=tokens / steps if steps > 0 else 0.0,
+            losses=self._losses(),
             generated_per_s=tokens / max(busy_s + prefill_s + paused_s, 1e-9) * num_workers,
         )

@@ -24,7 +24,15 @@ import numpy as np
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
 from controller.coordinator.coordinator import Coordinator
-from controller.coordinator.effects import EndRun, SendBatch, SendLeases, SendNoMoreBatches, SendRecall, SendVersion
+from controller.coordinator.effects import (
+    DropGroup,
+    EndRun,
+    SendBatch,
+    SendLeases,
+    SendNoMoreBatches,
+    SendRecall,
+    SendVersion,
+)
 from controller.coordinator.events import (
     BatchRequested,
     CheckpointTaken,
@@ -100,6 +108,7 @@ class World:
             SendLeases: self._take_leases,
             SendRecall: lambda effect: self._at(self._now_s, self._hand_back, effect),
             SendBatch: self._take_batch,
+            DropGroup: self._lose,
             SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
             EndRun: self._end,
         }
@@ -159,6 +168,11 @@ class World:
     def _take_batch(self, batch: SendBatch) -> None:
         self._batches[batch.step] = batch
         self._at(self._now_s, self._train)
+
+    def _lose(self, effect: DropGroup) -> None:
+        """Record the lengths of a dropped group; its answers that are still running end as usual."""
+        if (drawn := self._lengths.get(effect.group_id)) is not None:
+            self._record.lost(drawn[0])
 
     def _end(self, effect: EndRun) -> None:
         self._is_over = True

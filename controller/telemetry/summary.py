@@ -23,6 +23,7 @@ from typing import Any
 from controller.coordinator.snapshot import BatchRecord, Counts
 from controller.data.eval_layout import EvalLayout
 from controller.ledger.sample_lengths import SampleLengths
+from controller.ledger.sample_sources import SampleSources
 from controller.telemetry.eval_answers import EvalAnswers
 from controller.telemetry.eval_results import metrics_of
 
@@ -67,6 +68,8 @@ class Tally:
     """Answers to the first held-out prompts."""
     lengths: SampleLengths = field(default_factory=SampleLengths)
     """Lengths of drawn and of trained samples."""
+    sources: SampleSources = field(default_factory=lambda: SampleSources(lambda draw: "data.train"))
+    """Sources of drawn and of trained groups."""
 
     def add_step(self, num_samples: int, num_tokens: int, staleness: Sequence[int]) -> None:
         """Add one consumed batch."""
@@ -138,6 +141,7 @@ class Tally:
             "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
             **counts,
             **({"lengths": lengths} if (lengths := self.lengths.summary()) else {}),
+            **({"sources": sources} if (sources := self.sources.summary()) else {}),
             **({"eval_metrics": {"before": self.eval_metrics.get(0), "after": after}} if len(after) > 1 else {}),
             "accuracy_by_version": {str(version): self.accuracy[version] for version in versions},
             **({"answers": answers} if (answers := self.answers.before_and_after()) else {}),

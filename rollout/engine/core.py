@@ -224,10 +224,22 @@ class GenerationCore:
         return rest <= min(REST_PER_PROMPT * prompt, LONGEST_REST)
 
     def _prefill(self, answers: Sequence[Answer], starts: Sequence[int]) -> None:
-        """Prefill answers from the first position that a row does not contain."""
+        """Prefill answers from the first position that a row does not contain.
+
+        With one slot the tokens of a continued answer are repeated as the steps that sampled them: a prefill rounds
+        differently, and then an interrupted answer ends with the same bits as any other.
+        """
         contexts = [self.slots.context(answer) for answer in answers]
+        ends = [len(context) for context in contexts]
+        if self.slots.num_slots == 1:
+            ends = [min(end, len(one.request.prompt_P) - 1) for one, end in zip(answers, ends, strict=True)]
         adapters = np.array([answer.adapter for answer in answers], np.int64) if self._has_adapters else None
-        self.decoder.prefill([answer.row for answer in answers], contexts, starts, adapters)
+        prompts = [context[:end] for context, end in zip(contexts, ends, strict=True)]
+        self.decoder.prefill([answer.row for answer in answers], prompts, starts, adapters)
+        for context, end, start in zip(contexts, ends, starts, strict=True):
+            for position in range(max(end, start), len(context)):
+                token_B = context[position : position + 1].astype(np.int64)
+                self.decoder.step(token_B, np.array([position], np.int64), adapters)
         self.counts["prefill_tokens"] += sum(map(len, contexts)) - sum(starts)
 
     def step(self) -> None:

@@ -6,7 +6,9 @@ The process asks for one batch at a time and reads nothing before it has asked, 
 waits for the other. Events are JSON lines with a `kind`:
   opened    version
   want      step: the batch of this step is read next from stdin
-  step      step, metrics, seconds; gradients, if they are wanted: SHA-256 by tensor, one table for each update
+  step      step, metrics, seconds; gradients, if they are wanted: SHA-256 by tensor, one table for each update;
+            off_policy, if a least effective sample size is given: see trainer/off_policy.py
+  refused   step, off_policy: the effective sample size of this step is too small; nothing follows
   saved     version, folder of the checkpoint
   exported  folder of the policy
 """
@@ -21,6 +23,7 @@ from typing import Any, BinaryIO
 import torch
 
 from areal_like.wire.batch_stream import read_batch
+from trainer.off_policy import off_policy
 from trainer.replay.spec import ReplaySpec
 from trainer.training import Training
 from trainer.weights.publish import tensor_bytes
@@ -53,8 +56,16 @@ def play(spec: ReplaySpec, batches: BinaryIO, say: Callable[[Event], None]) -> N
         say({"kind": "want", "step": step})
         batch = read_batch(batches)
         started_s = time.perf_counter()
-        metrics = training.run(training.prepare(batch.samples, step))
+        prepared, fit = training.prepare(batch.samples, step), None
+        if spec.min_ess is not None:
+            fit = off_policy(prepared, training.policy, training.ranks.device)
+            if not fit["ess"] >= spec.min_ess:
+                say({"kind": "refused", "step": step, "off_policy": fit})
+                return training.close()
+        metrics = training.run(prepared)
         event = {"kind": "step", "step": step, "metrics": metrics, "seconds": time.perf_counter() - started_s}
+        if fit is not None:
+            event["off_policy"] = fit
         if spec.has_gradients:
             event["gradients"] = list(digests)
             digests.clear()

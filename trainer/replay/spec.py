@@ -18,5 +18,8 @@ class ReplaySpec(StartSpec):
     """Versions of which a checkpoint is saved in the scratch folder."""
     has_export: bool = False
     """Export the policy after the last step, as the trainer does at the end of a run."""
+    min_ess: float | None = None
+    """End before a step whose samples have a smaller effective sample size under the policy, as a share of the tokens;
+    None: not measured."""
     has_gradients: bool = False
     """Report a digest of each tensor of the gradient of each update."""

@@ -1,4 +1,4 @@
-"""`areal-like replay` and `areal-like capsule`: dispatch. Arguments are in cli/replay_arguments.py."""
+"""`areal-like replay`, `areal-like capsule` and `areal-like whatif`: dispatch. Arguments are in cli/replay_arguments.py."""
 
 from __future__ import annotations
 
@@ -45,4 +45,27 @@ def _capsule(arguments: argparse.Namespace) -> int:
     return make_capsule(find_run(arguments.run), arguments.step, Path(arguments.out).expanduser())
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"replay": _replay, "capsule": _capsule}
+def _whatif(arguments: argparse.Namespace) -> int:
+    from controller.runs.replay.whatif_settings import Answer, answer_of
+
+    folder = find_run(arguments.run)
+    overrides = [text.removeprefix("--") for text in arguments.overrides]
+    if answer_of(overrides) is Answer.SIMULATION:
+        from controller.runs.replay.whatif_schedule import simulate_changed
+
+        if arguments.first is not None or arguments.last is not None:
+            raise UserError("a schedule is simulated from its start", where="--from, --to", remedy="omit them")
+        return simulate_changed(folder, overrides, as_json=arguments.json)
+    from controller.runs.replay.whatif import replay_changed
+
+    return replay_changed(
+        folder, overrides, first=arguments.first, last=arguments.last, min_ess=arguments.min_ess,
+        as_json=arguments.json,
+    )  # fmt: skip
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "replay": _replay,
+    "capsule": _capsule,
+    "whatif": _whatif,
+}

@@ -44,6 +44,7 @@ class Order:
     saves_at: tuple[int, ...] = ()
     has_export: bool = False
     has_gradients: bool = False
+    min_ess: float | None = None
 
 
 def play(order: Order, scratch: Path, batch_of: Callable[[int], Batch]) -> Iterator[Event]:
@@ -90,6 +91,7 @@ def _replay_spec(order: Order, spec: ProcessSpec) -> ReplaySpec:
         saves_at=order.saves_at,
         has_export=order.has_export,
         has_gradients=order.has_gradients,
+        min_ess=order.min_ess,
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from areal_like.errors import OperationError, UserError
 from controller.config.loading import load_config
 from controller.data.mixing import Order, order_of
-from controller.data.table import JoinedTable, Table, load_train
+from controller.data.table import Table, load_train
 from controller.run_folder.run_folder import RunFolder
 
 
@@ -24,14 +24,7 @@ class DataRows(NamedTuple):
 
     def source(self, draw: int) -> str:
         """Key of the set that the row of a draw belongs to."""
-        if not isinstance(self.table, JoinedTable):
-            return "data.train"
-        index, start = self.order.row_index(draw), 0
-        for number, part in enumerate(self.table.parts):
-            start += len(part)
-            if index < start:
-                return "data.train" if number == 0 else f"data.mix.{number - 1}"
-        raise IndexError(draw)
+        return self.table.source(self.order.row_index(draw))
 
 
 def read_rows(folder: RunFolder) -> tuple[DataRows | None, str]:

@@ -67,11 +67,11 @@ def test_samples_are_counted_by_what_becomes_of_them_when_their_group_ends() -> 
     for effect in STORY:
         lengths.record(effect)
     found = lengths.summary()
-    assert found["trained"] == {"samples": 3, "mean": 4.0, "p50": 4, "p99": 5}
+    assert found["trained"] == {"samples": 3, "tokens": 12, "mean": 4.0, "p50": 4, "p99": 5}
     assert found["lost"] == {
-        "filtered": {"samples": 2, "mean": 8.0, "p50": 8, "p99": 8},
-        "not_scored": {"samples": 1, "mean": 40.0, "p50": 40, "p99": 40},
-        "timeout": {"samples": 2, "mean": 11.5, "p50": 6, "p99": 17, "unfinished": 1},
+        "filtered": {"samples": 2, "tokens": 16, "mean": 8.0, "p50": 8, "p99": 8},
+        "not_scored": {"samples": 1, "tokens": 40, "mean": 40.0, "p50": 40, "p99": 40},
+        "timeout": {"samples": 2, "tokens": 23, "mean": 11.5, "p50": 6, "p99": 17, "unfinished": 1},
     }
     assert found["drawn"]["samples"] == 8, "group 5 is still in flight"
     longer_than_17 = 40  # the only answer that got so far says what the cut one would have become

@@ -58,7 +58,8 @@ class Bench:
         self.end, self.trainer = RunEnd(), TrainerProgress(SimpleNamespace(trained=0))  # type: ignore[arg-type]
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
-            lengths=SimpleNamespace(record=self.note("lengths")), eval_metrics={4: {"accuracy": 0.5}},
+            lengths=SimpleNamespace(record=self.note("lengths")), sources=SimpleNamespace(record=lambda effect: None),
+            eval_metrics={4: {"accuracy": 0.5}},
             add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
         display = SimpleNamespace(note=self.note("show"), accuracy=self.note("accuracy"))

@@ -23,6 +23,7 @@ from controller.config.loading import load_config
 from controller.coordinator.replay_buffer import ReplayLimits
 from controller.data.length_distribution import parse_lengths
 from controller.simulate.calibrate import _training, calibrate, other_threads
+from controller.simulate.command import loss_words
 from controller.simulate.job import Job
 from controller.simulate.plan import best, parse_sweep
 from controller.simulate.world import World
@@ -482,3 +483,19 @@ def test_of_nearly_equal_plans_the_freshest_is_best():
 
 def test_a_sweep_is_a_key_and_its_values():
     assert parse_sweep("a.b=1, 2,3") == ("a.b", ["1", "2", "3"])
+
+
+# ------------------------------------------------------------ dropped groups
+
+
+def test_dropped_groups_make_trained_answers_shorter_than_drawn_ones_and_wait_drops_none():
+    slow = replace(COSTS, train_step_s=0.1, slots=16)
+    found = World(job(lengths=LONG_TAILED, num_steps=40, max_staleness=1, on_stale="drop"), slow, 1).run()
+    losses = found.losses
+    assert losses is not None
+    assert 0 < losses.share < losses.token_share < 1, "long answers are dropped more often"
+    assert losses.trained_mean < 0.95 * losses.drawn_mean
+    assert losses.trained_p99 <= losses.drawn_p99
+    words = loss_words(losses)
+    assert f"{losses.share:.1%} of the answers" in words
+    assert World(job(lengths=LONG_TAILED, num_steps=40, max_staleness=1), slow, 1).run().losses is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.engine.sampler import DrawPlan, cut, draw, uniforms
 
@@ -182,5 +183,24 @@ def test_sample_depends_on_seed_and_position_alone(kit: Any) -> None:
         for prefix, expected in zip(prefixes, alone, strict=True):
             assert np.array_equal(prefix.tokens_R, expected.tokens_R)
             assert np.allclose(prefix.logprobs_R, expected.logprobs_R, atol=1e-4)
+
+    kit.run(body())
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 19])
+def test_answer_continued_in_a_single_slot_has_the_bits_of_one_that_was_never_interrupted(
+    kit: Any, length: int
+) -> None:
+    """Also its log-probs: with one slot the tokens of the prefix are repeated as steps, not prefilled."""
+    bench = kit.bench()
+
+    async def body() -> None:
+        async with bench.engine(num_slots=1) as engine:
+            (whole,) = await kit.generate_all(engine, [kit.ask(3)])
+            segment = whole.segment
+            prefix = Segment(segment.tokens_R[:length], segment.logprobs_R[:length], segment.versions_R[:length])
+            (rest,) = await kit.generate_all(engine, [kit.ask(3, prefix=prefix)])
+        assert rest.segment.tokens_R.tolist() == segment.tokens_R[length:].tolist()
+        assert rest.segment.logprobs_R.tobytes() == segment.logprobs_R[length:].tobytes()
 
     kit.run(body())
