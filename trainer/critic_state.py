@@ -17,6 +17,7 @@ from trainer.backends.port import Backend
 from trainer.checkpoints.checkpoint import CRITIC
 from trainer.export import named_tensors
 from trainer.host_copy import Part
+from trainer.model.outline import moment_reader
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 _PREFIX = "critic/"
@@ -71,12 +72,7 @@ def restore_critic_moments(folder: Path, backend: Backend) -> None:
                 kind, _, name = key.partition("/")
                 if not key.startswith(_WEIGHT):
                     kinds.setdefault(name, []).append(kind)
-
-            def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: copies from the mapped file into aligned memory
-                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
-
-            backend.load_moments(read)
+            backend.load_moments(moment_reader(file, kinds))
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
 

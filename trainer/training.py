@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ from areal_like.weights.weight_store import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.adapter import PolicyAdapter, check_kind, kept
 from trainer.adapter_check import AdapterCheck
-from trainer.backends.choice import choose_backend, make_backend
+from trainer.backends.choice import choose_backend
 from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
 from trainer.checkpoints import checkpoint
@@ -51,10 +52,11 @@ from trainer.data.batch import PreparedBatch
 from trainer.export import export_policy, named_tensors
 from trainer.host_copy import Copied, HostCopy, assemble
 from trainer.model.attention import choose, register
-from trainer.model.model import load_causal_lm, num_parameters
+from trainer.model.model import num_parameters
 from trainer.objectives.registry import needs_reference
+from trainer.policy_start import load_fixed, load_policy, ready_backend
 from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
-from trainer.step import Spans, TrainStep, ready_model
+from trainer.step import Spans, TrainStep
 from trainer.training_state import (
     ModelFiles,
     PolicyFiles,
@@ -166,9 +168,10 @@ class Training:
         device = own_device(self.settings.device, spec)
         is_taken = spec.is_colocated and spec.is_device_taken  # moved there when it is the trainer's turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
-        model = load_causal_lm(self._source, device=model_device)
+        lora = self.settings.lora
+        model, parts = load_policy(self._source, self.settings, device=model_device, is_whole=lora is not None)
         num_whole = num_parameters(model)
-        if (lora := self.settings.lora) is not None:
+        if lora is not None:
             self._adapter = PolicyAdapter.add(model, lora, spec)
         num_models = 1 if self.settings.critic is None else 2
         num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
@@ -178,25 +181,28 @@ class Training:
         self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
         setup = Setup(
-            self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context
-        )
-        disagreement_nats = ready_model(model, setup)
+            self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context,
+            source=parts,
+        )  # fmt: skip
         adapter = self._adapter
         self._files: PolicyFiles = ModelFiles.of(model) if adapter is None else adapter.files(model)
-        self.policy = make_backend(choice.descriptor, model, setup)
+        self.policy, disagreement_nats = ready_backend(choice.descriptor, model, setup)
+        setup = replace(setup, source=None)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         fixed_device = "cpu" if is_taken else str(device)
         reference = teacher = None
         if needs_reference(self.settings.loss, self.settings.advantage) and adapter is None:
-            reference = load_causal_lm(Path(spec.model.path or ""), device=fixed_device)
+            reference = load_fixed(Path(spec.model.path or ""), choice.descriptor, setup, device=fixed_device)
         if self.settings.teacher is not None and self.settings.teacher.path is not None:
-            teacher = load_causal_lm(Path(self.settings.teacher.path), device=fixed_device)
+            teacher = load_fixed(
+                Path(self.settings.teacher.path), choice.descriptor, setup, device=fixed_device
+            )
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, teacher=teacher,
             critic=self._critic, tracer=self._spans, before_update=self._copy.fence, version_dtype=spec.model.dtype,
         )  # fmt: skip
         self._devices = SharedDevices(
-            self.policy, [one for one in (reference, teacher) if one is not None], device,
+            self.policy, [one for one in (reference, teacher) if isinstance(one, PreTrainedModel)], device,
             is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
             critic=None if self._critic is None else self._critic.backend,
         )  # fmt: skip

@@ -24,6 +24,7 @@ from trainer.backends.port import Backend
 from trainer.checkpoints.companion_files import copy_companions
 from trainer.critic_state import is_critics, write_critic
 from trainer.model.model import read_config, weight_files
+from trainer.model.outline import is_converted, moment_reader
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 WEIGHTS = "model.safetensors"
@@ -58,7 +59,7 @@ class ModelFiles:
             model.config.save_pretrained(folder)
             config_json = (Path(folder) / "config.json").read_text()
         ignored = frozenset(holder._keys_to_ignore_on_save or ())
-        return ModelFiles(config_json, model if _is_converted(model) else None, ignored)
+        return ModelFiles(config_json, model if is_converted(model) else None, ignored)
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
         """Write config.json and model.safetensors into an existing folder."""
@@ -70,14 +71,6 @@ class ModelFiles:
             converted = revert_weight_conversion(self.model, kept)
             kept = {name: tensor.contiguous() for name, tensor in converted.items()}
         return {WEIGHTS: write_tensors(folder / WEIGHTS, kept)}
-
-
-def _is_converted(model: PreTrainedModel) -> bool:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    holder: Any = model
-    known = getattr(holder, "_weight_conversions", None)
-    return bool(get_model_conversion_mapping(model, add_legacy=False) if known is None else known)
 
 
 def torch_generators() -> dict[str, torch.Tensor]:
@@ -129,11 +122,7 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
                     raise WeightError(f"{file} belongs to another model: this one has no parameter {name}")
                 kinds.setdefault(name, []).append(kind)
 
-            def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: copies from the mapped file into aligned memory
-                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
-
-            backend.load_moments(read)
+            backend.load_moments(moment_reader(file, kinds))
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
 

@@ -91,6 +91,9 @@ class BackendDescriptor:
     factory: str = ""
     """`module:function`, imported by the ranks only and called with a model and a trainer.backends.port.Setup; returns
     the Backend. Empty: another backend is used, which is chosen when the model is known."""
+    fixed_factory: str = ""
+    """`module:function`, called with a model on the meta device and a Setup with its source: returns a policy that is
+    not trained, distributed over the ranks (FixedPolicy in port.py). Empty: it is in full on every rank."""
     section: str = ""
     """Its section of `trainer`; empty: it is configured by `trainer.backend_options`, or not at all."""
     max_ranks: int | None = None
@@ -108,6 +111,9 @@ class BackendDescriptor:
     selected names only (`trainer.lora`)."""
     gives_gradients: bool = False
     """It implements `Backend.own_gradients`."""
+    reads_parts: bool = False
+    """It takes a model on the meta device with `Setup.source`, from which each rank reads its own part, and implements
+    `check` (trainer.backends.fsdp)."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that dtype;
     otherwise they are float32."""

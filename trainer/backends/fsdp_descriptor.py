@@ -11,11 +11,13 @@ class FsdpDescriptor(BackendDescriptor):
 
     name = "fsdp"
     factory = "trainer.backends.fsdp:FsdpBackend"
+    fixed_factory = "trainer.backends.fsdp_fixed:FixedShards"
     section = "fsdp"
     trains_critics = True
     when_recalling = "fsdp"
     trains_adapters = True
     gives_gradients = True
+    reads_parts = True
     gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 
