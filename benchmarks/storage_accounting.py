@@ -11,11 +11,9 @@ at the same address.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,7 +28,8 @@ class LiveStorages:
         self._lock = threading.RLock()
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._is_counting = False
-        self._name = ""
+        self.name = ""
+        """The phase that is running."""
         self.peaks: dict[str, int] = {}
         """Largest number of live bytes, by phase."""
         self.starts: dict[str, int] = {}
@@ -53,19 +52,10 @@ class LiveStorages:
         with self._lock:
             if self._is_counting:
                 self._scan()
-            self._name, self._is_counting = name, is_counted
+            self.name, self._is_counting = name, is_counted
             if is_counted:
                 self._scan()
                 self.starts[name] = self.live_bytes()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing inside the context."""
-        before, self._is_counting = self._is_counting, False
-        try:
-            yield
-        finally:
-            self._is_counting = before
 
     def see(self, *trees: Any) -> None:
         """Add the storages of all tensors in `trees` and update the peak."""
@@ -96,7 +86,7 @@ class LiveStorages:
         return sum(sizes.values())
 
     def _update_peak(self) -> None:
-        self.peaks[self._name] = max(self.peaks.get(self._name, 0), self.live_bytes())
+        self.peaks[self.name] = max(self.peaks.get(self.name, 0), self.live_bytes())
 
     def _add(self, tensor: torch.Tensor) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor has its storage in its local tensor

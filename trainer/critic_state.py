@@ -16,6 +16,7 @@ from areal_like.errors import UserError, WeightError
 from trainer.backends.port import Backend
 from trainer.checkpoints.checkpoint import CRITIC
 from trainer.export import named_tensors
+from trainer.gathered import GatheredTensors
 from trainer.host_copy import Part
 from trainer.model.outline import moment_reader
 from trainer.weights.tensor_file import FileFacts, write_tensors
@@ -29,9 +30,9 @@ def critic_parts(backend: Backend) -> list[Part]:
     return [part._replace(key=_PREFIX + part.key) for part in backend.parts()]
 
 
-def write_critic(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-    """Write the critic's tensors, assembled from `critic_parts`, to a checkpoint; nothing if there is no critic."""
-    own = {key.removeprefix(_PREFIX): value for key, value in tensors.items() if is_critics(key)}
+def write_critic(folder: Path, tensors: GatheredTensors) -> dict[str, FileFacts]:
+    """Write the critic's tensors, gathered from `critic_parts`, to a checkpoint; nothing if there is no critic."""
+    own = tensors.select(lambda key: key.removeprefix(_PREFIX) if is_critics(key) else None)
     return {CRITIC: write_tensors(folder / CRITIC, own)} if own else {}
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from areal_like.import_path import import_factory
-from trainer.backends.auto_descriptor import AUTO
 from trainer.backends.choice import make_backend
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.port import Backend, FixedPolicy, PartsBackend, Setup
@@ -33,7 +32,7 @@ def load_policy(
 
     is_whole: never in parts. Raises UserError.
     """
-    if not is_whole and _reads_parts(settings):
+    if not is_whole and find_backend(settings.backend).reads_parts(settings):
         model = outline(folder)
         source = sliced_source(folder, model, settings.bucket_bytes)
         if source is not None:
@@ -70,9 +69,3 @@ def load_fixed(
             made: FixedPolicy = import_factory(descriptor.fixed_factory, KIND_KEY)(model, replace(setup, source=source))
             return made
     return load_causal_lm(folder, device=device)
-
-
-def _reads_parts(settings: TrainerSettings) -> bool:
-    """True if the backend of these settings reads parts; `auto` with several ranks is FSDP2."""
-    descriptor = find_backend(settings.backend)
-    return descriptor.reads_parts or (descriptor is AUTO and settings.ranks > 1)

@@ -101,11 +101,11 @@ def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
 class TrainStep:
     """Trains policy version n - 1 to version n on one batch. Created once per process.
 
-    `reference` is required if the loss needs it (kl_coef > 0). It never changes: a full model on every rank, or
-    distributed over the ranks, as `teacher`; with an adapter (`trainer.lora`) the policy without it is the reference. `teacher` is given if `trainer.teacher.path` is
-    set; log-probs of `trainer.teacher.model` come with the samples. `critic` is given if `trainer.critic` is set.
-    `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that engines
-    receive. Raises UserError if a user's loss cannot be used.
+    `reference` is required if the loss needs it (kl_coef > 0). It never changes: a full model on every rank, or one
+    that is distributed over the ranks, as `teacher` is; with an adapter (`trainer.lora`) the policy without it is the
+    reference. `teacher` is given if `trainer.teacher.path` is set; log-probs of `trainer.teacher.model` come with the
+    samples. `critic` is given if `trainer.critic` is set. `before_update()` is called before weights and optimizer
+    change. `version_dtype`: of the weights that engines receive. Raises UserError if a user's loss cannot be used.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -42,6 +42,9 @@ _SAFETENSORS = {
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+Chunk = tuple[str, memoryview]
+"""A tensor's name, and some of its bytes."""
+_NO_CHUNK: Chunk = ("", memoryview(b""))
 _SUFFIX = {"shm": ".weights", "disk": ".safetensors"}
 _MANIFEST_SUFFIX = ".manifest.json"
 _TEMPORARY_SUFFIX = ".tmp"
@@ -53,6 +56,18 @@ class TensorBytes(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+
+class TensorLayout(NamedTuple):
+    """Dtype and shape of a tensor whose bytes are elsewhere."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor."""
+        return _expected_bytes(self.dtype, self.shape)
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +156,37 @@ class WeightStore:
             (0, 8)
             >>> store.close(remove=True)
         """
+
+        def chunks(names: Sequence[str]) -> Iterator[Chunk]:
+            return ((name, _raw(tensors[name])) for name in names)
+
+        return self.publish_chunks(version, lineage, tensors, chunks, adapter)
+
+    def publish_chunks(
+        self,
+        version: int,
+        lineage: str,
+        tensors: Mapping[str, TensorBytes | TensorLayout],
+        chunks: Callable[[Sequence[str]], Iterator[Chunk]],
+        adapter: AdapterInfo | None = None,
+    ) -> Path:
+        """Write one version as `publish` does, without having all of its bytes at once.
+
+        Args:
+            version: as for `publish`.
+            lineage: as for `publish`.
+            tensors: dtype and shape of each tensor, by name.
+            chunks: called once, with names in the order of the payload; yields the bytes of these tensors in order, in
+                one or more chunks each, with the name. An exception that it raises leaves no version behind.
+            adapter: as for `publish`.
+
+        Returns:
+            Path of the version's manifest.
+
+        Raises:
+            WeightError: there is not enough space.
+            ValueError: a tensor's bytes do not fit its shape.
+        """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
             raise ValueError(
                 f"cannot publish version {version} of lineage {lineage!r} with {len(tensors)} tensors: needs a version "
@@ -154,7 +200,7 @@ class WeightStore:
         entries, header = lay_out(self.kind, tensors)
         try:
             with temporary.open("wb", buffering=0) as file:
-                entries = _write_payload(file, header, entries, tensors)
+                entries = _write_payload(file, header, entries, chunks([entry.name for entry in entries]))
                 num_bytes = file.truncate()  # after an empty last tensor the position is past the written data
             os.replace(temporary, payload)
             manifest = WeightManifest(
@@ -221,9 +267,7 @@ def describe(
         The manifest.
     """
     entries, _ = lay_out(kind, tensors)
-    checked = tuple(
-        msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
-    )
+    checked = tuple(msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name]))) for entry in entries)
     return WeightManifest(
         version=version, lineage=lineage, kind=kind, payload=_stem(version, lineage) + _SUFFIX[kind],
         num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked, adapter=adapter,
@@ -346,7 +390,7 @@ def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
+def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes | TensorLayout]) -> tuple[list[TensorEntry], bytes]:
     """Entries with offsets (checksums still 0), and the header before the first tensor. `disk`: a safetensors file.
 
     safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
@@ -354,20 +398,27 @@ def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[T
     names = sorted(tensors, key=lambda name: (-ITEM_BYTES.get(tensors[name].dtype, 0), name))
     entries, offset = [], 0
     for name in names:
-        dtype, shape, data = tensors[name]
-        expected = _expected_bytes(dtype, shape)
-        if data.nbytes != expected or not data.c_contiguous:
-            got = f"{data.nbytes} {'' if data.c_contiguous else 'non-'}contiguous bytes"
-            raise ValueError(
-                f"tensor {name}: expected {expected} contiguous bytes for {dtype}{tuple(shape)}, got {got}"
-            )
+        tensor = tensors[name]
+        dtype, shape = tensor[0], tensor[1]
+        num_bytes = _expected_bytes(dtype, shape)
+        if isinstance(tensor, TensorBytes):
+            _check_size(name, tensor, num_bytes)
         if kind == "shm":
             offset += -offset % ALIGNMENT
-        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=data.nbytes, crc32=0)
+        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=num_bytes, crc32=0)
         entries.append(entry)
-        offset += data.nbytes
+        offset += num_bytes
     header = _safetensors_header(entries) if kind == "disk" else b""
     return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
+
+
+def _check_size(name: str, tensor: TensorBytes, num_bytes: int) -> None:
+    data = tensor.data
+    if data.nbytes != num_bytes or not data.c_contiguous:
+        got = f"{data.nbytes} {'' if data.c_contiguous else 'non-'}contiguous bytes"
+        raise ValueError(
+            f"tensor {name}: expected {num_bytes} contiguous bytes for {tensor.dtype}{tuple(tensor.shape)}, got {got}"
+        )
 
 
 def _safetensors_header(entries: list[TensorEntry]) -> bytes:
@@ -384,21 +435,26 @@ def _safetensors_header(entries: list[TensorEntry]) -> bytes:
 
 
 def _write_payload(
-    file: BinaryIO, header: bytes, entries: list[TensorEntry], tensors: Mapping[str, TensorBytes]
+    file: BinaryIO, header: bytes, entries: list[TensorEntry], chunks: Iterator[Chunk]
 ) -> list[TensorEntry]:
     """Write header and tensors, and return the entries with their checksums."""
     _write_all(file, memoryview(header))
-    written = []
+    written, name, data = [], *next(chunks, _NO_CHUNK)
     for entry in entries:
-        data = _raw(tensors[entry.name], entry)
         file.seek(entry.offset)
-        _write_all(file, data)
-        written.append(msgspec.structs.replace(entry, crc32=zlib.crc32(data)))
+        crc32 = num_bytes = 0
+        while name == entry.name:
+            _write_all(file, data)
+            crc32, num_bytes = zlib.crc32(data, crc32), num_bytes + len(data)
+            name, data = next(chunks, _NO_CHUNK)
+        if num_bytes != entry.num_bytes:
+            raise ValueError(f"tensor {entry.name}: {num_bytes} bytes were given, expected {entry.num_bytes}")
+        written.append(msgspec.structs.replace(entry, crc32=crc32))
     return written
 
 
-def _raw(tensor: TensorBytes, entry: TensorEntry) -> memoryview:
-    return tensor.data.cast("B") if entry.num_bytes else memoryview(b"")
+def _raw(tensor: TensorBytes) -> memoryview:
+    return tensor.data.cast("B") if tensor.data.nbytes else memoryview(b"")
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

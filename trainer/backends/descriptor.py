@@ -111,9 +111,6 @@ class BackendDescriptor:
     selected names only (`trainer.lora`)."""
     gives_gradients: bool = False
     """It implements `Backend.own_gradients`."""
-    reads_parts: bool = False
-    """It takes a model on the meta device with `Setup.source`, from which each rank reads its own part, and implements
-    `check` (trainer.backends.fsdp)."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that dtype;
     otherwise they are float32."""
@@ -140,6 +137,15 @@ class BackendDescriptor:
         """Return the layout of one rank's state."""
         return StateLayout.even(settings.ranks)
 
+    def reads_parts(self, settings: TrainerSettings) -> bool:
+        """True if it takes a model on the meta device with `Setup.source`, from which each rank reads its own part; it
+        is a PartsBackend (port.py)."""
+        return False
+
+    def fixed(self, settings: TrainerSettings) -> Share:
+        """Return one rank's share of a policy that is not trained. By default all of it."""
+        return Share(1.0)
+
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """Return the bytes on a rank's device during a pass, apart from the state and activations: parameters that are
         gathered or cast, gradients that are not sharded yet. An estimate. By default the cast copy of every matrix that
@@ -148,7 +154,8 @@ class BackendDescriptor:
         return 0.0 if demand.compute_bytes == FLOAT32 else demand.compute_bytes * demand.matrices
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
-        """Return the bytes on rank 0's device while the full weights are gathered between two steps. Default: none."""
+        """Return the bytes on rank 0's device while the full weights are gathered between two steps: only for a version
+        with an adapter merged in; others are published in pieces. Default: none."""
         return 0.0
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:

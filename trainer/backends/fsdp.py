@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trainer.backends.fsdp_sharding import items_of, like, named_part, part_of, parts_of_model, reshard, shard
+from trainer.backends.fsdp_sharding import items_of, like, named_part, part_of, parts_of_model, reshard, shard_module
 from trainer.backends.policy_module import PolicyModule, both, check_passes
 from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.export import named_tensors
@@ -43,7 +43,7 @@ class FsdpBackend:
         self.skipped_updates = 0
         settings = setup.settings
         self._module = PolicyModule(model, setup)
-        shard(self._module, setup, setup.source)
+        shard_module(self._module, setup, setup.source)
         self._module.train(model.training)
         self._shards = [
             _Shard(name, parameter, torch.nn.Parameter(part_of(parameter)))
@@ -134,7 +134,7 @@ class FsdpBackend:
                 entry = state[shard.part]
                 found += [named_part(f"{kind}/{shard.name}", shard.whole, entry[kind]) for kind in MOMENTS]
             if is_leader:
-                found.append(wholepart_of(f"step/{shard.name}", steps[0]))
+                found.append(whole_part(f"step/{shard.name}", steps[0]))
         return found
 
     def load_moments(self, read: ReadMoments) -> None:

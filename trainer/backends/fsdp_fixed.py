@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from trainer.backends.fsdp_sharding import shard
+from trainer.backends.fsdp_sharding import shard_module
 from trainer.backends.policy_module import PolicyModule, both, check_passes
 from trainer.backends.port import Setup
 from trainer.model.attention import attach
@@ -22,7 +22,7 @@ class FixedShards:
         attach(model, setup.attention)
         self.model = model
         self._module = PolicyModule(model, setup)
-        shard(self._module, setup, setup.source, keeps_outer=False)
+        shard_module(self._module, setup, setup.source, keeps_outer=False)
         self._module.eval()
         with torch.no_grad():
             self._module(None, False, work=lambda one: check_passes(one, setup))

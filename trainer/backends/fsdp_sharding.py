@@ -25,13 +25,12 @@ from trainer.model.model import all_finite
 from trainer.model.outline import SlicedSource
 
 
-def shard(
-    module: PolicyModule, setup: Setup, source: SlicedSource | None, *, keeps_outer: bool = True
-) -> None:
+def shard_module(module: PolicyModule, setup: Setup, source: SlicedSource | None, *, keeps_outer: bool = True) -> None:
     """Shard a module over all ranks. Collective.
 
-    keeps_outer: embedding, head and final norm stay gathered after a forward pass, for the backward pass. source: of the parameters, if they are on the meta device; each rank reads its part only. Raises UserError on all
-    ranks if a value is not finite.
+    keeps_outer: embedding, head and final norm stay gathered after a forward pass, for the backward pass. source: of
+    the parameters, if they are on the meta device; each rank reads its part only. Raises UserError on all ranks if a
+    value is not finite.
     """
     settings, ranks = setup.settings, setup.ranks
     offload = settings.fsdp.cpu_offload

@@ -35,7 +35,6 @@ class ReadMoments(Protocol):
         is none. items: return only the items from the first to before the last, flat."""
 
 
-
 @dataclass(frozen=True)
 class Setup:
     """The inputs of a backend. num_steps: of the run, for the learning rate's schedule. max_context: longest sequence
