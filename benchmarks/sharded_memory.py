@@ -1,6 +1,6 @@
 """How many bytes does a rank hold when it loads, publishes, saves and exports? Four FSDP2 ranks over gloo on CPUs.
 
-    python -m benchmarks.sharded_memory            a model of 0.3 billion parameters; about 6 minutes, 15 GB of memory
+    python -m benchmarks.sharded_memory            a model of 0.3 billion parameters; 15 GB of memory
     python -m benchmarks.sharded_memory --quick    a model of 12 million parameters; writes nothing
 
 Each rank is a process that runs the trainer's own code: load (with a reference policy of the same size), one step, then
@@ -46,8 +46,8 @@ from trainer.training import Training
 RANKS = 4
 LIMIT = 1.25
 """Largest peak above the share, in buckets."""
-TOKENS = 8192
-"""Tokens of a step that publishing is compared with."""
+TOKENS = 512
+"""Tokens of the step before; publishing does not depend on it, and is compared with it."""
 LARGE: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 48_000,
@@ -67,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--bucket-mb", type=float, default=0.0, help="default: 64, or 2 with --quick")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the step")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -79,7 +80,7 @@ def main() -> None:
             Path(folder),
             SMALL if options.quick else LARGE,
             bucket_mb=bucket_mb,
-            tokens=512 if options.quick else TOKENS,
+            tokens=options.tokens,
         )
     show(found)
     if not options.quick:
@@ -96,7 +97,8 @@ def show(found: Row) -> None:
         share = "" if row["share_mb"] is None else f"{row['share_mb']:.1f}"
         print(f"{row['phase']:10}{row['rank']:5}{share:>10}{row['peak_mb']:10.1f}{over:>15}{row['seconds']:9.2f}")
     print(f"publishing blocks training for {found['publish_stall_s']:.3f} s; a step of {found['step_tokens']:,} tokens "
-          f"takes {found['step_s']:.1f} s: {found['publish_stall_share']:.2%}; it is written with {found['publish_write_mb_per_s']:.0f} MB/s")  # fmt: skip
+          f"takes {found['step_s']:.1f} s: {found['publish_stall_share']:.2%}; "
+          f"it is written at {found['publish_write_mb_per_s']:.0f} MB/s")  # fmt: skip
 
 
 def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float, tokens: int = TOKENS) -> Row:

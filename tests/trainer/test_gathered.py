@@ -9,7 +9,7 @@ import pytest
 import torch
 from part_channels import LocalChannel
 
-from trainer.gathered import gathered
+from trainer.gathered import GatheredTensors, gathered
 from trainer.host_copy import Copied, HostCopy, Part
 from trainer.peer_errors import RankLost
 
@@ -61,16 +61,21 @@ def test_selected_tensors_have_other_names_and_nothing_else_is_asked_for(tensors
     assert sum(channel.pieces) == 3 * 33 * 4, "the other rank's rows of one tensor"
 
 
+def write_one(found: GatheredTensors, keys: list[str]) -> None:
+    """Fail after the first piece."""
+    with found.chunks(keys) as chunks:
+        next(chunks)
+        raise OSError("disk full")
+
+
 def test_what_a_writer_that_fails_has_asked_for_is_received_so_that_ranks_stay_in_step(tensors: Any) -> None:
     own, other = rows_on_ranks(tensors, 2)
     channel: Any = LocalChannel(other)
-    with (
-        pytest.raises(OSError, match="disk full"),
-        gathered(own, channel, 64) as found,
-        found.chunks(list(tensors)) as chunks,
-    ):
-        next(chunks)
-        raise OSError("disk full")
+    with gathered(own, channel, 64) as found:
+        with pytest.raises(OSError, match="disk full"):
+            write_one(found, list(tensors))
+        assert channel.pending == {1: []}
+        assert torch.equal(found["weight/a"], tensors["weight/a"]), "another attempt"
     assert channel.pending == {1: []}
     assert channel.ended == {1}
 

@@ -292,7 +292,7 @@ class OfflineTraining:
         )  # fmt: skip
         settings, generators = self._spec.trainer.checkpoint, torch_generators()
 
-        with gathered(copied, ranks.saves, self._spec.trainer.bucket_bytes) as tensors:
+        with gathered(copied, ranks.saves, self._opened.setup.settings.bucket_bytes) as tensors:
 
             def write(partial: Path) -> Facts:
                 facts = write_training_state(partial, tensors, generators, self._opened.files, self._start)

@@ -202,9 +202,9 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     """Host memory of all processes together, at its largest.
 
     Loading: every rank reads the whole float32 model first (4 bytes per parameter and rank), unless its backend reads
-    parts; later parts may reuse this memory. Publishing: the copy that is transferred, and the versions kept in shared memory. SGLang: the folder of a
-    staged version, per worker. Adapters transferred alone: whole versions, merged by each worker. Checkpoints: a copy
-    of every rank's part (12 bytes per trained parameter).
+    parts; later parts may reuse this memory. Publishing: the copy that is transferred, and the versions kept in shared
+    memory. SGLang: the folder of a staged version, per worker. Adapters transferred alone: whole versions, merged by
+    each worker. Checkpoints: a copy of every rank's part (12 bytes per trained parameter).
     """
     trainer, parameters = config.trainer, float(shape.parameters)
     adapter, lora = adapter_parameters(config, shape), trainer.lora
