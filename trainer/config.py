@@ -12,9 +12,9 @@ from areal_like.config import DEFAULT_TRANSFER, Threads
 from areal_like.device_names import AUTO
 from areal_like.metric_settings import BestSettings
 from areal_like.settings import Settings
+from areal_like.weights.payload_layout import StoreKind
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
-from areal_like.weights.weight_store import StoreKind
 from trainer.staleness_config import GradientCosineSettings, LrByEssSettings, VersionLogprobsSettings
 
 ALL_LINEAR = "all-linear"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from areal_like.weights.weight_store import Chunk, TensorLayout
+from areal_like.weights.payload_layout import Chunk, TensorLayout
 from trainer.host_copy import Copied, Place
 from trainer.part_channel import PartChannel
 from trainer.peer_errors import RankLost
@@ -89,6 +90,19 @@ def gathered(own: Copied, channel: PartChannel | None, bucket_bytes: int) -> Ite
             channel.ask(rank, ())
 
 
+class _Piece(NamedTuple):
+    """A range of bytes of one rank's copy, which is a part of the tensor `key`."""
+
+    key: str
+    rank: int
+    offset: int
+    num_bytes: int
+
+
+def _spans(bucket: Sequence[_Piece], rank: int) -> list[tuple[int, int]]:
+    return [(piece.offset, piece.num_bytes) for piece in bucket if piece.rank == rank]
+
+
 class _Source:
     """The parts of every tensor, and the requests for those of other ranks."""
 
@@ -96,6 +110,7 @@ class _Source:
         self, own: Copied, copies: Sequence[Sequence[Place]], channel: PartChannel | None, bucket_bytes: int
     ) -> None:
         self._own, self._channel, self._bucket_bytes = own, channel, max(64, bucket_bytes)
+        self._size = len(copies)
         self._buffer_U = torch.empty(0, dtype=torch.uint8)
         parts: dict[str, list[tuple[int, Place]]] = {}
         for rank, places in enumerate(copies):
@@ -111,15 +126,13 @@ class _Source:
     @contextlib.contextmanager
     def chunks(self, keys: Sequence[str]) -> Iterator[Iterator[Chunk]]:
         """See GatheredTensors.chunks. What was requested and not read is received and dropped."""
-        pieces = [piece for key in keys for piece in self._pieces(key)]
-        wanted: dict[int, list[tuple[int, int]]] = {}
-        for _, rank, offset, num_bytes in pieces:
-            if rank:
-                wanted.setdefault(rank, []).append((offset, num_bytes))
-        for rank, spans in wanted.items():
-            assert self._channel is not None
-            self._channel.ask(rank, spans)
-        reading = self._read(pieces)
+        buckets = self._buckets(piece for key in keys for piece in self._pieces(key))
+        for rank in range(1, self._size):
+            messages = [spans for bucket in buckets if (spans := _spans(bucket, rank))]
+            if messages:
+                assert self._channel is not None
+                self._channel.ask(rank, messages)
+        reading = self._read(buckets)
         is_lost = False
         try:
             yield reading
@@ -131,24 +144,51 @@ class _Source:
                 for _ in reading:
                     pass
 
-    def _read(self, pieces: Sequence[tuple[str, int, int, int]]) -> Iterator[Chunk]:
-        for key, rank, offset, num_bytes in pieces:
-            if not rank:
-                data_U = self._own.buffer_U[offset : offset + num_bytes]
-            else:
-                assert self._channel is not None
-                if len(self._buffer_U) < num_bytes:
-                    self._buffer_U = torch.empty(0, dtype=torch.uint8)  # released before a larger one is taken
-                    self._buffer_U = torch.empty(num_bytes, dtype=torch.uint8)
-                data_U = self._buffer_U[:num_bytes]
-                self._channel.receive(rank, data_U)
-            yield key, memoryview(data_U.numpy().data)
+    def _buckets(self, pieces: Iterator[_Piece]) -> list[list[_Piece]]:
+        """Divide the pieces into runs, of which those of other ranks are together at most a bucket."""
+        buckets: list[list[_Piece]] = [[]]
+        num_bytes = 0
+        for piece in pieces:
+            size = piece.num_bytes if piece.rank else 0
+            if num_bytes + size > self._bucket_bytes:
+                buckets.append([])
+                num_bytes = 0
+            buckets[-1].append(piece)
+            num_bytes += size
+        return buckets
 
-    def _pieces(self, key: str) -> Iterator[tuple[str, int, int, int]]:
+    def _read(self, buckets: Sequence[Sequence[_Piece]]) -> Iterator[Chunk]:
+        for bucket in buckets:
+            starts = self._receive(bucket)
+            for piece in bucket:
+                source_U, start = (
+                    (self._buffer_U, starts[piece.rank]) if piece.rank else (self._own.buffer_U, piece.offset)
+                )
+                starts[piece.rank] = start + piece.num_bytes
+                yield piece.key, memoryview(source_U[start : start + piece.num_bytes].numpy().data)
+
+    def _receive(self, bucket: Sequence[_Piece]) -> dict[int, int]:
+        """Receive the pieces of other ranks; returns where those of each rank begin in the buffer."""
+        sizes = {rank: sum(num_bytes for _, num_bytes in _spans(bucket, rank)) for rank in range(1, self._size)}
+        total = sum(sizes.values())
+        if len(self._buffer_U) < total:
+            self._buffer_U = torch.empty(0, dtype=torch.uint8)  # released before a larger one is taken
+            self._buffer_U = torch.empty(total, dtype=torch.uint8)
+        starts: dict[int, int] = {}
+        start = 0
+        for rank, size in sizes.items():
+            starts[rank] = start
+            if size:
+                assert self._channel is not None
+                self._channel.receive(rank, self._buffer_U[start : start + size])
+            start += size
+        return starts
+
+    def _pieces(self, key: str) -> Iterator[_Piece]:
         for rank, place in self._parts[key]:
             end = place.offset + place.num_items * place.torch_dtype.itemsize
             for offset in range(place.offset, end, self._bucket_bytes):
-                yield key, rank, offset, min(self._bucket_bytes, end - offset)
+                yield _Piece(key, rank, offset, min(self._bucket_bytes, end - offset))
 
 
 def _is_complete(places: Sequence[Place]) -> bool:

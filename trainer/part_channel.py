@@ -1,7 +1,7 @@
 """Moves the bytes of every rank's copy (host_copy.py) to rank 0, in pieces, over a process group of its own.
 
 Rank 0 asks for what it needs next, so that it holds one piece at a time: first it receives the layout of the other
-rank's copy, then it sends lists of byte ranges, which the other rank sends one by one, until an empty list.
+rank's copy, then it sends lists of byte ranges, which the other rank sends, several in a message, until an empty list.
 What rank 0 does with them is in gathered.py.
 
 All methods block, and belong on a thread that does not compute. Each channel is used by one thread of a rank at a time.
@@ -10,6 +10,7 @@ All methods block, and belong on a thread that does not compute. Each channel is
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -44,10 +45,11 @@ class PartChannel:
                 dist.recv(number, 0, group=self._group)
                 if not int(number):
                     return
-                spans = torch.zeros(int(number), 2, dtype=torch.int64)
-                dist.recv(spans, 0, group=self._group)
-                for offset, num_bytes in spans.tolist():
-                    dist.send(copied.buffer_U[offset : offset + num_bytes], 0, group=self._group)
+                table = torch.zeros(int(number), 3, dtype=torch.int64)
+                dist.recv(table, 0, group=self._group)
+                for _, rows in itertools.groupby(table.tolist(), key=lambda row: row[0]):
+                    spans = [copied.buffer_U[offset : offset + num_bytes] for _, offset, num_bytes in rows]
+                    dist.send(spans[0] if len(spans) == 1 else torch.cat(spans), 0, group=self._group)
 
     def next_call(self) -> int:
         """Wait for the number that rank 0 sends with `call`. Raises RankLost."""
@@ -73,15 +75,17 @@ class PartChannel:
             dist.recv(layout, rank, group=self._group)
         return msgspec.msgpack.decode(layout.numpy().tobytes(), type=tuple[Place, ...])
 
-    def ask(self, rank: int, spans: Sequence[Span]) -> None:
-        """Ask `rank` for byte ranges, to be received in this order; for none: it needs to serve no longer."""
+    def ask(self, rank: int, messages: Sequence[Sequence[Span]]) -> None:
+        """Ask `rank` for byte ranges, to be received in this order, in one message each; for none: it needs to serve no
+        longer."""
+        table = [(place, *span) for place, spans in enumerate(messages) for span in spans]
         with self._waiting(rank):
-            dist.send(torch.tensor([len(spans)]), rank, group=self._group)
-            if spans:
-                dist.send(torch.tensor(spans, dtype=torch.int64), rank, group=self._group)
+            dist.send(torch.tensor([len(table)]), rank, group=self._group)
+            if table:
+                dist.send(torch.tensor(table, dtype=torch.int64), rank, group=self._group)
 
     def receive(self, rank: int, out_U: torch.Tensor) -> None:
-        """Receive the next byte range of `rank` into `out_U`, which has its size. Raises RankLost."""
+        """Receive the next message of `rank` into `out_U`, which has its size. Raises RankLost."""
         with self._waiting(rank):
             dist.recv(out_U, rank, group=self._group)
 

@@ -33,7 +33,7 @@ from areal_like.device_names import names_gpu
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.process import freeze_heap
 from areal_like.weights.adapter import AdapterInfo
-from areal_like.weights.weight_store import TensorBytes
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.adapter import PolicyAdapter, check_kind, kept
 from trainer.adapter_check import AdapterCheck

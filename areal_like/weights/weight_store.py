@@ -11,7 +11,6 @@ reader maps the payload; a version that is deleted stays readable in a process t
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import mmap
 import os
@@ -21,64 +20,29 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import msgspec
 
 from areal_like.errors import UserError, WeightError, WeightsDamaged
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim
 from areal_like.weights.adapter import AdapterInfo
+from areal_like.weights.payload_layout import (
+    Chunk,
+    StoreKind,
+    TensorBytes,
+    TensorEntry,
+    TensorLayout,
+    expected_bytes,
+    lay_out,
+)
 
 log = logging.getLogger(__name__)
 
-StoreKind = Literal["shm", "disk"]
-ALIGNMENT = 64
-ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
-_SAFETENSORS = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-Chunk = tuple[str, memoryview]
-"""A tensor's name, and some of its bytes."""
 _NO_CHUNK: Chunk = ("", memoryview(b""))
 _SUFFIX = {"shm": ".weights", "disk": ".safetensors"}
 _MANIFEST_SUFFIX = ".manifest.json"
 _TEMPORARY_SUFFIX = ".tmp"
-
-
-class TensorBytes(NamedTuple):
-    """One tensor as raw little-endian bytes, C order; `dtype` as torch names it, without the `torch.`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-class TensorLayout(NamedTuple):
-    """Dtype and shape of a tensor whose bytes are elsewhere."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensor."""
-        return _expected_bytes(self.dtype, self.shape)
-
-
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tensor is stored in the payload. `offset` counts from the start of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-    crc32: int
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +68,7 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
         for entry in self.tensors:
             if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
                 raise ValueError(f"tensor {entry.name} is outside the payload")
-            if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
+            if entry.num_bytes != expected_bytes(entry.dtype, entry.shape):
                 raise ValueError(
                     f"tensor {entry.name}: {entry.num_bytes} bytes do not match {entry.dtype}{entry.shape}"
                 )
@@ -379,59 +343,6 @@ def _obstacle(shared: Path, need_bytes: int) -> str:
     except OSError as error:
         return f"{shared}: {error.strerror}"
     return ""
-
-
-def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    if dtype not in ITEM_BYTES or any(size < 0 for size in shape):
-        raise ValueError(f"unknown dtype {dtype} or negative size in {shape}")
-    count = ITEM_BYTES[dtype]
-    for size in shape:
-        count *= size
-    return count
-
-
-def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes | TensorLayout]) -> tuple[list[TensorEntry], bytes]:
-    """Entries with offsets (checksums still 0), and the header before the first tensor. `disk`: a safetensors file.
-
-    safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
-    """
-    names = sorted(tensors, key=lambda name: (-ITEM_BYTES.get(tensors[name].dtype, 0), name))
-    entries, offset = [], 0
-    for name in names:
-        tensor = tensors[name]
-        dtype, shape = tensor[0], tensor[1]
-        num_bytes = _expected_bytes(dtype, shape)
-        if isinstance(tensor, TensorBytes):
-            _check_size(name, tensor, num_bytes)
-        if kind == "shm":
-            offset += -offset % ALIGNMENT
-        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=num_bytes, crc32=0)
-        entries.append(entry)
-        offset += num_bytes
-    header = _safetensors_header(entries) if kind == "disk" else b""
-    return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
-
-
-def _check_size(name: str, tensor: TensorBytes, num_bytes: int) -> None:
-    data = tensor.data
-    if data.nbytes != num_bytes or not data.c_contiguous:
-        got = f"{data.nbytes} {'' if data.c_contiguous else 'non-'}contiguous bytes"
-        raise ValueError(
-            f"tensor {name}: expected {num_bytes} contiguous bytes for {tensor.dtype}{tuple(tensor.shape)}, got {got}"
-        )
-
-
-def _safetensors_header(entries: list[TensorEntry]) -> bytes:
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for entry in entries:
-        table[entry.name] = {
-            "dtype": _SAFETENSORS[entry.dtype],
-            "shape": entry.shape,
-            "data_offsets": [entry.offset, entry.offset + entry.num_bytes],
-        }
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _write_payload(

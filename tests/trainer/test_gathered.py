@@ -46,6 +46,7 @@ def test_bytes_are_the_tensors_and_no_piece_is_larger_than_a_bucket(tensors: Any
             assert b"".join(data for name, data in pieces if name == key) == tensors[key].numpy().tobytes()
         assert [key for key, _ in itertools.groupby(name for name, _ in pieces)] == order
         assert max(len(data) for _, data in pieces) == 128
+        assert max(channel.pieces, default=0) <= 128, "several pieces in a message are together no larger"
         assert all(torch.equal(found[key], tensors[key]) for key in tensors), "a second time"
     assert channel.ended == set(range(1, num_ranks))
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from areal_like.weights.weight_store import TensorBytes, TensorLayout, lay_out
+from areal_like.weights.payload_layout import TensorBytes, TensorLayout, lay_out
 from trainer.gathered import GatheredTensors
 from trainer.weights.publish import tensor_bytes
 

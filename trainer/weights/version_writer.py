@@ -34,7 +34,8 @@ from areal_like.weights.delta import (
     encode_tensor,
     same_layout,
 )
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, describe
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightManifest, WeightStore, describe
 from trainer.config import WeightStoreSettings
 from trainer.gathered import GatheredTensors
 from trainer.weights.publish import tensor_bytes

@@ -123,12 +123,13 @@ def test_a_model_that_is_converted_when_it_is_loaded_is_not_read_in_parts(writte
 def test_a_file_that_was_cut_short_meanwhile_is_an_error_of_the_weights(written: Any) -> None:
     folder = written()
     file = folder / "model.safetensors"
-    source = sliced_source(folder, outline(folder), 1 << 20)
+    model = outline(folder)
+    source = sliced_source(folder, model, 1 << 20)
     assert source is not None
-    file.write_bytes(file.read_bytes()[:-4])
     last = max(load_last(folder), key=lambda one: one[1])[0]
+    file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(WeightError, match="was cut short"):
-        source.read(last, 0, torch.empty(first_named(outline(folder))[last].shape))
+        source.read(last, 0, torch.empty(first_named(model)[last].shape))
 
 
 def load_last(folder: Path) -> list[tuple[str, int]]:

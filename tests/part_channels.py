@@ -17,28 +17,29 @@ class LocalChannel:
     def __init__(self, *copies: Copied) -> None:
         self._copies = dict(enumerate(copies, 1))
         self.size = 1 + len(copies)
-        self.pending: dict[int, list[tuple[int, int]]] = {rank: [] for rank in self._copies}
-        """Ranges that were asked for and not received."""
+        self.pending: dict[int, list[Sequence[tuple[int, int]]]] = {rank: [] for rank in self._copies}
+        """Messages that were asked for and not received."""
         self.ended: set[int] = set()
         """Ranks that were told that nothing more is needed."""
         self.pieces: list[int] = []
-        """Bytes of each piece that was received."""
+        """Bytes of each message that was received."""
 
     def layout(self, rank: int) -> Sequence[Place]:
         return self._copies[rank].places
 
-    def ask(self, rank: int, spans: Sequence[tuple[int, int]]) -> None:
+    def ask(self, rank: int, messages: Sequence[Sequence[tuple[int, int]]]) -> None:
         assert rank not in self.ended
         assert not self.pending[rank], "asked for more before everything was received"
-        self.pending[rank] = list(spans)
-        if not spans:
+        self.pending[rank] = list(messages)
+        if not messages:
             self.ended.add(rank)
 
     def receive(self, rank: int, out_U: torch.Tensor) -> None:
-        offset, num_bytes = self.pending[rank].pop(0)
-        assert len(out_U) == num_bytes
-        out_U.copy_(self._copies[rank].buffer_U[offset : offset + num_bytes])
-        self.pieces.append(num_bytes)
+        buffer_U = self._copies[rank].buffer_U
+        message_U = torch.cat([buffer_U[start : start + size] for start, size in self.pending[rank].pop(0)])
+        assert len(out_U) == len(message_U)
+        out_U.copy_(message_U)
+        self.pieces.append(len(message_U))
 
 
 def assemble(own: Copied, *others: Copied, bucket_bytes: int = 1 << 20) -> dict[str, torch.Tensor]:
