@@ -31,6 +31,7 @@ from controller.config.loading import build
 from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.data.job_rows import JobRows, Tables, refuse_changed
+from controller.data.origins import record_data
 from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.preflight.machine import unused_gpus
@@ -57,6 +58,7 @@ def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) 
     """
     rows = JobRows.load(config, tables=tables)
     folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
+    record_data(config, folder.root)
     return run_to_end(RunSession(config, folder, rows).run())
 
 
