@@ -79,7 +79,9 @@ def facts(graph: Graph, node: Node) -> dict[str, Any]:
     if node.kind in ("source", "file"):
         described = graph.rows.file_of(f"{key[0]}:1")[1] if node.kind == "file" else {}
         made = described.get("set")
-        stages = {name: made[name] for name in ("manifest", "sha256", "stages", "rows_in", "rows_out")} if made else None
+        stages = (
+            {name: made[name] for name in ("manifest", "sha256", "stages", "rows_in", "rows_out")} if made else None
+        )
         return {
             "sha256": key[1] or None, "path": described.get("path"), "bytes": described.get("bytes"), "set": stages,
         }  # fmt: skip

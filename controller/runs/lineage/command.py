@@ -67,7 +67,9 @@ def subjects(graph: Graph, target: Target, arguments: argparse.Namespace) -> lis
         found = [one for one in graph.chain.batches if one.step == step]
         found += [Version(0, "")] if (step, kind) == (0, "version") else []
         if not found:
-            remedy = f"the ledger has steps 1 to {graph.chain.last_step}" if graph.chain.last_step else "try again later"
+            remedy = (
+                f"the ledger has steps 1 to {graph.chain.last_step}" if graph.chain.last_step else "try again later"
+            )
             raise UserError(f"the run has no {kind} {step}", where=graph.folder.name, remedy=remedy)
         return [Node(kind, one) for one in found]
     if target.checkpoint is not None or target.export is not None:
@@ -136,4 +138,3 @@ def _summary(graph: Graph, missing: list[str]) -> str:
     shown = [f"  {line}" for line in missing[:MAX_GAPS]]
     more = [f"  and {len(missing) - MAX_GAPS:,} more"] if len(missing) > MAX_GAPS else []
     return "\n".join([f"incomplete: {counts}; {len(missing):,} links are missing", *shown, *more])
-

@@ -56,7 +56,7 @@ def models_of(db: sqlite3.Connection, folder: RunFolder, chain: Chain) -> dict[s
             found[model.path] = model
     known = {(one.version, one.digest) for one in found.values()}
     for saved in saved_checkpoints(db, chain):
-        path = folder.root / saved.path
+        path = folder.checkpoints / Path(saved.path).name  # the run may have been moved
         if (saved.version, saved.digest) in known or (not saved.digest and str(path) in found):
             continue
         # A later lineage, or the newest save of a step, may have taken the folder's name.

@@ -59,7 +59,7 @@ def picture(found: Answer) -> str:
     title = f"Lineage of {subject}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tallest + MARGIN}" width="{width}" '
-        f'height="{tallest + MARGIN}" role="img" aria-label="{_text(title)}">',
+        f'height="{tallest + MARGIN}" style="max-width:100%;height:auto" role="img" aria-label="{_text(title)}">',
         f"<title>{_text(title)}</title>", _style(),
         f'<rect class="paper" width="{width}" height="{tallest + MARGIN}"/>',
         f'<text class="title" x="{MARGIN}" y="26">{_text(_cut(title, width // 9))}</text>',
