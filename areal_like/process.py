@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -29,6 +28,7 @@ import psutil
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.import_check import append_user_path, check_not_shadowed
 from areal_like.plain_text import LineFormatter, printable
+from areal_like.secret_values import print_traceback, without_secrets
 
 if TYPE_CHECKING:  # these imports would take most of the processor time of short-lived processes
     import asyncio
@@ -167,8 +167,8 @@ def report_end(error: BaseException) -> int:
     cause = first_cause(error)
     is_plain = isinstance(cause, UserError | PolicyDiverged)
     if not is_plain:
-        traceback.print_exception(error)
-    text = printable(" ".join(str(cause).split()))
+        print_traceback(error)
+    text = printable(without_secrets(" ".join(str(cause).split())))
     said = text if is_plain else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     print(f"error: {said}", file=sys.stderr, flush=True)
     return (DIVERGED if isinstance(cause, PolicyDiverged) else USER_MISTAKE) if is_plain else FAILED

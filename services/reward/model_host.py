@@ -19,7 +19,6 @@ import queue
 import socket
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ import msgspec
 
 from areal_like.errors import OperationError, UserError
 from areal_like.process import die_with_parent
+from areal_like.secret_values import print_traceback
 from services.reward.model_wire import Item, Reply, decode_items, receive, send
 from services.reward.scorer_options import RewardModelOptions
 
@@ -127,7 +127,7 @@ def main() -> None:
         serve(options)
     except UserError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            print_traceback(error.__cause__)
         assert options.socket is not None
         write_status(options.socket, str(error))
         sys.exit(2)

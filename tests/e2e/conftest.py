@@ -249,19 +249,7 @@ def areal(runs_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     def start(command: str, *arguments: str) -> Run:
         extra = (
             []
-            if command
-            in (
-                "resume",
-                "drain",
-                "add",
-                "checkpoint",
-                "export",
-                "import",
-                "samples",
-                "dashboard",
-                "replay",
-                "data",
-            )
+            if command in ("resume", "drain", "add", "checkpoint", "export", "import", "samples", "dashboard", "replay")
             else [f"runs_dir={runs_dir}"]
         )
         run = Run([command, *arguments, *extra], tmp_path, runs_dir)

@@ -10,6 +10,8 @@ import sqlite3
 import pytest
 
 from areal_like.tasks import running_sum
+from controller.preflight.dataset.cleaning import CleaningJob
+from controller.preflight.dataset.registry import Plan, StageSpec
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.lineage.answer import answer, gaps
 from controller.runs.lineage.chain import Member
@@ -18,10 +20,13 @@ from controller.runs.lineage.graph import Node, walk
 
 pytestmark = pytest.mark.e2e
 
-MORE = [
-    "num_steps=14", "trainer.checkpoint.every_steps=5", "trainer.checkpoint.keep=2", "trainer.max_restarts=3",
-    "replay_buffer={groups_per_step: 3, max_age: 2}",
+SETTINGS = [
+    "warm_start=null", "num_steps=24", "groups_per_step=4", "group_size=2", "sampling.max_new_tokens=8",
+    "eval.every_steps=0", "data.eval=null", "metrics.report=false", "trainer.checkpoint.every_steps=5",
+    "trainer.checkpoint.keep=2", "replay_buffer={groups_per_step: 1, max_age: 2}",
 ]  # fmt: skip
+STEP = 4 * 2
+"""Samples of a step."""
 
 
 def kill(pid: int) -> None:
@@ -30,26 +35,24 @@ def kill(pid: int) -> None:
 
 @pytest.mark.thorough
 def test_every_sample_of_a_resumed_run_with_a_restarted_trainer_has_both_directions(
-    areal, quickstart, short, gate, tmp_path
+    areal, quickstart, gate, tmp_path
 ):
     """The rows are a cleaned set. The trainer is killed after step 6, the controller after step 11."""
     rows = [json.dumps(row) for row in running_sum.rows(1, "train", limit=200)]
     (tmp_path / "raw.jsonl").write_text("\n".join(["{", *rows]) + "\n")
-    (tmp_path / "stages.yaml").write_text("stages: [schema]\n")
-    cleaned = areal("data", "clean", str(tmp_path / "raw.jsonl"), "-o", str(tmp_path / "clean"), "--stages",
-                    str(tmp_path / "stages.yaml"))  # fmt: skip
-    assert cleaned.wait() == 0, cleaned.output
+    CleaningJob([str(tmp_path / "raw.jsonl")], Plan((StageSpec("schema"),)), 1).clean(tmp_path / "clean")
     data = [f"data.train.path={tmp_path}/clean/rows.jsonl", "data.train.generator=null", "data.train.split=null"]
-    settings = [one for one in short if not one.startswith(("data.train.limit", "num_steps"))]
-    run = areal("train", quickstart, *settings, *MORE, *data, *gate.after_step(6))
+    run = areal("train", quickstart, *SETTINGS, *data, *gate.after(STEP * 9))
     run.wait_for_step(6)
     run.wait_until(lambda: (run.folder / "checkpoints" / "step_000005").is_dir(), "a checkpoint")
     kill(run.pid_of("trainer"))
     run.wait_until(lambda: "the trainer restarts from version" in run.output, "a restart of the trainer")
     gate.open()
     run.wait_for_step(11)
+    (tmp_path / "gate.closed").touch()  # no more than the steps whose samples were scored by now
     kill(run.process.pid)
     run.process.wait()
+    gate.open()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
     check_every_sample(RunFolder(run.folder), tmp_path)
@@ -62,7 +65,7 @@ def check_every_sample(folder: RunFolder, place) -> None:
     with sqlite3.connect(folder.ledger) as db:
         consumed = dict(db.execute("SELECT group_id, step FROM groups WHERE fate = 'consumed'"))
         samples = db.execute("SELECT group_id, sample_index, is_kept FROM samples").fetchall()
-    last = graph.chain.version(14)
+    last = graph.chain.version(24)
     assert last is not None
     down = {one: walk([one], graph.children)[0] for one in {Node("row", row) for row in graph.used_rows()}}
     up, _ = walk([Node("version", last)], graph.parents)
