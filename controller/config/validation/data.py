@@ -36,6 +36,10 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     for path, source in sources:
         yield from _source(path, source)
         yield from _chat(path, source, config)
+    if config.data.train.stages and config.data.train.kind not in ("path", ""):
+        what = f"clean files, but the rows are of a {config.data.train.kind}"
+        remedy = "write the rows to a file, and set data.train.path"
+        yield Problem(("data.train.stages", f"data.train.{config.data.train.kind}"), what, remedy)
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
