@@ -186,11 +186,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def start_logging(name: str) -> None:
-    """Log to stderr, one line per record; the launcher redirects stderr to the process's log file."""
+def start_logging(name: str, level: str = "INFO") -> None:
+    """Log to stderr, one line per record; the launcher redirects stderr to the process's log file.
+
+    Processes that only run the user's code call it too, with level WARNING: Python's own handler would print secrets.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"))
-    logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", level).upper(), handlers=[handler], force=True)
 
 
 def limit_threads(num_threads: int) -> None:

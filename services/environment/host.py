@@ -27,7 +27,7 @@ import msgspec
 from areal_like.environment import Environment, InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, freeze_heap
+from areal_like.process import die_with_parent, freeze_heap, start_logging
 from areal_like.secret_values import print_traceback, without_secrets
 from areal_like.verdict import MAX_REASON_CHARS
 from services.environment.config import EnvironmentSettings
@@ -354,6 +354,7 @@ def main() -> None:
     os.close(arguments.marker)
     stream = socket.socket(fileno=arguments.fd)
     os.set_inheritable(stream.fileno(), False)
+    start_logging("environment", "WARNING")
     become_subreaper()
     faulthandler.enable()
     append_user_path()

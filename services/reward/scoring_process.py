@@ -19,7 +19,7 @@ import msgspec
 
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, freeze_heap
+from areal_like.process import die_with_parent, freeze_heap, start_logging
 from areal_like.secret_values import print_traceback, without_secrets
 from services.processes.framing import FrameStream
 from services.processes.process_tree import become_subreaper
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="services.reward.scoring_process")
     parser.add_argument("--fd", type=int, required=True)
     stream = Stream(parser.parse_args().fd)
+    start_logging("scorer", "WARNING")
     become_subreaper()
     faulthandler.enable()
     append_user_path()
