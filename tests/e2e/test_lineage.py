@@ -10,8 +10,6 @@ import sqlite3
 import pytest
 
 from areal_like.tasks import running_sum
-from controller.preflight.dataset.cleaning import CleaningJob
-from controller.preflight.dataset.registry import Plan, StageSpec
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.lineage.answer import answer, gaps
 from controller.runs.lineage.chain import Member
@@ -37,11 +35,10 @@ def kill(pid: int) -> None:
 def test_every_sample_of_a_resumed_run_with_a_restarted_trainer_has_both_directions(
     areal, quickstart, gate, tmp_path
 ):
-    """The rows are a cleaned set. The trainer is killed after step 6, the controller after step 11."""
+    """The job cleans its rows. The trainer is killed after step 6, the controller after step 11; then the file is gone."""
     rows = [json.dumps(row) for row in running_sum.rows(1, "train", limit=200)]
     (tmp_path / "raw.jsonl").write_text("\n".join(["{", *rows]) + "\n")
-    CleaningJob([str(tmp_path / "raw.jsonl")], Plan((StageSpec("schema"),)), 1).clean(tmp_path / "clean")
-    data = [f"data.train.path={tmp_path}/clean/rows.jsonl", "data.train.generator=null", "data.train.split=null"]
+    data = [f"data.train={{path: {tmp_path}/raw.jsonl, stages: [schema]}}"]
     run = areal("train", quickstart, *SETTINGS, *data, *gate.after(STEP * 9))
     run.wait_for_step(6)
     run.wait_until(lambda: (run.folder / "checkpoints" / "step_000005").is_dir(), "a checkpoint")
@@ -53,6 +50,7 @@ def test_every_sample_of_a_resumed_run_with_a_restarted_trainer_has_both_directi
     kill(run.process.pid)
     run.process.wait()
     gate.open()
+    (tmp_path / "raw.jsonl").unlink()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
     check_every_sample(RunFolder(run.folder), tmp_path)
