@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
-from controller.data.mixing import Order
 from controller.data.origins import Origins, read_record, split_place
 from controller.data.table import Table
 from controller.run_folder.run_folder import RunFolder
@@ -100,11 +99,6 @@ class RunRows:
                 places = [one["where"] for one in self.originals(where)[0]]
                 if any(place == text or _absolute(place) == wanted for place in places):
                     yield where
-
-    @property
-    def order(self) -> Order | None:
-        """The draw order; None if rows cannot be named."""
-        return None if self._rows is None else self._rows.order
 
 
 def _absolute(where: str) -> tuple[str, int] | str:
