@@ -1,6 +1,6 @@
-"""Removes secrets from texts that are written to files: values of environment variables whose names say they are secret.
+"""Removes secrets from texts that are written to files: values of environment variables with secret names.
 
-Libraries put keys and addresses with passwords into their exceptions, and those become reasons and lines of a log. What a
+Libraries put keys and addresses with passwords into their exceptions, which become reasons and lines of a log. What a
 program prints by itself does not pass through here.
 """
 

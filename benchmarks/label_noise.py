@@ -3,9 +3,9 @@
     python -m benchmarks.label_noise                          the quickstart's task and model, some minutes on two cores
     python -m benchmarks.label_noise --run RUN --truth FILE   of a run that was trained before on the file of rows
 
-400 distinct sums of at most six digits are written to a file, 5 % of them with a wrong label. The quickstart is trained on
-them for 45 steps of 24 groups of 8 answers, with warm start and reward by these labels: the policy never sees the right
-ones. Then the rows that the command lists with its default options are compared with the planted ones.
+400 distinct sums of at most six digits are written to a file, 5 % of them with a wrong label. The quickstart is trained
+on them for 45 steps of 24 groups of 8 answers, with warm start and reward by these labels: the policy never sees the
+right ones. Then the rows that the command lists with its default options are compared with the planted ones.
 
 Prints one line of JSON, and writes it to label_noise.json next to the runs: `share_listed` is the share of wrong labels
 that are listed (wanted: at least 0.8), `listed_per_wrong` the number of listed rows for each wrong one (at most 2).

@@ -34,9 +34,9 @@ docs/cleaning.md.
 def add_data(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command and its parts. make: as `_command` in arguments.py."""
     data = make(
-        commands, "data", "check, clean, describe or relabel files of rows (docs/cleaning.md)", _EPILOG,
-        "Check files of rows for faults, write a cleaned copy, describe them, or find wrong labels. The files are never "
-        "changed.",
+        commands, "data", "check, clean, describe or relabel rows (docs/cleaning.md)", _EPILOG,
+        "Check files of rows for faults, write a cleaned copy, describe them, or find wrong labels. The files are "
+        "never changed.",
     )  # fmt: skip
     parts = data.add_subparsers(dest="part", required=True, metavar="PART", parser_class=type(data))
     check = make(
@@ -117,7 +117,7 @@ a line of a file of answers: {"id": 7, "response": "so \\\\boxed{42}", "gold": "
 exit status: 0 done; 2 a user error.
 """
 _RELABEL_EPILOG = """\
-decisions: accept (the answer becomes the label), reject (the label stays), remove (the row is left out), null (as reject)
+decisions: accept (the answer becomes the label), reject (the label stays), remove (the row is left out), null (none)
 
 exit status: 0 done; 1 failed; 2 a user error.
 """

@@ -66,6 +66,7 @@ def train(
         rows = JobRows.load(config, tables=tables)
         folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
     record_data(as_recorded(config, folder.root), folder.root)
+    rows.record_epochs(folder.root)
     return run_to_end(RunSession(config, folder, rows).run())
 
 
@@ -112,8 +113,9 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     if past_early_stop or state.get("past_early_stop"):
         config = config.model_copy(update={"early_stop": None})
-    rows = JobRows.load(as_recorded(config, folder.root))
+    rows = JobRows.load(as_recorded(config, folder.root), root=folder.root)
     _refuse_other_data(state.get("data"), rows, folder)
+    rows.record_epochs(folder.root)
     if past_early_stop:
         folder.write_state("stopped", past_early_stop=True)
     if (mode := folder.make_private()) is not None:

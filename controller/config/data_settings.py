@@ -74,6 +74,8 @@ class TrainSource(DataSource):
     stages: tuple[StageSettings, ...] = ()
     """Stages of `areal-like data clean` that remove rows before a run starts; the kept rows and what was removed are
     in the run's folder `data/train`. Needs `path`."""
+    follow: bool = False
+    """The file of `path` (.jsonl) grows while the run trains: lines that were appended enter at the next epoch."""
 
 
 class MixedSource(DataSource):

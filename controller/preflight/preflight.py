@@ -17,7 +17,8 @@ from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, silent_endpoints
 from controller.data.cleaned_rows import reading_cleaned
 from controller.data.forced_lengths import KEY, forced_lengths
-from controller.data.table import Table, load_demonstrations, load_eval, load_train
+from controller.data.live import load_training
+from controller.data.table import Table, load_demonstrations, load_eval
 from controller.launch.choice import survey
 from controller.preflight import called_models, chat_format, machine, own_code, packages, reward_services
 from controller.preflight.found import Preflight, Purpose, as_problem
@@ -36,7 +37,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems += chat_format.problems_of(config)
         found.problems += called_models.problems_of(config, found.model)
     if purpose in ("train", "validate", "probe"):
-        found.train = _table("data.train", lambda: load_train(_cleaned(config, found)), found, purpose)
+        found.train = _table("data.train", lambda: load_training(_cleaned(config, found)), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
     if purpose != "eval":

@@ -58,8 +58,7 @@ def clean_train(config: RunConfig, target: Path) -> Report:
 
 def _specs(config: RunConfig) -> tuple[StageSpec, ...]:
     return tuple(
-        StageSpec(stage.kind, stage.options, f"{KEY}.{number}")
-        for number, stage in enumerate(config.data.train.stages)
+        StageSpec(stage.kind, stage.options, f"{KEY}.{number}") for number, stage in enumerate(config.data.train.stages)
     )
 
 

@@ -32,10 +32,8 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.thorough
-def test_every_sample_of_a_resumed_run_with_a_restarted_trainer_has_both_directions(
-    areal, quickstart, gate, tmp_path
-):
-    """The job cleans its rows. The trainer is killed after step 6, the controller after step 11; then the file is gone."""
+def test_every_sample_of_a_resumed_run_with_a_restarted_trainer_has_both_directions(areal, quickstart, gate, tmp_path):
+    """The job cleans its rows. The trainer is killed after step 6, the controller after step 11; then the file goes."""
     rows = [json.dumps(row) for row in running_sum.rows(1, "train", limit=200)]
     (tmp_path / "raw.jsonl").write_text("\n".join(["{", *rows]) + "\n")
     data = [f"data.train={{path: {tmp_path}/raw.jsonl, stages: [schema]}}"]

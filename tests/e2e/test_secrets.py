@@ -1,4 +1,4 @@
-"""Twenty secrets are planted around a real run; none is in any file of it, in its output, or in the dashboard's pages."""
+"""Twenty secrets are planted around a real run: none is in a file of it, in its output, or in the dashboard."""
 
 from __future__ import annotations
 

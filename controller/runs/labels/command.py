@@ -40,8 +40,8 @@ def labels_command(
         )
     if found.num_agreeing < found.num_judged / 2:
         notes.append(
-            f"the answers agree with the label of only {found.num_agreeing:,} of {found.num_judged:,} rows: the list is "
-            "not reliable"
+            f"the answers agree with the label of only {found.num_agreeing:,} of {found.num_judged:,} rows: the list "
+            "is not reliable"
         )
     if out:
         _write(Path(out).expanduser(), found)

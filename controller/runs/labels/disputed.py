@@ -101,10 +101,17 @@ def find_disputed(
         names = tuple(row.names[number] for number in members) if row.names else ()
         found.disputed.append(
             Disputed(
-                where=row.where, key=row.key, prompt=row.prompt, label=row.label, answer=answer,
-                num_answers=len(finals), num_agree=len(members), num_label=num_label, versions=row.versions,
+                where=row.where,
+                key=row.key,
+                prompt=row.prompt,
+                label=row.label,
+                answer=answer,
+                num_answers=len(finals),
+                num_agree=len(members),
+                num_label=num_label,
+                versions=row.versions,
                 samples=names,
-            )  # fmt: skip
+            )
         )
     # The lower bound of the share, by the rule of succession: 16 of 16 is stronger evidence than 4 of 4.
     found.disputed.sort(key=lambda one: -(one.num_agree + 1) / (one.num_answers + 2))

@@ -1,7 +1,7 @@
-"""`areal-like data relabel`: writes a new set in which reviewed labels are corrected. The reviewed rows are not changed.
+"""`areal-like data relabel`: writes a new set with corrected labels. The reviewed files are not changed.
 
-The folder has the files of `areal-like data clean` (docs/cleaning.md) and `relabelled.jsonl`: every changed row with its
-old and new label. Rows without a decision, and all others, keep their bytes.
+The folder has the files of `areal-like data clean` (docs/cleaning.md) and `relabelled.jsonl`: every changed row with
+its old and new label. Rows without a decision, and all others, keep their bytes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class _Reviews:
         self._id_column, self._left = id_column, {review.place: review for review in reviews}
         self._by: dict[Any, Review] = {}
         for review in reviews:
-            key = _key(review.where) if review.where else ("id", review.key) if review.key else ("prompt", review.prompt)
+            key = (
+                _key(review.where) if review.where else ("id", review.key) if review.key else ("prompt", review.prompt)
+            )
             if (other := self._by.setdefault(key, review)) is not review:
                 raise UserError(f"is for the same row as {other.place}", where=review.place, remedy="keep one of them")
 

@@ -1,4 +1,4 @@
-"""What `areal-like lineage` answers: the nodes that something came from and went into, with facts, and gaps of a run."""
+"""What `areal-like lineage` answers: what something came from and went into, with facts, and the gaps of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The graph of a run: rows, samples, batches, versions, checkpoints and exported models, with parents and children.
 
 A node is (kind, key). Edges lead from what was used to what was made of it: `source` (a file that was cleaned),
-`original` (a row of it), `file`, `row`, `sample`, `batch`, `version`, `checkpoint`, `export`. A version has its batch and
-the version before it as parents, so a walk finds everything that it was trained on.
+`original` (a row of it), `file`, `row`, `sample`, `batch`, `version`, `checkpoint`, `export`. A version has its batch
+and the version before it as parents, so a walk finds everything that it was trained on.
 """
 
 from __future__ import annotations

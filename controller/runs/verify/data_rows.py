@@ -8,8 +8,9 @@ from typing import NamedTuple
 from areal_like.errors import OperationError, UserError
 from controller.config.loading import load_config
 from controller.data.cleaned_rows import as_recorded
+from controller.data.live import load_training
 from controller.data.mixing import Order, order_of
-from controller.data.table import JoinedTable, Table, load_train
+from controller.data.table import JoinedTable, Table
 from controller.run_folder.run_folder import RunFolder
 
 
@@ -46,7 +47,7 @@ def read_rows(folder: RunFolder) -> tuple[DataRows | None, str]:
             started_in = folder.read_state().get("started_in")
             if started_in is not None and Path(started_in).resolve() != Path.cwd():
                 return None, f"the paths of its data are relative to {started_in}"
-        table = load_train(as_recorded(config, folder.root))
+        table = load_training(as_recorded(config, folder.root), folder.root)
         recorded = (folder.read_state().get("data") or {}).get("data.train")
         if recorded is not None and recorded != table.fingerprint:
             return None, "its data has changed since"

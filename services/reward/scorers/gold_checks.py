@@ -236,7 +236,7 @@ def result_of(solution: str) -> str:
 
 
 def stated_answer(response: str) -> str | None:
-    """The final answer of a response, as scorer `math` finds it: last boxes, marker, last number; None: there is none."""
+    """The final answer of a response, as scorer `math` finds it: boxes, marker, last number; None: there is none."""
     return final_answer.boxed(response) or final_answer.after_marker(response) or final_answer.last_number(response)
 
 

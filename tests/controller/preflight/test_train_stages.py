@@ -1,4 +1,4 @@
-"""A job with stages trains on what `areal-like data clean` writes, resumes with it, and refuses mistakes in one line."""
+"""A job with stages trains on what `areal-like data clean` writes, and resumes with it; mistakes are one line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_job_reads_what_data_clean_writes(config: RunConfig, begun: list[RunSe
     assert table.fingerprint == load_train(by_hand).fingerprint
     assert [row["prompt"] for row in table] == ["1+1=", "2+1=", "3+1=", "4+1="]
     assert folder.read_state()["cleaning"] == {
-        "rows_in": 6, "rows_out": 4, "stages": [{"kind": "schema", "removed": 1}, {"kind": "exact_duplicates", "removed": 1}],
+        "rows_in": 6, "rows_out": 4,
+        "stages": [{"kind": "schema", "removed": 1}, {"kind": "exact_duplicates", "removed": 1}],
     }  # fmt: skip
     (source,) = [one for one in read_record(folder.root)["sources"] if one["key"] == "data.train"]
     assert source["files"][0]["set"]["sources"][0]["name"] == "rows.jsonl"

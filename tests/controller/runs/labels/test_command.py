@@ -139,7 +139,9 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["data", "labels", str(path), "--answer", r"ANSWER: (\w)", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["listed"]
     assert (one["key"], one["label"], one["answer"], one["num_agree"]) == ("0", "c", "b", 4)
-    (tmp_path / "set.jsonl").write_text('{"id": 0, "prompt": "x?", "answer": "c"}\n{"id": 1, "prompt": "y", "answer": "c"}\n')
+    (tmp_path / "set.jsonl").write_text(
+        '{"id": 0, "prompt": "x?", "answer": "c"}\n{"id": 1, "prompt": "y", "answer": "c"}\n'
+    )
     (tmp_path / "review.jsonl").write_text(json.dumps({**one, "decision": "accept"}) + "\n")
     words = ["data", "relabel", str(tmp_path / "set.jsonl"), "--review", str(tmp_path / "review.jsonl")]
     assert main([*words, "-o", str(tmp_path / "new")]) == 0
