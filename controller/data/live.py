@@ -32,7 +32,7 @@ KEY = "data.train"
 RECORD = Path("data") / "followed.jsonl"
 
 
-class NewRow(msgspec.Struct, frozen=True):
+class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row that entered after the start. where: file and line; sha256: of its line without the line break."""
 
     where: str
@@ -40,7 +40,7 @@ class NewRow(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Extent(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the file that an epoch uses. first_draw: its first position in the draw order."""
 
     epoch: int
@@ -54,8 +54,8 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def load_training(config: RunConfig, root: Path | None = None) -> Table:
-    """The rows that prompts are drawn from. root: folder of an existing run, which recorded the epochs of a file that it
-    follows. Raises UserError.
+    """The rows that prompts are drawn from. root: folder of an existing run, which recorded the epochs of a file that
+    it follows. Raises UserError.
     """
     if not config.data.train.follow:
         return load_train(config)
@@ -135,12 +135,16 @@ class LiveTable(Table):
         that begins now. Raises OperationError if the file became shorter.
         """
         before = len(self._kept)
-        texts = self._append(None) if epoch else {}
+        digests = self._append(None) if epoch else {}
         new = tuple(
-            NewRow(self.where(index), self._offsets[self._kept[index]], texts[self._kept[index]])
+            NewRow(where=self.where(index), offset=self._offsets[place], sha256=digests[place])
             for index in range(before, len(self._kept))
+            for place in (self._kept[index],)
         )
-        extent = Extent(epoch, first_draw, len(self._kept), self._end, self._hash.hexdigest(), new)
+        extent = Extent(
+            epoch=epoch, first_draw=first_draw, rows=len(self._kept), offset=self._end, sha256=self._hash.hexdigest(),
+            new_rows=new,
+        )  # fmt: skip
         self.extents.append(extent)
         return extent
 

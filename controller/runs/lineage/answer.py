@@ -91,13 +91,13 @@ def facts(graph: Graph, node: Node) -> dict[str, Any]:
         return {"groups": graph.groups_of_row(key), "before": graph.rows.originals(key)[0]}
     if node.kind == "sample":
         for index, first, last, verdict, value, is_kept, worker in graph.samples.get(key.group, ()):
-            if index == key.index:
+            if index == key.sample:
                 return {
                     "group": key.group, "sample": index, "draw": graph.groups[key.group][0],
                     "fate": graph.groups[key.group][1], "versions": [first, last], "verdict": verdict, "reward": value,
                     "is_kept": bool(is_kept), "worker": worker,
                 }  # fmt: skip
-        return {"group": key.group, "sample": key.index}
+        return {"group": key.group, "sample": key.sample}
     if node.kind in ("batch", "version"):
         is_replay = key in graph.chain.batches and graph.chain.batches[key].is_replay
         return {
@@ -124,7 +124,7 @@ def gaps(graph: Graph) -> list[str]:
     ]
     for version, batch in graph.chain.batches.items():
         missing = [one for one in (*batch.members, *batch.reused) if not graph.has_sample(one)]
-        found += [f"step {version.step} has sample {one.group}.{one.index}, which is not recorded" for one in missing]
+        found += [f"step {version.step} has sample {one.group}.{one.sample}, which is not recorded" for one in missing]
         if version.step > 1 and graph.chain.before(version).step != version.step - 1:
             found.append(f"step {version.step} of lineage {version.lineage}: the version before is not recorded")
     found += [

@@ -26,7 +26,7 @@ class Member(NamedTuple):
     """A sample, by group and index."""
 
     group: int
-    index: int
+    sample: int
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Graph:
 
     def has_sample(self, member: Member) -> bool:
         """Whether the ledger has the finished sample."""
-        return any(one[0] == member.index for one in self.samples.get(member.group, ()))
+        return any(one[0] == member.sample for one in self.samples.get(member.group, ()))
 
     # ---------------------------------------------------------------- edges
 
@@ -173,7 +173,7 @@ def name_of(graph: Graph, node: Node) -> str:
     if node.kind in ("source", "original", "file"):
         return str(key[0])
     if node.kind == "sample":
-        return f"{key.group}.{key.index}"
+        return f"{key.group}.{key.sample}"
     if node.kind == "batch":
         return f"step {key.step}{_lineage(graph, key)}"
     if node.kind == "version":

@@ -45,7 +45,7 @@ def _kind(graph: Graph, kind: str, nodes: list[Node]) -> Iterator[str]:
         members: dict[int, list[int]] = defaultdict(list)
         for node in nodes:
             key: Any = node.key
-            members[key.group].append(key.index)
+            members[key.group].append(key.sample)
         groups = [f"{group}.{ranges(sorted(indices))}" for group, indices in members.items()]
         yield f"{title} {len(nodes):,} of {len(members):,} groups: {_some(groups)}"
     elif kind in ("row", "original"):
