@@ -53,3 +53,14 @@ def sample_name(text: str) -> tuple[int, int | None]:
         return whole(group), whole(index) if dot else None
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a sample: write GROUP.SAMPLE, such as 12.3") from error
+
+
+def share(text: str) -> float:
+    """A share above 0 and at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1")
+    return value

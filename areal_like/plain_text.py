@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import re
 
+from areal_like.secret_values import without_secrets
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and newline, line separators, marks that change the direction of writing, and lone
 surrogates."""
@@ -24,12 +26,13 @@ def one_line(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line, whatever its message contains, followed by indented lines for a traceback."""
+    """Formats a record as one line, whatever its message contains, followed by indented lines for a traceback, without
+    secrets of the environment."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = one_line(record.message)
+        record.message = one_line(without_secrets(record.message))
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:
-        text = super().formatException(ei)  # type: ignore[arg-type]
+        text = without_secrets(super().formatException(ei))  # type: ignore[arg-type]
         return "\n".join(f"  {line}" for line in printable(text).splitlines())

@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -29,6 +28,7 @@ import psutil
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.import_check import append_user_path, check_not_shadowed
 from areal_like.plain_text import LineFormatter, printable
+from areal_like.secret_values import print_traceback, without_secrets
 
 if TYPE_CHECKING:  # these imports would take most of the processor time of short-lived processes
     import asyncio
@@ -167,8 +167,8 @@ def report_end(error: BaseException) -> int:
     cause = first_cause(error)
     is_plain = isinstance(cause, UserError | PolicyDiverged)
     if not is_plain:
-        traceback.print_exception(error)
-    text = printable(" ".join(str(cause).split()))
+        print_traceback(error)
+    text = printable(without_secrets(" ".join(str(cause).split())))
     said = text if is_plain else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     print(f"error: {said}", file=sys.stderr, flush=True)
     return (DIVERGED if isinstance(cause, PolicyDiverged) else USER_MISTAKE) if is_plain else FAILED
@@ -186,11 +186,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def start_logging(name: str) -> None:
-    """Log to stderr, one line per record; the launcher redirects stderr to the process's log file."""
+def start_logging(name: str, level: str = "INFO") -> None:
+    """Log to stderr, one line per record; the launcher redirects stderr to the process's log file.
+
+    Processes that only run the user's code call it too, with level WARNING: Python's own handler would print secrets.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"))
-    logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", level).upper(), handlers=[handler], force=True)
 
 
 def limit_threads(num_threads: int) -> None:

@@ -14,6 +14,7 @@ from typing import get_args
 import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
+from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
 from areal_like.verdict import Verdict
@@ -186,7 +187,7 @@ class SamplePool:
         if run.engine_error is not None or run.cut_reason is not None:
             return None
         self._count("workflow_crashes")
-        what = printable(f"the workflow raised {type(error).__name__}: {_message(error)}")
+        what = printable(without_secrets(f"the workflow raised {type(error).__name__}: {_message(error)}"))
         log.warning("lease %d: %s", run.task.lease_id, what, exc_info=error)
         if not run.is_resumable or run.answer is None or run.prompt_P is None:
             run.cut("rejected", what)

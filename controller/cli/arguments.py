@@ -16,6 +16,7 @@ from controller.cli.checkpoint_arguments import add_checkpoints
 from controller.cli.data_arguments import add_data
 from controller.cli.init_arguments import add_init
 from controller.cli.keep_alive_arguments import add_keep_alive
+from controller.cli.lineage_arguments import add_lineage
 from controller.cli.replay_arguments import add_replay
 from controller.cli.serve_arguments import add_serve
 from controller.cli.verify_arguments import add_verify
@@ -24,7 +25,7 @@ from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
     "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
-    "verify", "blame", "doctor", "simulate",
+    "verify", "blame", "lineage", "doctor", "simulate",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
@@ -37,7 +38,7 @@ _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started
 _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
-                verify, blame, replay, whatif, capsule, dashboard
+                verify, blame, lineage, replay, whatif, capsule, dashboard
   no run        data, serve, score, import, mcp
   this machine  doctor
 
@@ -146,6 +147,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     _add_samples(commands)
     _add_reports(commands)
     add_verify(commands, _command, _RUN_HELP)
+    add_lineage(commands, _command, _RUN_HELP)
     add_dashboard(commands, _command)
     add_simulate(commands, _command, seconds)
     add_data(commands, _command)

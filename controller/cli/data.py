@@ -31,6 +31,8 @@ def data(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status. Raises UserError, OperationError."""
     if arguments.part == "card":
         return _card(arguments)
+    if arguments.part in ("labels", "relabel"):
+        return _labels(arguments)
     job = CleaningJob(
         arguments.files, _plan(arguments), arguments.workers or num_cores(), arguments.examples, _Progress().show
     )
@@ -47,6 +49,21 @@ def data(arguments: argparse.Namespace) -> int:
         ) from error
     sys.stdout.write(_page(report, arguments.json) + ("" if arguments.json else f"written to {target}\n"))
     return 0
+
+
+def _labels(arguments: argparse.Namespace) -> int:
+    from controller.runs.labels.command import labels_command, relabel_command
+
+    if arguments.part == "relabel":
+        return relabel_command(
+            arguments.files, review=arguments.review, output=arguments.output, columns=_columns(arguments),
+            id_column=arguments.id_column, accepts_all=arguments.accept_all,
+        )  # fmt: skip
+    return labels_command(
+        arguments.source, out=arguments.output, pattern=arguments.answer, min_answers=arguments.min_answers,
+        min_agreement=arguments.min_agreement, most=arguments.most, from_version=arguments.from_version,
+        as_json=arguments.json,
+    )  # fmt: skip
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from areal_like.arguments import processes, whole
+from areal_like.arguments import processes, share, whole
 
 _EPILOG = """\
 examples:
@@ -13,6 +13,8 @@ examples:
   areal-like data check train.jsonl --eval test.jsonl --json
   areal-like data clean train.jsonl -o train-clean --stages stages.yaml
   areal-like data card train-clean/rows.jsonl
+  areal-like data labels quickstart -o review.jsonl
+  areal-like data relabel train.jsonl --review review.jsonl -o train-2
 
 stages.yaml:
   columns: {prompt: task, answer: label}
@@ -30,10 +32,11 @@ docs/cleaning.md.
 
 
 def add_data(commands: Any, make: Callable[..., Any]) -> None:
-    """Add the command and its three parts. make: as `_command` in arguments.py."""
+    """Add the command and its parts. make: as `_command` in arguments.py."""
     data = make(
-        commands, "data", "check, clean or describe a file of rows (docs/cleaning.md)", _EPILOG,
-        "Check files of rows for faults, write a cleaned copy, or describe them. The files are never changed.",
+        commands, "data", "check, clean, describe or relabel rows (docs/cleaning.md)", _EPILOG,
+        "Check files of rows for faults, write a cleaned copy, describe them, or find wrong labels. The files are "
+        "never changed.",
     )  # fmt: skip
     parts = data.add_subparsers(dest="part", required=True, metavar="PART", parser_class=type(data))
     check = make(
@@ -66,9 +69,58 @@ def add_data(commands: Any, make: Callable[..., Any]) -> None:
         )  # fmt: skip
         part.add_argument("--workers", type=processes, default=0, metavar="N", help="processes (one for each core)")
         part.add_argument("--examples", type=whole, default=3, metavar="N", help="examples of each stage (3)")
+    _add_labels(parts, make)
     clean.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the new folder; must not exist")
 
 
+def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
+    labels = make(
+        parts, "labels", "list rows whose label is likely wrong", _LABELS_EPILOG,
+        "List the rows whose answers agree with one another and not with the row's label, from a run or from a file of "
+        "answers.",
+    )  # fmt: skip
+    labels.add_argument("source", metavar="RUN|FILE", help="a run, or a file of answers (.jsonl)")
+    labels.add_argument("-o", "--output", default="", metavar="FILE", help="write the list to a new file (.jsonl)")
+    labels.add_argument(
+        "--answer", default="", metavar="REGEX",
+        help="finds the final answer of an answer: one group, the last match counts (without: as scorer math)",
+    )  # fmt: skip
+    labels.add_argument("--min-answers", type=processes, default=4, metavar="N", help="final answers of a row (4)")
+    labels.add_argument(
+        "--min-agreement", type=share, default=0.75, metavar="S", help="share of them that must agree (0.75)"
+    )
+    labels.add_argument("--most", type=processes, default=32, metavar="N", help="newest answers of a row taken (32)")
+    labels.add_argument(
+        "--from-version", type=whole, metavar="N", help="only answers of version N or later (second half of a run)"
+    )
+    labels.add_argument("--json", action="store_true", help="one JSON object")
+    relabel = make(
+        parts, "relabel", "write a new set with reviewed labels", _RELABEL_EPILOG,
+        "Apply the decisions of a review to files of rows, and write a new set. The files are never changed.",
+    )  # fmt: skip
+    relabel.add_argument("files", nargs="+", metavar="FILE", help="the rows, or a pattern")
+    relabel.add_argument("--review", required=True, metavar="FILE", help="the list, with `decision` in its lines")
+    relabel.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the new folder; must not exist")
+    relabel.add_argument("--accept-all", action="store_true", help="accept the lines without a decision")
+    relabel.add_argument("--id-column", default="id", metavar="NAME", help="column of `key` in the review (id)")
+    relabel.add_argument("--columns", action="append", default=[], metavar="ROLE=NAME", help="as for clean")
+
+
+_LABELS_EPILOG = """\
+examples:
+  areal-like data labels quickstart
+  areal-like data labels quickstart -o review.jsonl
+  areal-like data labels answers.jsonl --answer 'ANSWER: (\\w+)' --json
+
+a line of a file of answers: {"id": 7, "response": "so \\\\boxed{42}", "gold": "41", "prompt": "..."}
+
+exit status: 0 done; 2 a user error.
+"""
+_RELABEL_EPILOG = """\
+decisions: accept (the answer becomes the label), reject (the label stays), remove (the row is left out), null (none)
+
+exit status: 0 done; 1 failed; 2 a user error.
+"""
 _CHECK_EPILOG = """\
 exit status: 0 no row would be removed; 1 some would; 2 a user error; 130 interrupted.
 """

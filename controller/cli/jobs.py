@@ -30,10 +30,13 @@ from controller.config.launchers import launcher_of
 from controller.config.loading import build
 from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
+from controller.data.cleaned_rows import as_recorded
 from controller.data.job_rows import JobRows, Tables, refuse_changed
+from controller.data.origins import record_data
 from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.preflight.machine import unused_gpus
+from controller.preflight.train_stages import CleanedTrain, counts
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
 from controller.run_folder.run_notes import write_notes
@@ -50,14 +53,33 @@ SFT_GRACE_S = 2.0
 
 
 @private_files()
-def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) -> int:
+def train(
+    config: RunConfig, *, source: str = "", tables: Tables | None = None, cleaned: CleanedTrain | None = None
+) -> int:
     """Run a job in a new folder; return the exit status. Raises UserError, OperationError.
 
-    tables: its rows, if they were already read.
+    tables: its rows, if they were already read. cleaned: what its stages kept, if they were already run.
     """
-    rows = JobRows.load(config, tables=tables)
-    folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
+    if config.data.train.stages:
+        folder, rows = _start_cleaned(config, source, tables, cleaned)
+    else:
+        rows = JobRows.load(config, tables=tables)
+        folder = new_folder(config, config.name, "train", rows.fingerprints, source=source)
+    record_data(as_recorded(config, folder.root), folder.root)
+    rows.record_epochs(folder.root)
     return run_to_end(RunSession(config, folder, rows).run())
+
+
+def _start_cleaned(
+    config: RunConfig, source: str, tables: Tables | None, cleaned: CleanedTrain | None
+) -> tuple[RunFolder, JobRows]:
+    """Make the folder of a run with stages, with the rows that they keep, and read these rows."""
+    cleaned = cleaned or CleanedTrain(config)
+    folder = new_folder(config, config.name, "train", {}, source=source)
+    cleaned.move_to(folder.root)
+    rows = JobRows.load(as_recorded(config, folder.root), tables=Tables(eval=tables.eval if tables else None))
+    folder.write_state("running", data=rows.fingerprints, cleaning=counts(cleaned.report))
+    return folder, rows
 
 
 @private_files()
@@ -91,8 +113,9 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     if past_early_stop or state.get("past_early_stop"):
         config = config.model_copy(update={"early_stop": None})
-    rows = JobRows.load(config)
+    rows = JobRows.load(as_recorded(config, folder.root), root=folder.root)
     _refuse_other_data(state.get("data"), rows, folder)
+    rows.record_epochs(folder.root)
     if past_early_stop:
         folder.write_state("stopped", past_early_stop=True)
     if (mode := folder.make_private()) is not None:

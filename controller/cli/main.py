@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from controller.cli import jobs
 
     if command == "train":
-        return jobs.train(loaded.config, source=loaded.source, tables=found.tables)
+        return jobs.train(loaded.config, source=loaded.source, tables=found.tables, cleaned=found.cleaned)
     return jobs.sft(loaded.config) if command == "sft" else jobs.evaluate(loaded.config, tables=found.tables)
 
 

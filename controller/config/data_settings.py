@@ -54,6 +54,30 @@ class DataSource(Settings):
         return chat | ({"kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 
 
+class StageSettings(Settings):
+    """A stage that removes rows; a name alone is `kind`."""
+
+    kind: str
+    """A built-in stage (docs/cleaning.md), or your own `module:NAME`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_is_kind(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+
+class TrainSource(DataSource):
+    """Rows that prompts are drawn from."""
+
+    stages: tuple[StageSettings, ...] = ()
+    """Stages of `areal-like data clean` that remove rows before a run starts; the kept rows and what was removed are
+    in the run's folder `data/train`. Needs `path`."""
+    follow: bool = False
+    """The file of `path` (.jsonl) grows while the run trains: lines that were appended enter at the next epoch."""
+
+
 class MixedSource(DataSource):
     """One more set of rows, and how often it is drawn from."""
 
@@ -66,7 +90,7 @@ class MixedSource(DataSource):
 class DataSettings(Settings):
     """What the policy is trained and evaluated on."""
 
-    train: DataSource
+    train: TrainSource
     """Rows that prompts are drawn from."""
     mix: tuple[MixedSource, ...] = ()
     """Further sets that prompts are drawn from, each with its ratio to data.train."""

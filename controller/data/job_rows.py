@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
@@ -14,8 +15,9 @@ from controller.config.curriculum_settings import CurriculumSettings
 from controller.config.run_config import RunConfig
 from controller.data.curriculum import Curriculum, RowOutcome
 from controller.data.eval_layout import EvalLayout, SetSize
+from controller.data.live import LiveOrder, load_training
 from controller.data.mixing import Order, order_of
-from controller.data.table import JoinedTable, Table, load_eval, load_train
+from controller.data.table import JoinedTable, Table, load_eval
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,13 @@ class JobRows:
     layout: EvalLayout
 
     @staticmethod
-    def load(config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None) -> JobRows:
-        """Read the sources of the configuration, unless they are in `tables`. Raises UserError."""
+    def load(
+        config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None, root: Path | None = None
+    ) -> JobRows:
+        """Read the sources of the configuration, unless they are in `tables`. root: folder of an existing run. Raises
+        UserError."""
         known = tables or Tables()
-        train_table = known.train or (load_train(config) if needs_train else None)
+        train_table = known.train or (load_training(config, root) if needs_train else None)
         eval_table = known.eval or load_eval(config)
         return JobRows(
             train_table,
@@ -48,6 +53,11 @@ class JobRows:
             eval_table,
             _layout(config, eval_table),
         )
+
+    def record_epochs(self, root: Path) -> None:
+        """Record the epochs of a file that the run follows in its folder; nothing without `data.train.follow`."""
+        if isinstance(self.order, LiveOrder):
+            self.order.record_in(root)
 
     @property
     def num_final(self) -> int:

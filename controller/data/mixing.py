@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from controller.config.run_config import RunConfig
+from controller.data.live import LiveOrder, LiveTable
 from controller.data.table import DrawOrder, JoinedTable, Table
 
 
@@ -72,7 +73,9 @@ class MixedOrder:
 
 
 def order_of(config: RunConfig, table: Table) -> Order:
-    """The order of a run. table: result of `load_train`."""
+    """The order of a run. table: result of `load_training`."""
+    if isinstance(table, LiveTable):
+        return LiveOrder(table, config.data_seed, config.data.shuffle)
     if not isinstance(table, JoinedTable):
         return DrawOrder.of(config, table)
     seed, shuffle = config.data_seed, config.data.shuffle

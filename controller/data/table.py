@@ -112,7 +112,7 @@ class JoinedTable(Table):
 
 def load_train(config: RunConfig) -> Table:
     """Load the rows of all sets that prompts are drawn from. Raises UserError."""
-    sources = [("data.train", config.data.train)]
+    sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     tables = [_load(source, key, "train", config.data_seed) for key, source in sources]
     return tables[0] if len(tables) == 1 else JoinedTable(tables)

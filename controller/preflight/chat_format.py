@@ -16,7 +16,7 @@ from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.errors import UserError
 from controller.config import model_folder
 from controller.config.problems import Problem
-from controller.config.run_config import RunConfig
+from controller.config.run_config import DataSource, RunConfig
 from rollout.chat.formats import find_format
 
 KEY = "rollout.workflow_options.format"
@@ -53,7 +53,7 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
     folder = _folder(config)
     if folder is None or chat_template(folder):
         return
-    sources = {"data.train": config.data.train}
+    sources: dict[str, DataSource] = {"data.train": config.data.train}
     sources |= {
         f"data.eval_sets.{name}" if name else "data.eval": one for name, one in config.data.eval_sources.items()
     }

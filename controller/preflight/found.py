@@ -9,6 +9,7 @@ from areal_like.errors import UserError
 from controller.config.problems import Problem
 from controller.data.job_rows import Tables
 from controller.data.table import Table
+from controller.preflight.train_stages import CleanedTrain
 
 Purpose = Literal["train", "sft", "eval", "validate", "probe"]
 
@@ -22,6 +23,8 @@ class Preflight:
     notes: list[str] = field(default_factory=list)
     train: Table | None = None
     eval: Table | None = None
+    cleaned: CleanedTrain | None = None
+    """The rows of data.train after its stages; `train` reads them, so keep it as long as the table."""
     model: dict[str, Any] | None = None
     """config.json of model.path, where it could be read."""
     seats: list[str] = field(default_factory=list)

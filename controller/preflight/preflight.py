@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from areal_like.errors import UserError
+from areal_like.errors import OperationError, UserError
 from controller.config.engines import as_problems, engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, silent_endpoints
+from controller.data.cleaned_rows import reading_cleaned
 from controller.data.forced_lengths import KEY, forced_lengths
-from controller.data.table import Table, load_demonstrations, load_eval, load_train
+from controller.data.live import load_training
+from controller.data.table import Table, load_demonstrations, load_eval
 from controller.launch.choice import survey
 from controller.preflight import called_models, chat_format, machine, own_code, packages, reward_services
 from controller.preflight.found import Preflight, Purpose, as_problem
 from controller.preflight.memory import look_at_memory
 from controller.preflight.starting_model import look_at_model
+from controller.preflight.train_stages import KEY as STAGES
+from controller.preflight.train_stages import CleanedTrain, words
 from controller.wiring.scoring import sandbox_problems
 
 
@@ -33,7 +37,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems += chat_format.problems_of(config)
         found.problems += called_models.problems_of(config, found.model)
     if purpose in ("train", "validate", "probe"):
-        found.train = _table("data.train", lambda: load_train(config), found, purpose)
+        found.train = _table("data.train", lambda: load_training(_cleaned(config, found)), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
     if purpose != "eval":
@@ -80,6 +84,15 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     return found
 
 
+def _cleaned(config: RunConfig, found: Preflight) -> RunConfig:
+    """The configuration that reads the rows which the stages of data.train kept. Raises UserError."""
+    if not config.data.train.stages:
+        return config
+    found.cleaned = CleanedTrain(config)
+    found.notes += [words(found.cleaned.report), *found.cleaned.report.notes]
+    return reading_cleaned(config, found.cleaned.folder)
+
+
 def _unused_gpus(config: RunConfig, purpose: Purpose) -> Iterator[str]:
     """Notes about GPUs that the processes of this purpose do not use."""
     if purpose != "sft":
@@ -102,8 +115,9 @@ def _one_demonstration(config: RunConfig) -> RunConfig:
 def _table(key: str, load: Callable[[], Table | None], found: Preflight, purpose: Purpose) -> Table | None:
     try:
         table = load()
-    except UserError as error:
-        problem = as_problem(key, error)
+    except (UserError, OperationError) as caught:
+        error = caught if isinstance(caught, UserError) else UserError(str(caught))
+        problem = as_problem(error.where if error.where.startswith(STAGES) else key, error)
         if key == "data.eval" and purpose != "eval":
             problem = replace(problem, remedy=f"{problem.remedy}; data.eval=null disables evaluation")
         found.problems.append(problem)

@@ -75,7 +75,7 @@ def figures(data: RunData) -> list[Figure]:
         _rate(data, found, "tokens_per_s", "tokens/s", "sampled tokens used"),
         _share(shares, shares.trainer_wait, "trainer waited"), _share(shares, shares.rollout_idle, "rollout idle"),
         _share(shares, shares.rollout_paused, "rollout paused for weights"),
-        _staleness(data), _lengths(data), _time(data, found), _groups(found),
+        _staleness(data), _lengths(data), _time(data, found), _cleaned(data), _groups(found),
         _removed(data, "passed over", "draws", "success rate"), _removed(data, "filtered", "groups", "reward"),
         _audit(found),
     ) if figure is not None]  # fmt: skip
@@ -191,6 +191,19 @@ def _removed(data: RunData, name: str, unit: str, level: str) -> Figure | None:
     parts = [f"{one.num_draws:,} at {level} {one.level:g} ({one.mean_tokens:,.0f} tokens)" for one in rows[:MAX_LEVELS]]
     more = ", …" if len(rows) > MAX_LEVELS else ""
     return Figure(f"{unit} {name}", f"{sum(one.num_draws for one in rows):,}", ", ".join(parts) + more)
+
+
+def _cleaned(data: RunData) -> Figure | None:
+    """What `data.train.stages` removed, as state.json has it."""
+    counts = data.state.get("cleaning")
+    if not isinstance(counts, dict):
+        return None
+    rows_in, rows_out = number(counts.get("rows_in")), number(counts.get("rows_out"))
+    stages = counts.get("stages")
+    if rows_in is None or rows_out is None or not isinstance(stages, list):
+        return None
+    removed = ", ".join(text(f"{one.get('kind')} {one.get('removed')}", 80) for one in stages if isinstance(one, dict))
+    return Figure("rows kept", f"{rows_out:,.0f}", f"of {rows_in:,.0f}; removed by {removed}")
 
 
 def _audit(found: Mapping[str, Any]) -> Figure | None:

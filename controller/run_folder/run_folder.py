@@ -36,7 +36,7 @@ MAX_NAME_BYTES = 200
 _STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
     "run_id": str, "status": str, "command": str, "objective": str, "host": str, "boot_id": str, "reason": str,
     "started_in": str,
-    "data": dict, "versions": dict, "python": str, "platform": str, "controller_pid": int,
+    "data": dict, "cleaning": dict, "versions": dict, "python": str, "platform": str, "controller_pid": int,
     "controller_started_s": (int, float), "created_s": (int, float), "updated_s": (int, float), "ended_s": (int, float),
 }  # fmt: skip
 

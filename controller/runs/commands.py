@@ -118,6 +118,12 @@ def _blame(arguments: argparse.Namespace) -> int:
     return blame_command(arguments.source, run=arguments.run, format=arguments.format)
 
 
+def _lineage(arguments: argparse.Namespace) -> int:
+    from controller.runs.lineage.command import lineage_command
+
+    return lineage_command(arguments)
+
+
 def _samples(arguments: argparse.Namespace) -> int:
     from controller.run_folder.locate import find_run_to_read
 
@@ -175,5 +181,5 @@ _COMMANDS = {
     "status": _status, "logs": _logs, "stop": _stop, "note": _note, "drain": _drain, "add": _add,
     "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
-    "simulate": _simulate, "verify": _verify, "blame": _blame,
+    "simulate": _simulate, "verify": _verify, "blame": _blame, "lineage": _lineage,
 }  # fmt: skip

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from areal_like.errors import UserError
+from controller.run_folder.exports import EXPORTS_FILE, record_export
 from controller.run_folder.locate import find_run_to_read
 from controller.runs.hub import check_repository, push
 from controller.runs.serving_words import serving_words
 from controller.wiring.checkpoints import (
+    checkpoint_digest,
+    checkpoint_identity,
     checkpoint_problem,
     checkpoints_on_disk,
     export_checkpoint,
@@ -45,10 +48,27 @@ def export(
     print(f"{target}: exported {folder.name} of {folder.parent.parent.name}, weights in {found}")
     for line in serving_words(target):
         print(f"  {line}")
+    _record(folder, target)
     if repository is not None:
         message = f"{folder.name} of {folder.parent.parent.name}"
         print(f"sent to {push(target, repository, is_public=is_public, message=message)}")
+        _record(folder, target, repository)
     return 0
+
+
+def _record(folder: Path, target: Path, repository: str = "") -> None:
+    """Add an exported folder to those of the run, for `areal-like lineage`. A copy of a checkpoint has no run here."""
+    root = folder.parent.parent
+    if not (root / "ledger.sqlite").is_file():
+        return
+    _, lineage, version = checkpoint_identity(folder)
+    try:
+        record_export(
+            root, path=target, version=version, lineage=lineage, checkpoint=checkpoint_digest(folder),
+            repository=repository,
+        )  # fmt: skip
+    except OSError as error:  # the run may be another user's
+        print(f"note: {root / EXPORTS_FILE} cannot be written ({error.strerror}): lineage will not name {target}")
 
 
 def best_checkpoint(source: str) -> Path:

@@ -123,6 +123,14 @@ def read_export(folder: Path) -> Export | None:
     return Export(found.run_id, found.lineage, found.version, found.checkpoint, changed)
 
 
+def export_origin(folder: Path) -> tuple[str, str, int, str] | None:
+    """Run, lineage, version and checkpoint's digest in provenance.json, without comparing files; None if there is none.
+    Raises WeightError (damaged).
+    """
+    found = provenance.read_provenance(folder)
+    return None if found is None else (found.run_id, found.lineage, found.version, found.checkpoint)
+
+
 def other_tensor(folder: Path, checkpoint: Path) -> str | None:
     """Name the first tensor of an exported model that is not the checkpoint's; None if all are, or the checkpoint holds
     an adapter. Raises UserError, WeightError.

@@ -19,7 +19,6 @@ import inspect
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, NoReturn
 
@@ -28,7 +27,8 @@ import msgspec
 from areal_like.environment import Environment, InvalidStep, Step, as_step
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, freeze_heap
+from areal_like.process import die_with_parent, freeze_heap, start_logging
+from areal_like.secret_values import print_traceback, without_secrets
 from areal_like.verdict import MAX_REASON_CHARS
 from services.environment.config import EnvironmentSettings
 from services.environment.interruption import CallTimedOut, interrupted
@@ -290,9 +290,9 @@ class Host:
 def _shown(error: BaseException) -> str:
     """Print it with its traceback. Returns its type and the last line of its text."""
     with contextlib.suppress(BaseException):  # the user's code may have closed or replaced stderr
-        traceback.print_exception(error, limit=8)
+        print_traceback(error, limit=8)
     try:
-        lines = str(error).strip().splitlines()
+        lines = without_secrets(str(error)).strip().splitlines()
         return f"{type(error).__name__}: {lines[-1] if lines else ''}"
     except BaseException:  # an exception whose own text raises
         return f"{type(error).__name__}: (its text cannot be shown)"
@@ -306,7 +306,7 @@ def load(setup: HostSetup) -> tuple[Callable[[], Environment], EnvironmentSettin
         return find_environment(settings.kind, settings.options), settings
     except UserError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            print_traceback(error.__cause__)
         return HostRefusal(sentence=str(error))
 
 
@@ -354,6 +354,7 @@ def main() -> None:
     os.close(arguments.marker)
     stream = socket.socket(fileno=arguments.fd)
     os.set_inheritable(stream.fileno(), False)
+    start_logging("environment", "WARNING")
     become_subreaper()
     faulthandler.enable()
     append_user_path()

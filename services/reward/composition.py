@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.secret_values import without_secrets
 from areal_like.verdict import MAX_REASON_CHARS
 from services.reward.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
 from services.reward.job import Job, Outcome
@@ -175,7 +176,7 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
     try:
         values = dict(part.scorer.score(sample))
         remark = values.pop("remark") if isinstance(values.get("remark"), str) else ""
-        remark_text = f"{part.name}: {remark}"[:MAX_REASON_CHARS] if remark else ""
+        remark_text = f"{part.name}: {without_secrets(remark)}"[:MAX_REASON_CHARS] if remark else ""
         return "scored", remark_text, _checked(values)
     except CannotJudge as error:
         kind, what = "invalid", str(error)
@@ -185,7 +186,7 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
         kind, what = "invalid", str(error)
     except BaseException as error:  # the user's code may raise anything, SystemExit included
         kind, what = "crashed", f"{type(error).__name__}: {_last_line(error)}"
-    return kind, f"{part.name}: {what}"[:MAX_REASON_CHARS], {}
+    return kind, f"{part.name}: {without_secrets(what)}"[:MAX_REASON_CHARS], {}
 
 
 def _last_line(error: BaseException) -> str:

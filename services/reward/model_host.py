@@ -19,14 +19,14 @@ import queue
 import socket
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from areal_like.errors import OperationError, UserError
-from areal_like.process import die_with_parent
+from areal_like.process import die_with_parent, start_logging
+from areal_like.secret_values import print_traceback
 from services.reward.model_wire import Item, Reply, decode_items, receive, send
 from services.reward.scorer_options import RewardModelOptions
 
@@ -121,13 +121,14 @@ def main() -> None:
     parser.add_argument("--options", required=True)
     parser.add_argument("--service-pid", type=int, required=True)
     arguments = parser.parse_args()
+    start_logging("model-host", "WARNING")
     die_with_parent(arguments.service_pid)
     options = RewardModelOptions.model_validate_json(arguments.options)
     try:
         serve(options)
     except UserError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            print_traceback(error.__cause__)
         assert options.socket is not None
         write_status(options.socket, str(error))
         sys.exit(2)

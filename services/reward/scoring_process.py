@@ -14,13 +14,13 @@ import contextlib
 import faulthandler
 import os
 import sys
-import traceback
 
 import msgspec
 
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
-from areal_like.process import die_with_parent, freeze_heap
+from areal_like.process import die_with_parent, freeze_heap, start_logging
+from areal_like.secret_values import print_traceback, without_secrets
 from services.processes.framing import FrameStream
 from services.processes.process_tree import become_subreaper
 from services.reward.composition import WeightedSum
@@ -53,11 +53,11 @@ def load(setup: Setup) -> WeightedSum | Refusal:
         weighted_sum.warm_up()
     except UserError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        return Refusal(sentence=str(error))
+            print_traceback(error.__cause__)
+        return Refusal(sentence=without_secrets(str(error)))
     except (Exception, SystemExit) as error:  # a scorer's warm-up may raise anything; reported, then the process ends
-        traceback.print_exc()
-        return Refusal(sentence=f"the scorers cannot be loaded ({type(error).__name__}: {error})")
+        print_traceback(error)
+        return Refusal(sentence=without_secrets(f"the scorers cannot be loaded ({type(error).__name__}: {error})"))
     return weighted_sum
 
 
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="services.reward.scoring_process")
     parser.add_argument("--fd", type=int, required=True)
     stream = Stream(parser.parse_args().fd)
+    start_logging("scorer", "WARNING")
     become_subreaper()
     faulthandler.enable()
     append_user_path()

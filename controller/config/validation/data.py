@@ -36,6 +36,11 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     for path, source in sources:
         yield from _source(path, source)
         yield from _chat(path, source, config)
+    if config.data.train.stages and config.data.train.kind not in ("path", ""):
+        what = f"clean files, but the rows are of a {config.data.train.kind}"
+        remedy = "write the rows to a file, and set data.train.path"
+        yield Problem(("data.train.stages", f"data.train.{config.data.train.kind}"), what, remedy)
+    yield from _follow(config)
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
@@ -54,6 +59,24 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
             "chooses rows by their earlier rewards, but with one epoch no row is used again",
             "set data.epochs to 2 or more, or data.curriculum: null",
         )
+
+
+def _follow(config: RunConfig) -> Iterator[Problem]:
+    train, key = config.data.train, "data.train.follow"
+    if not train.follow:
+        return
+    if train.path is None or not train.path.endswith(".jsonl") or any(sign in train.path for sign in "*?["):
+        yield Problem((key, "data.train.path"), "needs one .jsonl file, to which lines are appended", "name the file")
+    others = {
+        "data.train.stages": bool(train.stages), "data.train.limit": train.limit is not None,
+        "data.mix": bool(config.data.mix), "data.epochs": config.data.epochs is not None,
+        "data.curriculum": config.data.curriculum is not None,
+    }  # fmt: skip
+    for other, is_set in others.items():
+        if is_set:
+            yield Problem(
+                (key, other), "are mutually exclusive", f"remove one of them; {other} needs all rows at the start"
+            )
 
 
 def _source(path: str, source: DataSource) -> Iterator[Problem]:

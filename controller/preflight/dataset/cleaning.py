@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import __version__
+from controller.data.origins import MANIFEST, ROWS
 from controller.preflight.dataset.card import Card, CardMaker
 from controller.preflight.dataset.columns import Columns
 from controller.preflight.dataset.croissant import croissant
-from controller.preflight.dataset.output import MANIFEST, ROWS, OutputFolder, refuse_existing
+from controller.preflight.dataset.output import OutputFolder, refuse_existing
 from controller.preflight.dataset.passing import Outcome, Pass
 from controller.preflight.dataset.reading import Line, Source, find_sources, first_rows, lines_of
 from controller.preflight.dataset.registry import Plan

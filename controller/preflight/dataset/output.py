@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 
 from areal_like.errors import OperationError, UserError, add_file_name
 from areal_like.store_owner import OWNER_FILE, claim, sweep_dead
+from controller.data.origins import ORIGINS, ROWS
 from controller.preflight.dataset.passing import Outcome
 
-ROWS, REMOVED, MANIFEST = "rows.jsonl", "removed.jsonl", "manifest.json"
+REMOVED = "removed.jsonl"
 MAX_RAW_BYTES = 10_000
 """Number of bytes of an unreadable line that are kept."""
 
@@ -69,6 +70,7 @@ class OutputFolder:
         except OSError as error:
             raise UserError(f"cannot be written ({error.strerror})", where=str(parent)) from error
         self._rows, self._removed = HashedFile(self._folder / ROWS), HashedFile(self._folder / REMOVED)
+        self._origins = HashedFile(self._folder / ORIGINS)
 
     def __enter__(self) -> OutputFolder:
         return self
@@ -85,6 +87,7 @@ class OutputFolder:
         if outcome.finding is None:
             assert outcome.line.text is not None
             self._rows.write(outcome.line.text.strip())
+            self._origins.write(json.dumps(outcome.row.where).encode())
             return
         row = outcome.row
         record: dict[str, Any] = {
@@ -98,8 +101,8 @@ class OutputFolder:
         self._removed.write(json.dumps(record).encode())
 
     def close_rows(self) -> dict[str, dict[str, Any]]:
-        """Close both files of rows; returns `bytes` and `sha256` of each."""
-        return {ROWS: self._rows.close(), REMOVED: self._removed.close()}
+        """Close the files of rows and origins; returns `bytes` and `sha256` of each."""
+        return {ROWS: self._rows.close(), REMOVED: self._removed.close(), ORIGINS: self._origins.close()}
 
     def finish(self, pages: dict[str, str]) -> None:
         """Write pages by name, and move the folder to its place. Raises UserError, OperationError, OSError."""

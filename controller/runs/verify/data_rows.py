@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from areal_like.errors import OperationError, UserError
 from controller.config.loading import load_config
+from controller.data.cleaned_rows import as_recorded
+from controller.data.live import load_training
 from controller.data.mixing import Order, order_of
-from controller.data.table import Table, load_train
+from controller.data.table import Table
 from controller.run_folder.run_folder import RunFolder
 
 
@@ -31,14 +33,14 @@ def read_rows(folder: RunFolder) -> tuple[DataRows | None, str]:
     """Read the rows of a run; otherwise None, and why. Nothing is fetched and no code of the user is called."""
     try:
         config = load_config(str(folder.config)).config
-        sources = [config.data.train, *config.data.mix]
+        sources = [as_recorded(config, folder.root).data.train, *config.data.mix]
         if any(source.kind == "dataset" or ":" in (source.generator or "") for source in sources):
             return None, "its data is a Hugging Face dataset, or made by your own code"
         if any(source.path is not None and not Path(source.path).is_absolute() for source in sources):
             started_in = folder.read_state().get("started_in")
             if started_in is not None and Path(started_in).resolve() != Path.cwd():
                 return None, f"the paths of its data are relative to {started_in}"
-        table = load_train(config)
+        table = load_training(as_recorded(config, folder.root), folder.root)
         recorded = (folder.read_state().get("data") or {}).get("data.train")
         if recorded is not None and recorded != table.fingerprint:
             return None, "its data has changed since"

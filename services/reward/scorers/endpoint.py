@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from areal_like.errors import OperationError, UserError
+from areal_like.secret_values import replaced
 from services.reward.option_files import read_key
 from services.reward.scorer_options import EndpointOptions
 from services.reward.scorers.port import CannotJudge, TookTooLong
@@ -51,8 +52,10 @@ class Endpoint:
         self._url, self._options = url, options
         self._shown_url = shown(url)
         self._headers = {**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._secrets: tuple[tuple[str, str], ...] = ()
         if (key := read_key(options, where)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
+            self._secrets = ((key, "the key"),)
         self._runner: asyncio.Runner | None = None
         parts = urlsplit(url)
         self._client = httpx.AsyncClient(
@@ -90,11 +93,11 @@ class Endpoint:
             try:
                 status, reply, retry_after_s = await self._attempt(content)
             except (self._httpx.RequestError, OSError) as error:
-                failures.append(f"{type(error).__name__}: {error}"[:SHOWN_CHARS])
+                failures.append(replaced(f"{type(error).__name__}: {error}", self._secrets)[:SHOWN_CHARS])
             else:
                 if 200 <= status < 300:
                     return reply
-                words = f"status {status}{_start_of(reply)}"
+                words = f"status {status}{_start_of(reply, self._secrets)}"
                 if status < 500 and status not in TRY_AGAIN:
                     raise CannotJudge(f"{self._shown_url} refuses: {words}")
                 failures.append(words)
@@ -125,8 +128,9 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
-def _start_of(reply: bytes) -> str:
-    text = " ".join(reply[: 4 * SHOWN_CHARS].decode(errors="replace").split())[:SHOWN_CHARS]
+def _start_of(reply: bytes, secrets: tuple[tuple[str, str], ...]) -> str:
+    """The start of a reply, for messages. secrets: what a server may repeat of the request, as `replaced` has it."""
+    text = replaced(" ".join(reply.decode(errors="replace").split()), secrets)[:SHOWN_CHARS]
     text = "".join(character if character.isprintable() else "?" for character in text)
     return f" ({text})" if text else ""
 

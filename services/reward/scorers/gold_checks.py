@@ -235,6 +235,11 @@ def result_of(solution: str) -> str:
     return final_answer.boxed(solution) or ""
 
 
+def stated_answer(response: str) -> str | None:
+    """The final answer of a response, as scorer `math` finds it: boxes, marker, last number; None: there is none."""
+    return final_answer.boxed(response) or final_answer.after_marker(response) or final_answer.last_number(response)
+
+
 def results_differ(answer: str, solution: str) -> bool:
     """Whether the result of a solution is not the answer. Several boxes at its end may each be the answer, in different
     notations."""

@@ -45,7 +45,7 @@ def test_clean_writes_a_folder_once(folder: Path, capsys: pytest.CaptureFixture[
     assert main(words) == 0
     assert "written to out" in capsys.readouterr().out
     assert sorted(path.name for path in (folder / "out").iterdir()) == [
-        "card.json", "card.md", "croissant.json", "manifest.json", "removed.jsonl", "rows.jsonl",
+        "card.json", "card.md", "croissant.json", "manifest.json", "origins.jsonl", "removed.jsonl", "rows.jsonl",
     ]  # fmt: skip
     assert main(words) == 2
     assert capsys.readouterr().err == (

@@ -65,7 +65,7 @@ def stretches(monkeypatch) -> list[RunSession]:
 
 def test_rows_that_were_read_for_the_checks_are_not_read_again(config, stretches, monkeypatch):
     tables = job_rows.Tables(table.load_train(config), table.load_eval(config))
-    for name in ("load_train", "load_eval"):
+    for name in ("load_training", "load_eval"):
         monkeypatch.setattr(job_rows, name, lambda _: pytest.fail("read twice"))
     jobs.train(config, tables=tables)
     assert stretches[0].rows.train_table is tables.train

@@ -41,7 +41,7 @@ class FakeJob(types.ModuleType):
             raise self.raises
         return self.status
 
-    def train(self, config: RunConfig, *, source: str, tables: object) -> int:
+    def train(self, config: RunConfig, *, source: str, tables: object, cleaned: object) -> int:
         return self._called("train", (config, source))
 
     def sft(self, config: RunConfig) -> int:

@@ -65,7 +65,7 @@ def test_a_resume_compares_the_rows_of_both_tables_by_their_keys() -> None:
 def test_tables_that_were_read_already_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(**LIMITS)
     known = Tables(load_train(config), load_eval(config))
-    for name in ("load_train", "load_eval"):
+    for name in ("load_training", "load_eval"):
         monkeypatch.setattr(controller.data.job_rows, name, lambda config: pytest.fail("it was read already"))
     rows = JobRows.load(config, tables=known)
     assert rows.train_table is known.train

@@ -1,0 +1,1 @@
+"""From rows to models and back: `areal-like lineage`."""
