@@ -71,7 +71,7 @@ class Launch:
             "stream-interval": vllm.stream_tokens,
             "load-format": "auto" if version >= 0 else "dummy",
             "generation-config": "vllm",  # the model's own end-of-sequence ids and sampling settings are not used
-            "logprobs-mode": "processed_logprobs",  # of the distribution that the token was drawn from
+            "logprobs-mode": "processed_logprobs",  # with the temperature; without top-k and top-p by WorkerExtension
             "middleware": f"{MODULE}.RequireKey",
             "worker-extension-cls": f"{MODULE}.WorkerExtension",
             "weight-transfer-config": json.dumps({"backend": BACKEND}),
@@ -102,12 +102,17 @@ class Launch:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler cannot be arranged (inside/areal_like_vllm.py)
             "TMPDIR": str(scratch),
             "PYTHONUNBUFFERED": "1",
             KEY_VARIABLE: key,
         }
         if self.is_cpu:
-            variables |= {"OMP_NUM_THREADS": str(self.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            variables |= {
+                "OMP_NUM_THREADS": str(self.num_threads),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "TORCHDYNAMO_DISABLE": "1",  # `enforce-eager` leaves small functions that a compiler would build
+            }
         elif ":" in self.settings.device:
             variables["CUDA_VISIBLE_DEVICES"] = _devices(self.settings.device, self.settings.vllm.tp_size)
         return variables | own | {"PYTHONPATH": ":".join(path)}

@@ -166,14 +166,15 @@ class VLLMClient(HttpCalls):
 
     # ------------------------------------------------------------ control
 
-    async def prepare(self, version: int) -> bool:
-        """Make a new server ready for loads, and name its weights. Returns whether its random streams are keyed by
-        (seed, position)."""
+    async def prepare(self, version: int) -> None:
+        """Make a new server ready for loads, and name its weights. Raises EngineError if its sampler cannot be arranged
+        as inside/areal_like_vllm.py describes."""
         await self._post("/init_weight_transfer_engine", {"init_info": {}})
         await self._post("/update_weight_version", {"new_version": str(version)})
         self.weights_name = str(version)
-        answer = await self._post("/collective_rpc", {"method": "key_random_streams"})
-        return all(bool(worker.get("is_keyed")) for worker in answer.get("results", [{}]))
+        answer = await self._post("/collective_rpc", {"method": "arrange_sampling"})
+        if not all(worker.get("is_arranged") for worker in answer.get("results") or [{}]):
+            raise EngineError("this vLLM's model runner has another sampler: seeds and log-probs would not be ours")
 
     async def pause(self, *, clear_cache: bool) -> None:
         """Stop at a token boundary; requests stay. `clear_cache`: drop all keys and values, which are computed again

@@ -98,12 +98,12 @@ class VLLMEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do; the context, and whether seeds are keyed, are known after `start`."""
+        """What this engine can do; the context is the smaller of the setting and the model's (known after `start`)."""
         return EngineCapabilities(
             num_slots=self._settings.num_slots,
             max_context=self._context,
             interruptions=("recompute", "keep_kv", "drain"),
-            per_request_seed=self._parts is not None and self._parts.kind.is_keyed,
+            per_request_seed=True,
         )
 
     @property

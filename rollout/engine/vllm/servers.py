@@ -25,8 +25,6 @@ class VLLMServers:
 
     def __init__(self, settings: VLLMSettings, launch: Launch) -> None:
         self._settings, self._launch = settings, launch
-        self.is_keyed = False
-        """The newest server's random streams are keyed by (seed, position)."""
         self.probe: Probe | None = None
         """The probe of the current version; None: it is not verified."""
 
@@ -43,8 +41,8 @@ class VLLMServers:
         return ServerStart(command, self._launch.variables(scratch, key))
 
     async def prepare(self, client: VLLMClient, home: ModelFolder, *, is_launched: bool) -> bool:
-        """Prepare it for loads, and verify the version that it was started with. Raises WeightError."""
-        self.is_keyed = await client.prepare(home.version)
+        """Prepare it for loads, and verify the version that it was started with. Raises EngineError."""
+        await client.prepare(home.version)
         if self.probe is not None and self.probe.version == home.version:
             await self.probe.check(client)
         return True

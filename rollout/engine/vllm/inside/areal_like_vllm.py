@@ -4,7 +4,7 @@ areal_like is imported there, and this file is not imported elsewhere.
 vLLM loads each part by an option of its own:
 
     --weight-transfer-config   FolderEngine: loads the weights of a folder, or refuses them before any is replaced
-    --worker-extension-cls     WorkerExtension: random streams that are keyed by (seed, position)
+    --worker-extension-cls     WorkerExtension: random streams keyed by (seed, position), and log-probs as we define them
     --middleware               RequireKey: every route requires the key, also those that vLLM leaves open
 """
 
@@ -131,30 +131,51 @@ def _register() -> None:
 class WorkerExtension:
     """Methods of every vLLM worker, called by `/collective_rpc`."""
 
-    def key_random_streams(self) -> dict[str, bool]:
-        """Draw the token at each position with a generator that is seeded by the request's seed and that position.
+    def arrange_sampling(self) -> dict[str, bool]:
+        """Draw the token at each position with a generator that is seeded by the request's seed and that position, and
+        report log-probs as areal_like defines them. Returns whether this model runner's sampler can be arranged so.
 
-        vLLM seeds a generator when a request starts, so a continued answer would begin the stream again. Returns
-        whether this model runner has such generators.
+        vLLM seeds a generator when a request starts, so a continued answer would begin the stream again; and its
+        log-probs are either without the temperature, or of the distribution that top-k and top-p have cut.
         """
         runner: Any = self.model_runner  # type: ignore[attr-defined]
-        if not hasattr(runner, "input_batch") or not hasattr(runner.input_batch, "generators"):
-            return {"is_keyed": False}
-        generator_class = _keyed_generator()
-        draw = runner.sampler.forward
+        sampler = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
+        if sampler is None or not hasattr(getattr(runner, "input_batch", None), "generators"):
+            return {"is_arranged": False}
+        key_generators(runner)
+        report_before_cut(sampler)
+        return {"is_arranged": True}
 
-        def keyed_forward(*arguments: Any, **named: Any) -> Any:
-            batch = runner.input_batch
-            for index, generator in list(batch.generators.items()):
-                if not isinstance(generator, generator_class):
-                    generator = batch.generators[index] = generator_class(device=generator.device)
-                request = runner.requests[batch.req_ids[index]]
-                request.generator = generator
-                generator.manual_seed(stream_seed(request.sampling_params.seed, request.num_tokens))
-            return draw(*arguments, **named)
 
-        runner.sampler.forward = keyed_forward
-        return {"is_keyed": True}
+def key_generators(runner: Any) -> None:
+    """Seed the generator of each row again before each token, by the row's number of tokens so far."""
+    generator_class = _keyed_generator()
+    draw = runner.sampler.forward
+
+    def keyed_forward(*arguments: Any, **named: Any) -> Any:
+        batch = runner.input_batch
+        for index, generator in list(batch.generators.items()):
+            request = runner.requests[batch.req_ids[index]]
+            if not isinstance(generator, generator_class):
+                generator = generator_class(device=generator.device)
+                batch.generators[index] = request.generator = generator
+            generator.manual_seed(stream_seed(request.sampling_params.seed, request.num_tokens))
+        return draw(*arguments, **named)
+
+    runner.sampler.forward = keyed_forward
+
+
+def report_before_cut(sampler: Any) -> None:
+    """Make the log-probs those of log_softmax(logits / temperature), before top-k and top-p."""
+    draw = sampler.forward
+
+    def forward(logits: Any, generators: Any, k: Any, p: Any) -> Any:
+        if k is None and p is None:
+            return draw(logits, generators, k, p)
+        logprobs = logits.float().log_softmax(-1)  # before `draw`, which may change the logits in place
+        return draw(logits, generators, k, p)[0], logprobs
+
+    sampler.forward = forward
 
 
 def _keyed_generator() -> type:

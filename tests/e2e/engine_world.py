@@ -1,0 +1,90 @@
+"""The tiny model of sglang_world.py behind any engine, so that one set of tests can be run against each.
+
+Answers are long instead of slow: not every engine can be slowed down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sglang_world import CONFIG, FORKED, World
+
+from areal_like.trajectory import Segment
+from rollout.config import EngineSettings, SGLangSettings, VLLMSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import Engine, GenerationRequest
+from rollout.engine.server.process import ServerSetup
+from rollout.engine.sglang.engine import SGLangEngine
+from rollout.engine.vllm.engine import VLLMEngine
+
+CONTEXT, SLOTS = 640, 16
+ENGINES = ("embedded", "sglang", "vllm")
+SERVER_LIMITS: dict[str, Any] = {"control_timeout_s": 600.0, "stall_timeout_s": 600.0, "load_timeout_s": 600.0}
+
+
+class EngineWorld(World):
+    """Versions of a tiny model, and one engine of the given kind over them. Loads may be of any mode."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        # vLLM has no attention for narrower heads on CPUs.
+        super().__init__(root, CONFIG | {"head_dim": 32, "max_position_embeddings": CONTEXT}, num_versions=14)
+        self.kind = kind
+        self.engine: Engine = None  # type: ignore[assignment]
+        self.reports: list[str] = []
+
+    def make_engine(self) -> Engine:
+        """The engine, not started."""
+        base: dict[str, Any] = {"device": "cpu", "kind": self.kind, "num_slots": SLOTS, "max_context": CONTEXT}
+        setup = ServerSetup("w", self.root / "logs" / "w.log", 1)
+        shared: dict[str, Any] = {"dtype": "float32", "num_threads": 1}
+        served: dict[str, Any] = {**shared, "interruption": "keep_kv", "setup": setup, "report": self.reports.append}
+        if self.kind == "embedded":
+            return EmbeddedEngine(self.model_dir, EngineSettings(**base), **shared)
+        if self.kind == "sglang":
+            sglang = SGLangSettings(checksums=True, environment=FORKED, **SERVER_LIMITS)
+            python = os.environ["AREAL_LIKE_SGLANG_PYTHON"]
+            return SGLangEngine(self.model_dir, EngineSettings(**base, python=python, sglang=sglang), **served)
+        vllm = VLLMSettings(probe=True, environment=FORKED, **SERVER_LIMITS)
+        python = os.environ["AREAL_LIKE_VLLM_PYTHON"]
+        return VLLMEngine(self.model_dir, EngineSettings(**base, python=python, vllm=vllm), **served)
+
+    def started(self) -> Iterator[EngineWorld]:
+        """This world with a running engine that has loaded version 0; its engine is closed afterwards."""
+        self.engine = self.make_engine()
+
+        async def begin() -> None:
+            await self.engine.start()
+            await self.load(0)
+
+        try:
+            self.run(begin)
+            yield self
+        finally:
+            self.runner.run(self.engine.close())
+            self.runner.close()
+
+    async def load_next(self, interruption: str) -> int:
+        """Load the version after the one in use."""
+        version = self.engine.version + 1
+        report = await self.load(version, interruption)
+        assert report.version == self.engine.version == version
+        return version
+
+    async def generated(self, count: int) -> None:
+        """Return once the engine has sampled that many further tokens, whether they are shown yet or not."""
+        seen = self.engine.counters()["tokens"]
+        while self.engine.counters()["tokens"] < seen + count:  # noqa: ASYNC110 - it happens elsewhere
+            await asyncio.sleep(0.005)
+
+    def kept_error_nats(self, request: GenerationRequest, segment: Segment) -> float:
+        """As `error_nats`, for an answer that kept its keys and values over swaps."""
+        versions, counts = np.unique(segment.versions_R, return_counts=True)
+        tokens = np.concatenate((request.prompt_P, segment.tokens_R))
+        spans = list(zip(versions.tolist(), counts.tolist(), strict=True))
+        said = self.kept_logprobs(spans, tokens, len(request.prompt_P), request.sampling.temperature)
+        return float(np.abs(said - segment.logprobs_R).max())
