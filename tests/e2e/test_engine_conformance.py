@@ -13,16 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from engine_world import CONTEXT, ENGINES, SLOTS, EngineWorld
+from engine_world import CONTEXT, ENGINES, LONG, NUM_VERSIONS, PROMPT, SLOTS, EngineWorld
 from sglang_world import TOLERANCE_NATS, VOCAB, ask, assert_whole, start_all
 
 from areal_like.errors import UserError, WeightError
 from rollout.stop_strings import StopStrings
 
 pytestmark = pytest.mark.e2e
-LONG, PROMPT = 500, 40
-MIN_TOKENS = 5000
-"""Of answers that span versions, for each way of interrupting them."""
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -108,38 +105,25 @@ def test_a_seeds_stream_goes_on_over_segments_and_ignores_neighbours(world: Engi
 
 def test_swaps_inside_answers_are_exact_with_recompute(world: EngineWorld) -> None:
     async def body() -> None:
-        requests = [ask(n, max_new_tokens=LONG, prompt_length=PROMPT) for n in range(30, 30 + SLOTS)]
-        tasks = await start_all(world, requests)
-        for _ in range(2):
-            await world.load_next("recompute")
-            await world.generated(SLOTS * 20)
-        num_tokens = num_far = 0
-        for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
+        answers = await world.interrupted(1000, "recompute")
+        for request, outcome in answers:
             assert_whole(request, outcome, LONG)
             assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
-            num_far += world.is_far(request, outcome.segment)
-            num_tokens += len(outcome.segment) if len(set(outcome.segment.versions_R.tolist())) > 1 else 0
-        assert num_tokens >= MIN_TOKENS
-        assert num_far >= SLOTS / 2
+        assert sum(world.is_far(request, outcome.segment) for request, outcome in answers) >= SLOTS / 2
 
     world.run(body)
 
 
 def test_kept_keys_and_values_have_an_exact_boundary_and_serve_nobody_else(world: EngineWorld) -> None:
     async def body() -> None:
-        requests = [ask(n, max_new_tokens=LONG, prompt_length=PROMPT) for n in range(50, 50 + SLOTS)]
-        tasks = await start_all(world, requests)
-        for _ in range(2):
-            last = await world.load_next("keep_kv")
-            await world.generated(SLOTS * 20)
-        outcomes = await asyncio.gather(*tasks)
-        later = [ask(n, prompt_length=PROMPT, prompt_seed=n - 50) for n in range(100, 100 + SLOTS)]
-        num_tokens = 0
-        for request, outcome in zip(requests, outcomes, strict=True):
+        answers = await world.interrupted(2000, "keep_kv")
+        for request, outcome in answers:
             assert_whole(request, outcome, LONG)
             assert world.kept_error_nats(request, outcome.segment) <= TOLERANCE_NATS
-            num_tokens += len(outcome.segment) if len(set(outcome.segment.versions_R.tolist())) > 1 else 0
-        assert num_tokens >= MIN_TOKENS
+        last = world.engine.version
+        later = [
+            ask(n, prompt_length=PROMPT, prompt_seed=answers[-1 - n % SLOTS][0].request_id) for n in range(100, 116)
+        ]
         late = await asyncio.gather(*map(world.engine.generate, later))  # the same prompts again
         for request, outcome in zip(later, late, strict=True):
             world.assert_exact(request, outcome.segment, {last})
@@ -186,7 +170,7 @@ def test_a_version_that_does_not_fit_leaves_the_old_one_in_use(world: EngineWorl
     async def body() -> None:
         version, wide = world.engine.version, torch.zeros(VOCAB + 1, 32)
         with pytest.raises(WeightError, match=r"lm_head.weight has shape \(49, 32\)"):
-            await world.engine.load_version(world.publish(13, **{"lm_head.weight": wide}), "recompute")
+            await world.engine.load_version(world.publish(NUM_VERSIONS - 1, **{"lm_head.weight": wide}), "recompute")
         outcome = await world.engine.generate(request := ask(160))
         world.assert_exact(request, outcome.segment, {version})
 

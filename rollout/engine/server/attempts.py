@@ -1,6 +1,6 @@
 """Running answers on one server: requests, their attempts, and the gate that closes during swaps.
 
-Versions and pauses are in engine.py, the server's process in keeper.py, parsing of events in answer.py.
+Versions and pauses are in engine.py, the server's process in keeper.py, the growth of an answer in answer.py.
 
 A request may need several attempts: after an attempt that breaks off (the server died, or was replaced) another one
 sends the prompt and all tokens so far. So each visible token is sampled once, whatever happens to servers; tokens whose
@@ -12,11 +12,10 @@ events contain the spans that confirm their versions, and each attempt is within
 could not end, or that keeps its keys and values (`keep_kv`), is notified of new weights, and hides its tokens from then
 on until its end (answer.py).
 
-Prefix
-caches are distinguished by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
-values of old weights stay with the requests that computed them. If the first token of an attempt has another version
-than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an old prefix, and is
-discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
+Prefix caches are distinguished by `AnswerRequest.prefix_key`, which changes with every swap: with `keep_kv` nothing is
+flushed, and keys and values of old weights stay with the requests that computed them. If the first token of an attempt
+has another version than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an old
+prefix, and is discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from rollout.engine.server.environment import Argument
 from rollout.engine.vllm.arguments import Launch, extra_words
 from rollout.engine.vllm.descriptor import VLLM
 from rollout.engine.vllm.environment import ENVIRONMENT
-import itertools
 
 TABLE = {"max-num-batched-tokens": Argument(True, False), "enable-log-requests": Argument(False, False)}
 KEY = "rollout.engine.vllm"

@@ -4,7 +4,7 @@ areal_like is imported there, and this file is not imported elsewhere.
 vLLM loads each part by an option of its own:
 
     --weight-transfer-config   FolderEngine: loads the weights of a folder, or refuses them before any is replaced
-    --worker-extension-cls     WorkerExtension: random streams keyed by (seed, position), and log-probs as we define them
+    --worker-extension-cls     WorkerExtension: random streams keyed by (seed, position), and our log-probs
     --middleware               RequireKey: every route requires the key, also those that vLLM leaves open
 """
 
