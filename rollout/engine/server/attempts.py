@@ -14,8 +14,8 @@ on until its end (answer.py).
 
 Prefix caches are distinguished by `AnswerRequest.prefix_key`, which changes with every swap: with `keep_kv` nothing is
 flushed, and keys and values of old weights stay with the requests that computed them. If the first token of an attempt
-has another version than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an old
-prefix, and is discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
+has another version than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an
+old prefix, and is discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
 """
 
 from __future__ import annotations

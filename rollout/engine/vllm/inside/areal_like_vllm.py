@@ -188,8 +188,8 @@ def _keyed_generator() -> type:
         def get_offset(self) -> int:
             return 4
 
-        def set_offset(self, offset: int) -> None:
-            """Nothing to do."""
+        def set_offset(self, offset: int) -> torch.Generator:
+            return self
 
     return KeyedGenerator
 
