@@ -51,7 +51,8 @@ class EngineWorld(World):
         if self.kind == "embedded":
             return EmbeddedEngine(self.model_dir, EngineSettings(**base), **shared)
         if self.kind == "sglang":
-            sglang = SGLangSettings(checksums=True, environment=FORKED, **SERVER_LIMITS)
+            # A tenth, its default on CPUs, is too little where other processes take memory while it starts.
+            sglang = SGLangSettings(checksums=True, environment=FORKED, memory_fraction=0.3, **SERVER_LIMITS)
             python = os.environ["AREAL_LIKE_SGLANG_PYTHON"]
             return SGLangEngine(self.model_dir, EngineSettings(**base, python=python, sglang=sglang), **served)
         vllm = VLLMSettings(probe=True, environment=FORKED, **SERVER_LIMITS)
@@ -72,6 +73,13 @@ class EngineWorld(World):
         finally:
             self.runner.run(self.engine.close())
             self.runner.close()
+
+    async def client(self) -> Any:
+        """The client of the engine's server."""
+        if isinstance(self.engine, VLLMEngine):
+            return (await self.engine._started().keeper.ready()).client
+        assert isinstance(self.engine, SGLangEngine)
+        return (await self.engine._started()[0].ready()).client
 
     async def load_next(self, interruption: str) -> int:
         """Load the version after the one in use."""

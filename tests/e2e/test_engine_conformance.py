@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from engine_world import CONTEXT, ENGINES, LONG, NUM_VERSIONS, PROMPT, SLOTS, EngineWorld
-from sglang_world import TOLERANCE_NATS, VOCAB, ask, assert_whole, start_all
+from sglang_world import TOLERANCE_NATS, VOCAB, ask, assert_whole, routes_for_strangers, start_all, until
 
 from areal_like.errors import UserError, WeightError
 from rollout.stop_strings import StopStrings
@@ -184,9 +184,21 @@ def test_a_cancelled_answer_does_not_disturb_the_others(world: EngineWorld) -> N
         tasks[0].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]
-        assert 170 not in world.engine.progress()
+        await until(lambda: 170 not in world.engine.progress())  # its slot is free at the next token
         for request, outcome in zip(requests[1:], await asyncio.gather(*tasks[1:]), strict=True):
             assert_whole(request, outcome, 300)
             world.assert_exact(request, outcome.segment, {world.engine.version})
+
+    world.run(body)
+
+
+def test_a_server_answers_nobody_without_its_key(world: EngineWorld) -> None:
+    if world.kind == "embedded":
+        pytest.skip("it has no server")
+
+    async def body() -> None:
+        found = await routes_for_strangers(await world.client())
+        assert len(found) > 20
+        assert {status for statuses in found.values() for status in statuses} == {401}
 
     world.run(body)
