@@ -13,13 +13,14 @@ ARGS ?=
 MUTATION_ARGS ?=
 VENV := .venv
 SGLANG_VENV := .venv-sglang
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible ecosystem environments test test-all test-fast mutation check lint words types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem environments test test-all test-fast mutation check lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	@echo "The quickstart takes about three minutes on two cores: supervised steps, then 90 steps of RL."
@@ -32,13 +33,20 @@ sglang-cpu:
 sglang-cpu-if-possible:
 	@$(MAKE) --no-print-directory sglang-cpu || echo "no SGLang here: the tests that need it are skipped"
 
+# vLLM on a CPU, likewise.
+vllm-cpu:
+	@$(PYTHON) tests/fixtures/vllm_cpu/build.py $(VLLM_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+vllm-cpu-if-possible:
+	@$(MAKE) --no-print-directory vllm-cpu || echo "no vLLM here: the tests that need it are skipped"
+
 # verifiers and OpenEnv, in environments of their own on top of $(VENV); rebuilt when their pins change.
 ecosystem: $(VENV)/.installed-dev
 	@$(BIN)/python tests/fixtures/ecosystem/build.py .venv-ecosystem
 
 # All at once: most of the time goes into fetching and unpacking.
 environments:
-	@$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-dev sglang-cpu-if-possible
+	@$(MAKE) --no-print-directory -j 3 $(VENV)/.installed-dev sglang-cpu-if-possible vllm-cpu-if-possible
 	@$(MAKE) --no-print-directory ecosystem || true
 
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle. A stream

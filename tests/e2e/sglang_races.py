@@ -12,7 +12,7 @@ from sglang_world import TOLERANCE_NATS, World, ask, assert_whole, start_all, un
 
 from areal_like.trajectory import Segment
 from rollout.engine.port import GenerationRequest
-from rollout.engine.sglang.answer import GrowingAnswer, MetaInfo, version_number
+from rollout.engine.server.answer import GrowingAnswer, MetaInfo, version_number
 
 STEP_S = 0.004
 """The scheduler sleeps so long at each step."""

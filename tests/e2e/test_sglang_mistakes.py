@@ -11,7 +11,7 @@ import pytest
 
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.sglang.arguments import Launch
-from rollout.engine.sglang.environment import argument_table
+from rollout.engine.sglang.environment import ENVIRONMENT
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +34,7 @@ def test_mistakes_are_one_sentence(areal, quickstart, short, sglang_python, give
 
 def test_every_flag_that_options_become_is_one_this_version_takes(sglang_python):
     """Those that only a GPU can run are at least not refused by its command line."""
-    table = argument_table(Path(sglang_python), is_cpu=True)
+    table = ENVIRONMENT.argument_table(Path(sglang_python), is_cpu=True)
     options = SGLangSettings(
         quantization="fp8", kv_cache_dtype="fp8_e4m3", deterministic=True, release_idle_s=1.0, release="all",
         routed_experts=True, memory_fraction=0.5,

@@ -17,17 +17,8 @@ from pathlib import Path
 from areal_like.device_names import names_cpu
 from areal_like.errors import UserError
 from rollout.config import EngineSettings, Interruption
-from rollout.engine.sglang.environment import (
-    CPU_VARIABLES,
-    PYTHON,
-    Argument,
-    argument_table,
-    argument_words,
-    check_version,
-    clashing,
-    clean_environment,
-    find_python,
-)
+from rollout.engine.server.environment import Argument, clashing, clean_environment
+from rollout.engine.sglang.environment import CPU_VARIABLES, ENVIRONMENT, PYTHON
 
 log = logging.getLogger(__name__)
 
@@ -174,10 +165,10 @@ def plan_launch(
     in_turns: bool,
 ) -> Launch:
     """Check SGLang's environment, and the user's further arguments against that version's list. Raises UserError."""
-    python = find_python(settings.python or PYTHON)
-    found = check_version(python)
+    python = ENVIRONMENT.find_python(settings.python or PYTHON)
+    found = ENVIRONMENT.check_version(python)
     log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
-    extra = extra_words(settings, argument_table(python, is_cpu=names_cpu(settings.device)), interruption)
+    extra = extra_words(settings, ENVIRONMENT.argument_table(python, is_cpu=names_cpu(settings.device)), interruption)
     return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra), in_turns)
 
 
@@ -203,7 +194,7 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
             where=_WHERE,
             remedy="remove disable-overlap-schedule, or set rollout.interruption: recompute",
         )
-    return argument_words(given, table, _WHERE)
+    return ENVIRONMENT.argument_words(given, table, _WHERE)
 
 
 def _cores(count: int) -> str:

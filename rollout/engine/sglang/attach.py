@@ -12,7 +12,8 @@ from typing import Any
 
 from areal_like.errors import UserError, first_line
 from rollout.config import EngineSettings, Interruption, SGLangSettings
-from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
+from rollout.engine.server.http import ServerGone, ServerRefused
+from rollout.engine.sglang.client import SGLangClient
 from rollout.engine.sglang.environment import KNOWN_VERSION
 
 WHERE = "rollout.engine.sglang.attach"

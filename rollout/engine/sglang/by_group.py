@@ -30,10 +30,11 @@ from areal_like.weights.process_group import Bucket, GroupCall, buckets
 from areal_like.weights.weight_store import WeightManifest
 from rollout.engine.group_member import GroupMember
 from rollout.engine.loading import DTYPES, tensors_of
-from rollout.engine.sglang.client import ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import RunningServer
-from rollout.engine.sglang.layout import as_checkpoint
-from rollout.engine.sglang.staging import StagedVersion, Stager, Summing
+from rollout.engine.server.checkpoint_names import as_checkpoint
+from rollout.engine.server.http import ServerRefused
+from rollout.engine.server.keeper import RunningServer
+from rollout.engine.server.staging import StagedVersion, Stager, Summing
+from rollout.engine.sglang.client import SGLangClient
 
 RANKS = 2
 """Ranks of a worker: its own, then its server's."""
@@ -52,7 +53,7 @@ class ServerInGroup:
         self._joined = ("", 0)
         """Epoch of a server and the group that it is in."""
 
-    async def meet(self, call: GroupCall, live: RunningServer) -> None:
+    async def meet(self, call: GroupCall, live: RunningServer[SGLangClient]) -> None:
         """Join the group, with this server. Raises TransferBroken, or ServerGone if the server does not respond."""
         if self._joined == (call.group, live.epoch):
             return

@@ -19,7 +19,7 @@ from rollout.engine.descriptor import (
 )
 from rollout.engine.sglang import option_rules
 from rollout.engine.sglang.arguments import extra_words
-from rollout.engine.sglang.environment import PYTHON, argument_table, check_version, find_python
+from rollout.engine.sglang.environment import ENVIRONMENT, PYTHON
 
 MEMORY_FRACTION = 0.85
 """Assumed value if `memory_fraction` is not set; SGLang then chooses 0.8 to 0.9 by GPU and model."""
@@ -68,10 +68,12 @@ class SGLangDescriptor(EngineDescriptor):
         if settings.sglang.attach:
             return
         try:
-            python = find_python(settings.python or PYTHON)
-            check_version(python)
+            python = ENVIRONMENT.find_python(settings.python or PYTHON)
+            ENVIRONMENT.check_version(python)
             if settings.sglang.arguments:
-                extra_words(settings, argument_table(python, is_cpu=names_cpu(settings.device)), job.interruption)
+                extra_words(
+                    settings, ENVIRONMENT.argument_table(python, is_cpu=names_cpu(settings.device)), job.interruption
+                )
         except UserError as error:
             is_local = error.where == PYTHON_KEY
             yield SettingProblem((error.where,), error.what, error.remedy, is_local=is_local)

@@ -35,17 +35,20 @@ from rollout.engine.port import (
     GenerationRequest,
     LoadReport,
 )
+from rollout.engine.server.attempts import Attempts
+from rollout.engine.server.http import ServerGone, ServerRefused, ServerSilent
+from rollout.engine.server.keeper import ServerKeeper
+from rollout.engine.server.kind import ModelFolder
+from rollout.engine.server.meter import Meter
+from rollout.engine.server.process import ServerSetup
+from rollout.engine.server.staging import StagedVersion, Stager
 from rollout.engine.sglang.arguments import plan_launch
 from rollout.engine.sglang.attach import check_attached, read_key
-from rollout.engine.sglang.attempts import Attempts
 from rollout.engine.sglang.by_group import RANKS, ServerInGroup
-from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, ServerSilent, SGLangClient
-from rollout.engine.sglang.keeper import ModelFolder, ServerKeeper
+from rollout.engine.sglang.client import PauseMode, SGLangClient
 from rollout.engine.sglang.layout import FAMILIES, check_experts, check_family, compare, experts_shape, server_checksums
-from rollout.engine.sglang.meter import Meter
-from rollout.engine.sglang.process import ServerSetup
+from rollout.engine.sglang.servers import SGLangServers
 from rollout.engine.sglang.sleep import Sleeper, start_sleeper
-from rollout.engine.sglang.staging import StagedVersion, Stager
 from rollout.engine.sglang.turns import DeviceLease
 from rollout.engine.shape import exact_context, read_config
 
@@ -90,9 +93,9 @@ class SGLangEngine:
         self._load_lock = asyncio.Lock()
         self._loads: set[asyncio.Task[LoadReport]] = set()
         self._meter = Meter()
-        self._keeper: ServerKeeper | None = None
+        self._keeper: ServerKeeper[SGLangClient] | None = None
         self._current: StagedVersion | None = None
-        self._attempts: Attempts | None = None
+        self._attempts: Attempts[SGLangClient] | None = None
         self._num_swaps = self._num_proven = 0
         self._is_head_tied = False
         self._turns: DeviceLease | None = None
@@ -140,10 +143,12 @@ class SGLangEngine:
         else:
             key = read_key(self._settings.sglang)
             await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context, key)
+        experts = experts_shape(config) if self._settings.sglang.routed_experts else None
+        kind = SGLangServers(self._settings.sglang, launch, reports_experts=experts is not None)
         self._keeper = ServerKeeper(
+            kind,
             self._settings.sglang,
             ModelFolder(self._model_dir, -1),
-            launch=launch,
             url=self._attach,
             key=key,
             seed=self._where.seed,
@@ -161,8 +166,8 @@ class SGLangEngine:
             context=self._context,
             vocab_size=int(config.get_text_config().vocab_size),
             keeps_kv=self._interruption == "keep_kv",
-            is_seeded=self._settings.sglang.deterministic,
-            experts_shape=experts_shape(config) if self._settings.sglang.routed_experts else None,
+            body=kind.body,
+            experts_shape=experts,
         )
         num_gpus = self._settings.sglang.tp_size
         is_cpu = names_cpu(self._settings.device)
@@ -381,7 +386,7 @@ class SGLangEngine:
     def _checksums(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return server_checksums(tensors, DTYPES[self._dtype], is_head_tied=self._is_head_tied)
 
-    def _started(self) -> tuple[ServerKeeper, Attempts, DeviceLease]:
+    def _started(self) -> tuple[ServerKeeper[SGLangClient], Attempts[SGLangClient], DeviceLease]:
         if self._keeper is None or self._attempts is None or self._turns is None:
             raise EngineError("the engine was not started")
         return self._keeper, self._attempts, self._turns

@@ -1,6 +1,6 @@
 """Names and layout of a published version in an SGLang server, and the checksums that the server must then report.
 
-It maps the trainer's names to those of checkpoints, and these to SGLang's fused tensors, and compares checksums. The
+It maps the names of checkpoints (server/checkpoint_names.py) to SGLang's fused tensors, and compares checksums. The
 server is queried in client.py.
 
 transformers stores the experts of a layer in two tensors, checkpoints have two or three per expert, and SGLang skips
@@ -38,7 +38,6 @@ _FUSED = {
     "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
 }  # fmt: skip
 _PART = re.compile(rf"\.({'|'.join(_FUSED)})\.(weight|bias)$")
-_STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _VOCAB = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 _DERIVED = re.compile(r"cos_sin_cache|inv_freq")
 """Tensors of the server that are not part of a version: they are computed from the config."""
@@ -77,21 +76,6 @@ def experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
             remedy="routed_experts: false",
         )
     return int(text.num_hidden_layers), int(per_token)
-
-
-def as_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors with the names of a checkpoint: stacked experts are split into views."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        stacked = _STACKED.search(name)
-        if stacked is None:
-            found[name] = tensor
-            continue
-        names = ("gate_proj", "up_proj") if stacked[1] == "gate_up_proj" else ("down_proj",)
-        for expert, both in enumerate(tensor):
-            for part, piece in zip(names, both.chunk(len(names)), strict=True):
-                found[f"{name[: stacked.start()]}.experts.{expert}.{part}.weight"] = piece
-    return found
 
 
 def server_layout(names: Iterable[str]) -> dict[str, tuple[str, ...]]:

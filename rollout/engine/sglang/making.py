@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from areal_like.errors import UserError
 from rollout.engine.descriptor import EngineContext
+from rollout.engine.server.process import ServerSetup
 from rollout.engine.sglang.engine import SGLangEngine
-from rollout.engine.sglang.process import ServerSetup
 
 
 def make(context: EngineContext) -> SGLangEngine:

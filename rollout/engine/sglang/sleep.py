@@ -15,9 +15,10 @@ import logging
 
 from areal_like.errors import EngineError
 from rollout.config import SGLangSettings
-from rollout.engine.sglang.attempts import Attempts
-from rollout.engine.sglang.client import ServerGone, ServerRefused, ServerSilent
-from rollout.engine.sglang.keeper import ServerKeeper
+from rollout.engine.server.attempts import Attempts
+from rollout.engine.server.http import ServerGone, ServerRefused, ServerSilent
+from rollout.engine.server.keeper import ServerKeeper
+from rollout.engine.sglang.client import SGLangClient
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,13 @@ class Sleeper:
     """Releases the memory of one engine. `lock`: the lock of its loads and pauses."""
 
     def __init__(
-        self, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock, *, idle_s: float, tags: tuple[str, ...]
+        self,
+        keeper: ServerKeeper[SGLangClient],
+        attempts: Attempts[SGLangClient],
+        lock: asyncio.Lock,
+        *,
+        idle_s: float,
+        tags: tuple[str, ...],
     ) -> None:
         self._keeper, self._attempts, self._lock = keeper, attempts, lock
         self._idle_s, self._tags = idle_s, tags
@@ -115,7 +122,7 @@ class Sleeper:
 
 
 def start_sleeper(
-    settings: SGLangSettings, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock
+    settings: SGLangSettings, keeper: ServerKeeper[SGLangClient], attempts: Attempts[SGLangClient], lock: asyncio.Lock
 ) -> Sleeper | None:
     """Start a sleeper if it is configured."""
     if settings.release_idle_s is None:

@@ -19,9 +19,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.engine.sglang.attempts import Attempts
-from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import ServerKeeper
+from rollout.engine.server.attempts import Attempts
+from rollout.engine.server.http import ServerGone, ServerRefused
+from rollout.engine.server.keeper import ServerKeeper
+from rollout.engine.sglang.client import SGLangClient
 from rollout.engine.sglang.sleep import ALL
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ log = logging.getLogger(__name__)
 class DeviceLease:
     """The device of one engine; all methods are called with the lock of its loads and pauses held."""
 
-    def __init__(self, keeper: ServerKeeper, attempts: Attempts, *, is_cpu: bool, num_gpus: int) -> None:
+    def __init__(
+        self, keeper: ServerKeeper[SGLangClient], attempts: Attempts[SGLangClient], *, is_cpu: bool, num_gpus: int
+    ) -> None:
         """`keeper`: not started yet. `num_gpus`: number of the server's GPUs."""
         self._keeper, self._attempts, self._is_cpu, self._num_gpus = keeper, attempts, is_cpu, num_gpus
         self._is_started = False

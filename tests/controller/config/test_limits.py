@@ -26,7 +26,7 @@ from controller.config.yaml_document import parse_value
 from services.reward.scorer_registry import SCORERS
 from services.reward.standalone import _parser
 
-FREE = {"rollout.engine.sglang.arguments"}
+FREE = {"rollout.engine.sglang.arguments", "rollout.engine.vllm.arguments"}
 """Passed on to another program, which knows its own limits."""
 
 

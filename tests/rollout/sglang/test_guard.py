@@ -15,7 +15,7 @@ import pytest
 
 import rollout
 from areal_like.guard import RECORD, STDIN, SWEEP_S, guarded, remove_recorded
-from rollout.engine.sglang.process import SHARED_MEMORY
+from rollout.engine.sglang.servers import FILES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper and /proc")
 
@@ -36,7 +36,7 @@ WORKER = """
 import asyncio, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from rollout.engine.sglang.process import ServerProcess
+from rollout.engine.server.process import ServerProcess
 
 async def main():
     root = Path({root!r})
@@ -151,7 +151,7 @@ def test_files_in_shared_memory_go_with_the_server_that_made_them_and_no_others_
     made = [f"sglang_loads_{tag}.shm", f"model-{tag}"]
     foreign = Path(f"/dev/shm/sglang_loads_foreign-{tag}.shm")
     foreign.write_text("another server's")
-    command = guarded([sys.executable, "-c", SHARER, *made], until=STDIN, shared_memory=SHARED_MEMORY)
+    command = guarded([sys.executable, "-c", SHARER, *made], until=STDIN, shared_memory=FILES)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as guard:
         try:
             semaphore = Path("/dev/shm", guard.stdout.readline().decode().strip())

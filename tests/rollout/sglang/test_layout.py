@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from areal_like.errors import WeightError
-from rollout.engine.sglang.layout import as_checkpoint, compare, server_checksums, server_layout
+from rollout.engine.server.checkpoint_names import as_checkpoint
+from rollout.engine.sglang.layout import compare, server_checksums, server_layout
 
 SHAPES = {
     "model.embed_tokens.weight": (5, 4),

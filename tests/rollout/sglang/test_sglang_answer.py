@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.errors import EngineError
-from rollout.engine.sglang.answer import GrowingAnswer, parse_event
+from rollout.engine.server.answer import GrowingAnswer, parse_event
 
 
 def event(tokens, versions, start, *, is_incremental=True, is_last=False, **changed):

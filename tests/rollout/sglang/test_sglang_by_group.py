@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from areal_like.errors import TransferBroken, WeightError
 from areal_like.weights.process_group import GroupCall, buckets
 from areal_like.weights.weight_store import WeightManifest, WeightStore, open_payload
+from rollout.engine.server.checkpoint_names import as_checkpoint
 from rollout.engine.sglang import by_group
 from rollout.engine.sglang.by_group import RANKS, announced
-from rollout.engine.sglang.layout import as_checkpoint
 
 pytestmark = pytest.mark.processes
 

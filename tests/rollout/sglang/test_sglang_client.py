@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from rollout.engine.sglang import client as module
-from rollout.engine.sglang.client import KEEPALIVE_S, SGLangClient
+from rollout.engine.server import http as module
+from rollout.engine.server.http import KEEPALIVE_S
+from rollout.engine.sglang.client import SGLangClient
 
 SERVER_LIMIT_S = 5.0
 """Default of SGLANG_TIMEOUT_KEEP_ALIVE: an idle connection is closed then."""

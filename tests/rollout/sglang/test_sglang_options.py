@@ -11,8 +11,8 @@ import pytest
 
 from areal_like.errors import EngineError, UserError, WeightError
 from rollout.config import EngineSettings, SGLangSettings
+from rollout.engine.server.environment import Argument
 from rollout.engine.sglang.arguments import Launch, extra_words
-from rollout.engine.sglang.environment import Argument
 
 
 def launch(*, device: str = "cuda", in_turns: bool = False, **sglang) -> Launch:

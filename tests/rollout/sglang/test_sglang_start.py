@@ -11,11 +11,13 @@ import pytest
 
 from areal_like.errors import EngineError, UserError
 from rollout.config import EngineSettings, SGLangSettings
+from rollout.engine.server.environment import Argument
+from rollout.engine.server.http import ServerRefused
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.attach import check_model, check_server
-from rollout.engine.sglang.client import ServerRefused, SGLangClient
-from rollout.engine.sglang.environment import Argument, argument_table, check_version, find_python
-from rollout.engine.sglang.process import explain_start
+from rollout.engine.sglang.client import SGLangClient
+from rollout.engine.sglang.environment import ENVIRONMENT
+from rollout.engine.sglang.servers import explain_start
 
 TABLE = {
     "chunked-prefill-size": Argument(True, False),
@@ -65,23 +67,23 @@ def test_keep_kv_refuses_the_overlapped_scheduler():
 
 @pytest.mark.processes
 def test_versions_are_asked_where_sglang_lives(fake_world):
-    assert check_version(fake_world.python)["sglang"] == "0.5.23"
+    assert ENVIRONMENT.check_version(fake_world.python)["sglang"] == "0.5.23"
     with pytest.raises(UserError, match=r"SGLang 0\.4\.1 is installed .* 0\.5\.23 is required: .*policy version"):
-        check_version(fake_world.environment("0.4.1"))
+        ENVIRONMENT.check_version(fake_world.environment("0.4.1"))
     with pytest.raises(UserError, match="SGLang is not installed"):
-        check_version(fake_world.environment(None))
+        ENVIRONMENT.check_version(fake_world.environment(None))
     with pytest.raises(UserError, match=r"no Python interpreter .*make sglang-cpu"):
-        find_python(str(fake_world.root / "nothing"))
+        ENVIRONMENT.find_python(str(fake_world.root / "nothing"))
 
 
 @pytest.mark.processes
 def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_world):
-    table = argument_table(fake_world.python, is_cpu=True)
+    table = ENVIRONMENT.argument_table(fake_world.python, is_cpu=True)
     assert table["schedule-policy"] == Argument(True, False, ("lpm", "fcfs"))
     assert not table["enable-metrics"].takes_value
     assert table["cuda-graph-bs"].takes_many
     (fake_world.python.parents[1] / "packages" / "sglang" / "srt" / "server_args.py").write_text("raise SystemExit")
-    assert argument_table(fake_world.python, is_cpu=True) == table
+    assert ENVIRONMENT.argument_table(fake_world.python, is_cpu=True) == table
 
 
 @pytest.mark.parametrize(

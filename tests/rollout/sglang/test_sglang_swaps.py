@@ -11,7 +11,7 @@ import time
 import pytest
 
 from areal_like.errors import EngineError, WeightError
-from rollout.engine.sglang.client import ServerGone
+from rollout.engine.server.http import ServerGone
 
 pytestmark = pytest.mark.processes
 

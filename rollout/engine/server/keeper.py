@@ -32,13 +32,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 from areal_like.errors import EngineError, UserError
 from areal_like.transport.ports import can_listen, unused_port
-from rollout.config import SGLangSettings
-from rollout.engine.sglang.arguments import Launch, write_key_file
-from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.process import ServerProcess, explain_start, make_scratch
+from rollout.engine.server.http import ServerGone, ServerRefused
+from rollout.engine.server.kind import ClientT, ModelFolder, ServerKind, ServerLimits
+from rollout.engine.server.process import ServerProcess, make_scratch
 
 log = logging.getLogger(__name__)
 
@@ -51,32 +51,24 @@ BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
 
 @dataclass(frozen=True)
-class ModelFolder:
-    """The folder that a server is started with, and the version of the weights in it (-1: none to load)."""
-
-    folder: Path
-    version: int
-
-
-@dataclass(frozen=True)
-class RunningServer:
+class RunningServer(Generic[ClientT]):
     """A server that is ready. `epoch` counts servers; `is_incremental`: its events contain new tokens only."""
 
-    client: SGLangClient
+    client: ClientT
     epoch: int
     process: ServerProcess | None
     is_incremental: bool = True
 
 
-class ServerKeeper:
+class ServerKeeper(Generic[ClientT]):
     """One server, and the servers that replace it."""
 
     def __init__(
         self,
-        settings: SGLangSettings,
+        kind: ServerKind[ClientT],
+        settings: ServerLimits,
         home: ModelFolder,
         *,
-        launch: Launch | None,
         url: str | None,
         key: str | None = None,
         seed: int,
@@ -86,18 +78,17 @@ class ServerKeeper:
         start_timeout_s: float = 1800.0,
         report: Callable[[str], None] = log.warning,
     ) -> None:
-        """Either `launch` or the `url` of a running server, with the `key` that it requires. `stalled_s()`: for how
-        long work has made no progress.
+        """`url`: of a running server, with the `key` that it requires; None: servers are launched. `stalled_s()`: for
+        how long work has made no progress.
 
         `port`: of every server launched; None: any free one. `start_timeout_s`: of each start. `report`: receives why a
         server was replaced.
         """
-        assert (launch is None) != (url is None)
-        self._settings, self._launch, self._url, self._key = settings, launch, url, key
+        self._kind, self._settings, self._url, self._key = kind, settings, url, key
         self._seed, self._log_path, self._stalled_s = seed, log_path, stalled_s
         self._port, self._start_timeout_s, self._report = port, start_timeout_s, report
         self.home = home
-        self._live: RunningServer | None = None
+        self._live: RunningServer[ClientT] | None = None
         self._epoch = 0
         self._changed = asyncio.Condition()
         self._num_checks = 0
@@ -120,16 +111,16 @@ class ServerKeeper:
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> RunningServer:
+    async def start(self) -> RunningServer[ClientT]:
         """Start the first server, and the watch. Raises UserError for an error that a restart would not fix."""
-        if self._launch is not None:
-            self._scratch = make_scratch()
+        if self._url is None:
+            self._scratch = make_scratch(self._kind.scratch_prefix)
         try:
             live = await self._bring_up()
         except BaseException:
             self._remove_scratch()
             raise
-        self._task = asyncio.create_task(self._watch(), name="sglang-watch")
+        self._task = asyncio.create_task(self._watch(), name="server-watch")
         return live
 
     async def close(self) -> None:
@@ -155,11 +146,11 @@ class ServerKeeper:
         return self._scratch
 
     @property
-    def live(self) -> RunningServer | None:
+    def live(self) -> RunningServer[ClientT] | None:
         """The server if it is ready now."""
         return None if self._kill_reason else self._live
 
-    async def ready(self) -> RunningServer:
+    async def ready(self) -> RunningServer[ClientT]:
         """Wait for a server that is ready. Raises EngineError if there will be none; bounded by the start timeout and
         the budget."""
         async with self._changed:
@@ -169,7 +160,7 @@ class ServerKeeper:
         assert self._live is not None
         return self._live
 
-    async def settle(self, epoch: int, doubt: str) -> RunningServer:
+    async def settle(self, epoch: int, doubt: str) -> RunningServer[ClientT]:
         """After a failure of the server of `epoch`: return once it was found healthy, or was replaced."""
         if self._live is not None and self._live.epoch == epoch:
             target = self._num_checks + 2  # a running check may have begun before the failure
@@ -179,7 +170,7 @@ class ServerKeeper:
                 await self._changed.wait_for(lambda: self._error or self._epoch > epoch or self._num_checks >= target)
         return await self.ready()
 
-    async def replace(self, epoch: int, reason: str, *, is_forgiven: bool = True) -> RunningServer:
+    async def replace(self, epoch: int, reason: str, *, is_forgiven: bool = True) -> RunningServer[ClientT]:
         """End the server of `epoch` and return a new one: its state is unknown, or it hangs without failing probes.
         `is_forgiven`: the server is not at fault, and the restart does not count against the budget.
         """
@@ -205,7 +196,7 @@ class ServerKeeper:
         async with self._changed:
             await self._changed.wait_for(lambda: self._error is not None or bool(self._exit_reason))
 
-    async def resume_server(self) -> RunningServer:
+    async def resume_server(self) -> RunningServer[ClientT]:
         """The server that rested, or a new one if it has exited. Raises EngineError if there will be none."""
         self._rests = False
         self._wake.set()
@@ -225,8 +216,10 @@ class ServerKeeper:
         except EngineError as error:
             self._error = error
         except Exception as error:
-            log.exception("monitoring of the SGLang server failed")
-            self._error = EngineError(f"monitoring of the SGLang server failed: {type(error).__name__}: {error}")
+            log.exception("monitoring of the %s server failed", self._kind.title)
+            self._error = EngineError(
+                f"monitoring of the {self._kind.title} server failed: {type(error).__name__}: {error}"
+            )
         await self._take_down()
         await self._tell()
 
@@ -240,7 +233,7 @@ class ServerKeeper:
             bool(self._kill_reason) and self._is_forgiven,
         )
         if reason and self._rests:
-            log.warning("SGLang server: %s; a new server is started for the next version", reason)
+            log.warning("%s server: %s; a new server is started for the next version", self._kind.title, reason)
             await self._take_down()
             self._exit_reason, self._doubt = reason, ""
             await self._tell()
@@ -269,7 +262,7 @@ class ServerKeeper:
             return f"the server reported no token for {stalled_s:.0f} s"
         return ""
 
-    async def _answers(self, live: RunningServer) -> bool:
+    async def _answers(self, live: RunningServer[ClientT]) -> bool:
         try:
             await live.client.probe()
         except ServerGone:
@@ -285,9 +278,9 @@ class ServerKeeper:
         while True:
             self.last_reason = reason
             wait_s = 0.0 if is_forgiven else self._spend(reason)
-            words = f"SGLang server: {reason}; starting another with version {self.home.version}"
+            words = f"{self._kind.title} server: {reason}; starting another with version {self.home.version}"
             if self.home.version < 0:  # the next one is about to be loaded
-                words = f"SGLang server: {reason}; starting another"
+                words = f"{self._kind.title} server: {reason}; starting another"
             if not is_forgiven:
                 words += f" (restart {len(self._restarts_s)} of {self._settings.max_restarts} allowed)"
             log.warning(words)
@@ -308,7 +301,7 @@ class ServerKeeper:
             self._restarts_s.popleft()
         if len(self._restarts_s) >= self._settings.max_restarts:
             raise EngineError(
-                f"the SGLang server died more than {self._settings.max_restarts} times within "
+                f"the {self._kind.title} server died more than {self._settings.max_restarts} times within "
                 f"{self._settings.restart_window_s:g} s; the last time: {reason} (log: {self._log_path})"
             )
         wait_s = BACKOFF_S[min(len(self._restarts_s), len(BACKOFF_S) - 1)]
@@ -317,26 +310,16 @@ class ServerKeeper:
 
     # ------------------------------------------------------------ up and down
 
-    async def _bring_up(self) -> RunningServer:
-        process, key = None, self._key
-        if self._launch is not None:
+    async def _bring_up(self) -> RunningServer[ClientT]:
+        process, key, url = None, self._key, self._url
+        if url is None:
             key = secrets.token_hex(32)
-            process, url = await self._spawn(self._launch, key)
-        else:
-            assert self._url is not None
-            url = self._url
-        client = SGLangClient(
-            url,
-            control_timeout_s=self._settings.control_timeout_s,
-            load_timeout_s=self._settings.load_timeout_s,
-            key=key,
-        )
+            process, url = await self._spawn(key)
+        client = self._kind.connect(url, key)
         try:
             await self._wait_ready(client, process)
-            is_incremental = True
-            if process is None:
-                is_incremental = await self._take_over(client)
-            else:
+            is_incremental = await self._kind.prepare(client, self.home, is_launched=process is not None)
+            if process is not None:
                 process.remember_family()
         except BaseException:
             await client.close()
@@ -350,49 +333,41 @@ class ServerKeeper:
         await self._tell()
         return self._live
 
-    async def _spawn(self, launch: Launch, key: str) -> tuple[ServerProcess, str]:
+    async def _spawn(self, key: str) -> tuple[ServerProcess, str]:
         assert self._scratch is not None
-        port, nccl_port = self._port or unused_port(), unused_port()
+        port = self._port or unused_port()
         if not can_listen(port):
             raise UserError(
                 f"port {port} is in use by another program",
-                where="rollout.engine.sglang.port",
+                where=f"{self._kind.section}.port",
                 remedy="stop that program, or set another port (0: any free one)",
             )
-        command = launch.command(
-            self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts,
-            key_file=write_key_file(self._scratch, key),
-        )  # fmt: skip
-        log.info("starting %s", " ".join(command))
-        variables = launch.variables(self._scratch)
-        return await ServerProcess.start(command, variables, self._log_path, self._scratch), f"http://127.0.0.1:{port}"
+        start = self._kind.plan_start(self.home, self._scratch, key=key, port=port, seed=self._seed + self.num_restarts)
+        log.info("starting %s", " ".join(start.command))
+        process = await ServerProcess.start(
+            start.command, start.variables, self._log_path, self._scratch, self._kind.shared_memory
+        )
+        return process, f"http://127.0.0.1:{port}"
 
-    async def _wait_ready(self, client: SGLangClient, process: ServerProcess | None) -> None:
+    async def _wait_ready(self, client: ClientT, process: ServerProcess | None) -> None:
         """Wait until the server responds. Raises UserError or EngineError if it exits first, EngineError at the
         deadline."""
         limit_s = self._start_timeout_s if process else self._settings.control_timeout_s
         deadline_s = time.monotonic() + limit_s
         while True:
             if process is not None and (ended := process.why_ended()) is not None:
-                raise explain_start(process.log_tail(), ended, self._log_path)
+                raise self._kind.explain(process.log_tail(), ended, self._log_path)
             try:
                 return await client.probe()
             except ServerGone as error:
                 if time.monotonic() > deadline_s:
                     where = self._log_path if process else client.url
                     raise EngineError(
-                        f"the SGLang server was not ready within {limit_s:g} s ({where}): {error}"
+                        f"the {self._kind.title} server was not ready within {limit_s:g} s ({where}): {error}"
                     ) from error
             except ServerRefused:  # it listens before it can respond
                 pass
             await asyncio.sleep(READY_POLL_S)
-
-    async def _take_over(self, client: SGLangClient) -> bool:
-        """Load the current version into an attached server, which may have any weights. Returns whether it streams
-        increments."""
-        if self.home.version >= 0:
-            await client.load(str(self.home.folder), self.home.version, flush_cache=True)
-        return bool((await client.server_info()).get("incremental_streaming_output", False))
 
     async def _take_down(self) -> None:
         live, self._live = self._live, None

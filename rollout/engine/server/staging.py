@@ -1,10 +1,11 @@
-"""Stages a published version: writes it to a folder that SGLang can load, while generation continues.
+"""Stages a published version: writes it to a folder that a server can load, while generation continues.
 
 The folder has the weights in one safetensors file, and links to all other files of the model's folder. The swap is in
 engine.py.
 
 Payloads that are safetensors already (`kind: disk`) are linked, others are written once, in the same file system
-(shared memory stays shared memory). Names are those of checkpoints (layout.py); SGLang fuses them itself when it loads.
+(shared memory stays shared memory). Names are those of checkpoints
+(checkpoint_names.py); a server fuses tensors itself when it loads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from areal_like.errors import WeightError
 from areal_like.weights.weight_store import WeightManifest
 from rollout.engine.loading import open_verified
-from rollout.engine.sglang.layout import as_checkpoint
+from rollout.engine.server.checkpoint_names import as_checkpoint
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 WEIGHT_FILE = "model.safetensors"
@@ -34,13 +35,15 @@ Summing = Callable[[Mapping[str, Tensor]], dict[str, str]]
 
 @dataclass(frozen=True)
 class StagedVersion:
-    """A version whose folder is ready. `num_bytes`: size of the weights. `checksums`: expected checksums of the
-    server's tensors with this version; None: they are not verified.
+    """A version whose folder is ready. `num_bytes`: size of the weights. `shapes`: of the published tensors, by their
+    names in a checkpoint. `checksums`: expected checksums of the server's tensors with this version; None: they are not
+    verified.
     """
 
     version: int
     folder: Path
     num_bytes: int
+    shapes: Mapping[str, tuple[int, ...]]
     checksums: Mapping[str, str] | None = None
 
 
@@ -83,7 +86,8 @@ class Stager:
             shutil.rmtree(folder, ignore_errors=True)
             raise WeightError(f"version {manifest.version} cannot be staged in {folder}: {error}") from error
         checksums = self._summing(tensors) if self._summing else None
-        return StagedVersion(manifest.version, folder, manifest.num_bytes, checksums)
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        return StagedVersion(manifest.version, folder, manifest.num_bytes, shapes, checksums)
 
     def _check(self, manifest: WeightManifest, tensors: Mapping[str, Tensor]) -> None:
         """Check the tensors here: the server would detect the same errors, but only after replacing some of its

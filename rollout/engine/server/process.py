@@ -1,4 +1,4 @@
-"""The processes of one SGLang server: starts the server so that it cannot outlive this process, watches it and ends it.
+"""The processes of one server: starts the server so that it cannot outlive this process, watches it and ends it.
 
 HTTP is in client.py, restarts in keeper.py.
 
@@ -22,15 +22,14 @@ from pathlib import Path
 
 import psutil
 
-from areal_like.errors import EngineError, UserError
+from areal_like.errors import EngineError
 from areal_like.guard import STDIN, guarded, remove_recorded
 from areal_like.process import describe_status, is_alive
 
 TAIL_BYTES = 64_000
 END_WAIT_S = 2.0
-SCRATCH_PREFIX = "areal_like-sg-"
-SHARED_MEMORY = ("sglang_loads_", "sgl_shm_", "sem.mp-", "psm_", "torch_", "multi_tokenizer_args_")
-"""Prefixes of the files in /dev/shm that SGLang, multiprocessing and torch leave when they are killed."""
+SHARED_MEMORY = ("sem.mp-", "psm_", "torch_")
+"""Prefixes of the files in /dev/shm that multiprocessing and torch leave when they are killed."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,25 @@ class ServerProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], log_path: Path, scratch: Path
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        scratch: Path,
+        shared_memory: Sequence[str] = SHARED_MEMORY,
     ) -> ServerProcess:
-        """Start it; its output is appended to `log_path`. Raises EngineError if it cannot be started."""
+        """Start it; its output is appended to `log_path`. Raises EngineError if it cannot be started.
+
+        `shared_memory`: prefixes of its files in /dev/shm.
+        """
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            # SGLang logs all its arguments there, including its key.
+            # A server may log all its arguments there, including its key.
             with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
                 os.fchmod(log.fileno(), 0o600)
                 log_start = log.seek(0, os.SEEK_END)
                 process = await asyncio.create_subprocess_exec(
-                    *guarded(command, until=STDIN, shared_memory=SHARED_MEMORY),
+                    *guarded(command, until=STDIN, shared_memory=shared_memory),
                     env=dict(environment),
                     cwd=scratch,
                     stdin=asyncio.subprocess.PIPE,
@@ -76,7 +83,7 @@ class ServerProcess:
                     stderr=asyncio.subprocess.STDOUT,
                 )
         except OSError as error:
-            raise EngineError(f"the SGLang server cannot be started: {error}") from error
+            raise EngineError(f"the server cannot be started: {error}") from error
         return cls(process, log_path, log_start, scratch)
 
     @property
@@ -155,53 +162,17 @@ def _command_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def make_scratch() -> Path:
+def make_scratch(prefix: str) -> Path:
     """Create a folder for one engine's servers, with a path that is short enough for sockets. Folders of dead workers
-    are removed."""
+    with this prefix are removed."""
     root = Path(tempfile.gettempdir())
-    for old in root.glob(f"{SCRATCH_PREFIX}*-*"):
-        owner = old.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+    for old in root.glob(f"{prefix}*-*"):
+        owner = old.name.removeprefix(prefix).partition("-")[0]
         with contextlib.suppress(OSError):
             if owner.isdigit() and not psutil.pid_exists(int(owner)) and old.stat().st_uid == os.getuid():
                 remove_recorded(old)
                 shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=root))
-
-
-_CAUSES: tuple[tuple[str, str, str], ...] = (
-    # pattern in the log; its meaning ({0} is the match); how to fix it
-    (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
-     "correct rollout.engine.sglang.arguments"),
-    (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"
-     r"|Cannot find model module\. '[^'\n]+' is not a registered model)", "SGLang cannot load this model here: {0}",
-     "rollout.engine.kind: embedded, or an environment with the kernels this model needs"),
-    (r"(\S+ with minimum required version \S+ is not installed)", "SGLang's environment lacks a package: {0}",
-     "install it there, or leave out the option that needs it"),
-    (r"((?:torch\.)?(?:cuda\.)?OutOfMemoryError[^\n]*|Not enough memory[^\n]*|DefaultCPUAllocator: can't allocate[^\n]*"
-     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the SGLang server: {0}",
-     "lower rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),
-    (r"([^\n]*(?:[Aa]ddress already in use|port \d+ is (?:not available|already in use))[^\n]*)",
-     "the SGLang server's port is taken: {0}", "free it, or leave sglang.port unset"),
-)  # fmt: skip
-
-
-_ARGUMENT_FRAME = re.compile(r'File "[^"\n]*(?:/server_args\.py|/arg_groups/[^"\n]*)", line')
-"""Frames of a traceback while SGLang checks its arguments."""
-
-
-def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
-    """Why a server did not start: a UserError if a restart would fail in the same way according to its log, else an
-    EngineError."""
-    for pattern, what, remedy in _CAUSES:
-        found = re.search(pattern, tail)
-        if found:
-            words = " ".join(found.group(1).split())[:300]
-            return UserError(what.format(words), where="rollout.engine", remedy=f"{remedy} (log: {log_path})")
-    if _ARGUMENT_FRAME.search(tail):
-        what = f"SGLang refuses its arguments: {last_words(tail)}"
-        remedy = f"fix the options of rollout.engine.sglang (log: {log_path})"
-        return UserError(what, where="rollout.engine", remedy=remedy)
-    return EngineError(f"{ended} before it was ready: {last_words(tail)} (log: {log_path})")
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root))
 
 
 def last_words(tail: str) -> str:

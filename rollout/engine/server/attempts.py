@@ -1,6 +1,6 @@
 """Running answers on one server: requests, their attempts, and the gate that closes during swaps.
 
-Versions and pauses are in engine.py, the server's process in keeper.py, parsing of events in answer.py.
+Versions and pauses are in engine.py, the server's process in keeper.py, the growth of an answer in answer.py.
 
 A request may need several attempts: after an attempt that breaks off (the server died, or was replaced) another one
 sends the prompt and all tokens so far. So each visible token is sampled once, whatever happens to servers; tokens whose
@@ -12,11 +12,10 @@ events contain the spans that confirm their versions, and each attempt is within
 could not end, or that keeps its keys and values (`keep_kv`), is notified of new weights, and hides its tokens from then
 on until its end (answer.py).
 
-Prefix
-caches are distinguished by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
-values of old weights stay with the requests that computed them. If the first token of an attempt has another version
-than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an old prefix, and is
-discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
+Prefix caches are distinguished by `AnswerRequest.prefix_key`, which changes with every swap: with `keep_kv` nothing is
+flushed, and keys and values of old weights stay with the requests that computed them. If the first token of an attempt
+has another version than the one at the gate, a swap happened in between; with `keep_kv` the attempt may have used an
+old prefix, and is discarded and repeated. With `recompute` and `drain` the whole cache is flushed inside the pause.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
@@ -37,10 +36,11 @@ from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 from rollout.engine.requests import check_request, ended_already
-from rollout.engine.sglang.answer import Finish, GrowingAnswer, StreamEvent
-from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import RunningServer, ServerKeeper
-from rollout.engine.sglang.meter import Meter
+from rollout.engine.server.answer import Finish, GrowingAnswer, StreamEvent
+from rollout.engine.server.http import ServerGone, ServerRefused
+from rollout.engine.server.keeper import RunningServer, ServerKeeper
+from rollout.engine.server.kind import AnswerRequest, ClientT
+from rollout.engine.server.meter import Meter
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class _Running:
     answer: GrowingAnswer = field(default_factory=GrowingAnswer)
     ticket: str = ""
     is_streaming: bool = False
+    is_prompt_counted: bool = False
+    """The server has reported the tokens of its attempt's prompt."""
     is_ended_by_us: bool = False
     """Its attempt was ended for a swap, and another one follows."""
     is_stopped: bool = False
@@ -71,12 +73,12 @@ class _Running:
     """The server's last report for every position of that attempt, and the length of the answer then."""
 
 
-class Attempts:
+class Attempts(Generic[ClientT]):
     """All answers of one engine. The engine changes `version`, `prefix_key` and the gate in a swap."""
 
     def __init__(
         self,
-        keeper: ServerKeeper,
+        keeper: ServerKeeper[ClientT],
         meter: Meter,
         *,
         name: str,
@@ -84,15 +86,15 @@ class Attempts:
         context: int,
         vocab_size: int,
         keeps_kv: bool,
-        is_seeded: bool = False,
+        body: Callable[[AnswerRequest], dict[str, Any]],
         experts_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`keeps_kv`: swaps may leave old keys and values on the server. `is_seeded`: the server samples by a request's
-        seed. `experts_shape`: layers and experts per token, if the server should report the experts that were used.
+        """`keeps_kv`: swaps may leave old keys and values on the server. `body`: a request as the server expects it.
+        `experts_shape`: layers and experts per token, if the server should report the experts that were used.
         """
         self._keeper, self.meter, self._name, self._keeps_kv = keeper, meter, name, keeps_kv
         self.context, self.vocab_size = context, vocab_size
-        self._is_seeded, self._experts_shape = is_seeded, experts_shape
+        self._make_body, self._experts_shape = body, experts_shape
         self.on_request: Callable[[], None] = lambda: None
         """Called when a request arrives."""
         self.version = -1
@@ -100,6 +102,9 @@ class Attempts:
         """Prefixes are shared among requests with equal keys."""
         self.gate = asyncio.Event()
         self.gate.set()
+        self.proven = asyncio.Event()
+        """Events of the server are looked at. While a new version is not verified yet, they wait."""
+        self.proven.set()
         self.idle = asyncio.Event()
         self.idle.set()
         self.num_streaming = self.num_dropped = 0
@@ -160,7 +165,7 @@ class Attempts:
         answer, before = running.answer, len(running.answer)
         self._num_tickets += 1
         running.ticket = f"{self._name}-{self._num_tickets}"
-        running.is_ended_by_us = False
+        running.is_ended_by_us = running.is_prompt_counted = False
         answer.begin_attempt(self.version)
         expected = self.version if self._keeps_kv else None
         self._streams(running, True)
@@ -169,8 +174,9 @@ class Attempts:
             events = live.client.stream(self._body(running))
             async with contextlib.aclosing(events):
                 async for event in events:
+                    await self._proved(live)
                     if event.error is not None:
-                        raise ServerRefused("/generate", 200, bytes(event.error).decode(errors="replace"))
+                        raise ServerRefused("a request for an answer", 200, bytes(event.error).decode(errors="replace"))
                     if running.is_void or (expected is not None and _is_overtaken(event, expected)):
                         self._spawn_abort(live.client, running.ticket)
                         self.num_dropped += len(event.output_ids)
@@ -196,7 +202,15 @@ class Attempts:
             self.num_dropped += answer.drop_hidden()
         return await self._end_of(running, finish, before)
 
-    async def _admitted(self, running: _Running) -> RunningServer | None:
+    async def _proved(self, live: RunningServer[ClientT]) -> None:
+        """Return once the weights of the server are verified. Raises ServerGone if they are not what they should be:
+        the server has been replaced."""
+        if not self.proven.is_set():
+            await self.proven.wait()
+            if self._keeper.live is not live:
+                raise ServerGone("the server was replaced before its weights were verified")
+
+    async def _admitted(self, running: _Running) -> RunningServer[ClientT] | None:
         """Wait for a server while the gate is open; no await may follow before the request is sent. None: the request
         has been ended.
         """
@@ -218,30 +232,23 @@ class Attempts:
         )
         if request.segment_tokens:
             left = min(left, request.segment_tokens)
-        asked: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "max_new_tokens": left - len(answer),
-            "stop_token_ids": list(sampling.stop_token_ids),
-            "ignore_eos": sampling.ignore_eos,
-        }
-        if self._is_seeded:
-            asked["sampling_seed"] = request.seed % 2**63
-        body = {
-            "rid": running.ticket,
-            "input_ids": ids,
-            "sampling_params": asked,
-            "return_logprob": True,
-            "stream": True,
-            "extra_key": str(self.prefix_key),
-        }
-        return body | {"return_routed_experts": True} if self._experts_shape else body
+        return self._make_body(
+            AnswerRequest(
+                ticket=running.ticket,
+                tokens=ids,
+                max_new_tokens=left - len(answer),
+                sampling=sampling,
+                seed=request.seed,
+                prefix_key=str(self.prefix_key),
+            )
+        )
 
-    def _take(self, running: _Running, event: StreamEvent, live: RunningServer) -> None:
-        is_first, num_shown = running.answer.is_attempt_empty, len(running.answer)
+    def _take(self, running: _Running, event: StreamEvent, live: RunningServer[ClientT]) -> None:
+        num_shown, meta = len(running.answer), event.meta_info
         count = running.answer.take(event, is_incremental=live.is_incremental)
-        self.meter.add_tokens(count, event.meta_info if is_first and count else None)
+        is_counted = running.is_prompt_counted or not meta.prompt_tokens or running.answer.is_attempt_empty
+        running.is_prompt_counted |= not is_counted
+        self.meter.add_tokens(count, None if is_counted else meta)
         self._look_for_stop_string(running, num_shown)
         if event.meta_info.routed_experts is not None:
             running.routed_experts = len(running.answer), event.meta_info.routed_experts
@@ -305,7 +312,7 @@ class Attempts:
             return "segment"
         return "cancelled" if running.is_void else None
 
-    async def _after_break(self, running: _Running, live: RunningServer, before: int, words: str) -> None:
+    async def _after_break(self, running: _Running, live: RunningServer[ClientT], before: int, words: str) -> None:
         if running.is_void:
             return  # it ends, so the state of the server does not matter
         await self._count_fruitless(running, before, words)
@@ -331,7 +338,7 @@ class Attempts:
         else:
             self.idle.set()
 
-    def _spawn_abort(self, client: SGLangClient, ticket: str) -> None:
+    def _spawn_abort(self, client: ClientT, ticket: str) -> None:
         """Free the slot on the server without waiting for it; errors of a server that has exited are ignored."""
 
         async def abort() -> None:
@@ -342,7 +349,7 @@ class Attempts:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def end_attempts(self, client: SGLangClient, limit_s: float) -> None:
+    async def end_attempts(self, client: ClientT, limit_s: float) -> None:
         """End the running attempts, so that the versions of their tokens are known before the weights change. The gate
         is closed; once it opens, answers continue in other attempts. Attempts that have not ended after `limit_s` are
         left running. Raises ServerGone, ServerRefused.
@@ -364,7 +371,7 @@ class Attempts:
     def _streaming(self) -> list[_Running]:
         return [running for running in self._running.values() if running.is_streaming]
 
-    def void_newer_than(self, version: int, client: SGLangClient) -> None:
+    def void_newer_than(self, version: int, client: ClientT) -> None:
         """End answers with tokens of abandoned versions, after a rollback (`stamped-versions`)."""
         for running in self._running.values():
             if max(running.answer.newest_version, running.request.prefix.last_version) > version:

@@ -2,16 +2,17 @@
 
 How versions become certain: the last event of an answer contains spans of output positions with the name of the weights
 that sampled them, which is authoritative. Every earlier event contains the name of the weights in use when the server's
-front process passed it on. Outputs and the reply to a weight update reach the front through two sockets, so a token of
-the old weights may arrive after the reply and have the new name: the name is the token's own version or a newer one,
-never an older one. An attempt begins with a loaded version, so its tokens are of that version or newer. If both bounds
-are equal, the version is certain, and the token is visible. From the time at which other weights are sent to the server
-(`weights_change`), or another name is received, all later tokens of the attempt are hidden until the spans arrive.
-Tokens that are not confirmed when the attempt breaks off are dropped, counted, and sampled again.
+front process passed it on (SGLang), or those that the client loaded last (vLLM, whose events have no name). Outputs and
+the reply to a weight update reach the front through two sockets, so a token of the old weights may arrive after the
+reply and have the new name: the name is the token's own version or a newer one, never an older one. An attempt begins
+with a loaded version, so its tokens are of that version or newer. If both bounds are equal, the version is certain, and
+the token is visible. From the time at which other weights are sent to the server (`weights_change`), or another name is
+received, all later tokens of the attempt are hidden until the spans arrive. Tokens that are not confirmed when the
+attempt breaks off are dropped, counted, and sampled again.
 
-The boundary between spans is exact without the overlapped scheduler, and in `retract` with it. With the overlapped
-scheduler and a pause in place it is one token early for requests in the running batch and exact for others, which
-cannot be distinguished afterwards, so this combination is never used (arguments.py).
+The boundary between spans is exact in vLLM. In SGLang it is without the overlapped scheduler, and in `retract` with it.
+With the overlapped scheduler and a pause in place it is one token early for requests in the running batch and exact for
+others, which cannot be distinguished afterwards, so this combination is never used (sglang/arguments.py).
 
 Shape legend: R tokens of the answer, N tokens new in one event.
 """
@@ -60,7 +61,8 @@ class MetaInfo(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of /generate. `output_ids` are the new ones if the server streams increments, else all so far."""
+    """One event of a stream, in SGLang's form. `output_ids` are the new ones if the server streams increments, else all
+    so far."""
 
     output_ids: tuple[int, ...] = ()
     meta_info: MetaInfo = MetaInfo()

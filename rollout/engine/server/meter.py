@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rollout.engine.sglang.answer import MetaInfo
+from rollout.engine.server.answer import MetaInfo
 
 
 class Meter:
@@ -23,7 +23,7 @@ class Meter:
         return self._spent_s["paused_s"]
 
     def add_tokens(self, num_tokens: int, first: MetaInfo | None) -> None:
-        """Count new tokens; `first`: metadata of the first event of an attempt, with the counts of its prompt."""
+        """Count new tokens; `first`: metadata of the first event of an attempt that has the counts of its prompt."""
         if num_tokens:
             self._moved_s = time.monotonic()
         self._counts["tokens"] += num_tokens

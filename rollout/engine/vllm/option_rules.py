@@ -1,0 +1,65 @@
+"""Rules for vLLM's options: combinations that are not supported, or not with this device or model, each with a reason.
+
+Requirements of the environment are checked in environment.py, unknown arguments in arguments.py. Pure and torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from areal_like.device_names import names_cpu
+from areal_like.setting_problem import SettingProblem
+from rollout.engine.descriptor import KIND_KEY, EngineJob
+
+KEY = "rollout.engine.vllm"
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of a head that vLLM's attention on CPUs supports."""
+EXPERT_FAMILIES = ("qwen2_moe", "qwen3_moe")
+"""Mixtures of experts whose tensors have names that vLLM's loader is known to read."""
+
+
+def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
+    """Contradictions among `rollout.engine.vllm`'s options."""
+    vllm = job.settings.vllm
+    is_cpu = names_cpu(job.settings.device)
+    if vllm.memory_fraction is not None and is_cpu:
+        yield SettingProblem(
+            (f"{KEY}.memory_fraction", "rollout.engine.device"),
+            "is a share of a GPU's memory; on a CPU the cache is as large as num_slots and max_context need",
+            "leave it out",
+        )
+    if vllm.probe and not is_cpu:
+        yield SettingProblem(
+            (f"{KEY}.probe", "rollout.engine.device"),
+            "the differences between vLLM's kernels for GPUs and transformers are not known",
+            "probe: false",
+        )
+    if vllm.probe and job.dtype != "float32":
+        yield SettingProblem(
+            (f"{KEY}.probe", "rollout.engine.dtype"),
+            f"compares to 0.001 nats, too exact for {job.dtype}",
+            "probe: false",
+        )
+
+
+def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
+    """Conflicts of the model's config.json (or `model.init`) with the engine."""
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    size = model.get("head_dim") or (hidden // heads if heads and hidden else None)
+    if names_cpu(job.settings.device) and size is not None and size not in CPU_HEAD_SIZES:
+        yield SettingProblem(
+            (KIND_KEY, "model"),
+            f"vLLM on a CPU has no attention for heads of width {size}, only {', '.join(map(str, CPU_HEAD_SIZES))}",
+            "rollout.engine.kind: embedded",
+        )
+    family = model.get("model_type")
+    if model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts"):
+        if family not in EXPERT_FAMILIES:
+            yield SettingProblem(
+                (KIND_KEY, "model"),
+                f"the names that vLLM's loader uses for the experts of model type {family} are not known",
+                f"rollout.engine.kind: embedded, or a model of type {' or '.join(EXPERT_FAMILIES)}",
+            )
+        elif job.settings.vllm.probe:
+            yield SettingProblem((f"{KEY}.probe", "model"), "compares dense models only", "probe: false")
