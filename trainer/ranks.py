@@ -10,6 +10,7 @@ There are four groups of torch.distributed, so that no operation waits in the qu
   batches   the samples of the next step, from rank 0; used by the packing thread, in the background of a step
   saves     every rank's part of a checkpoint, to rank 0; used by the thread that writes it, also in the background
 The last three always use gloo; the deadline of orders and batches allows for a trainer that waits for its next batch.
+With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -40,6 +41,7 @@ from areal_like.process import report_end
 from areal_like.wire.encoding import decode, encode
 from areal_like.wire.messages import Batch, BatchSample
 from trainer.host_copy import Place
+from trainer.model.sequence_group import SequenceGroup
 
 LISTEN_BACKLOG = 4096
 _LOST = re.compile(
@@ -87,6 +89,9 @@ class Ranks:
         self._orders: dist.ProcessGroup | None = None
         self._batches: dist.ProcessGroup | None = None
         self._saves: dist.ProcessGroup | None = None
+        self._timeout: datetime.timedelta | None = None
+        self.sequence_group: SequenceGroup | None = None
+        """The ranks that share each micro-batch with this one; None: it has its own."""
         self._sending = threading.Lock()
         """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
@@ -111,6 +116,7 @@ class Ranks:
                 world_size=ranks.size,
                 timeout=deadline,
             )
+            ranks._timeout = deadline
             ranks._orders = dist.new_group(backend="gloo", timeout=order_deadline)
             ranks._batches = dist.new_group(backend="gloo", timeout=order_deadline)
             ranks._saves = dist.new_group(backend="gloo", timeout=deadline)
@@ -125,6 +131,33 @@ class Ranks:
     def has_group(self) -> bool:
         """True if torch.distributed is initialised. A group of one may have it too, if its backend needs it."""
         return self._orders is not None
+
+    # ------------------------------------------------------------ sequence groups
+
+    def share_sequences(self, size: int) -> None:
+        """Form sequence groups of `size` consecutive ranks, which must divide their number. All ranks call this."""
+        assert self.size % size == 0, "validate refuses it"
+        self.sequence_group = None
+        if size > 1:
+            with peer_errors_as_rank_lost("forming sequence groups"):
+                group, _ = dist.new_subgroups(size, timeout=self._timeout)
+            assert group is not None
+            self.sequence_group = SequenceGroup(self.rank % size, size, group)
+
+    @property
+    def num_shares(self) -> int:
+        """Parts that a batch is dealt in: one for each rank, or for each sequence group."""
+        return self.size if self.sequence_group is None else self.size // self.sequence_group.size
+
+    @property
+    def share(self) -> int:
+        """This rank's part of a batch, 0 to num_shares - 1."""
+        return self.rank if self.sequence_group is None else self.rank // self.sequence_group.size
+
+    @property
+    def is_share_counted(self) -> bool:
+        """True on one of the ranks that have the same part of a batch."""
+        return self.sequence_group is None or self.sequence_group.place == 0
 
     # ------------------------------------------------------------ orders
 
@@ -229,7 +262,7 @@ class Ranks:
     def close(self) -> None:
         """Leave the group. All ranks call this."""
         if self.has_group:
-            self._orders = self._batches = self._saves = None
+            self._orders = self._batches = self._saves = self.sequence_group = None
             dist.destroy_process_group()
 
 

@@ -160,7 +160,11 @@ class TrainStep:
         Uses no model; may run on any thread.
         """
         with self._span("pack", lane="prepare"):
-            prepared = prepare_batch(samples, version, self.settings, rank=self._ranks.rank, num_ranks=self._ranks.size)
+            ranks = self._ranks
+            prepared = prepare_batch(
+                samples, version, self.settings, rank=ranks.share, num_ranks=ranks.num_shares,
+                is_copy=not ranks.is_share_counted,
+            )  # fmt: skip
         assert prepared.metrics["groups"] <= self.groups_per_step, "a batch of more groups than a step has"
         return prepared
 
@@ -296,7 +300,7 @@ class TrainStep:
             self._inputs(micro_batch.to(self.device), proximal[number, place])
             for number, mini_batch in enumerate(prepared.mini_batches)
             for place, micro_batch in enumerate(mini_batch)
-            if not micro_batch.is_dummy
+            if micro_batch.is_counted
         ]
         return step_statistics(self._loss, parts, self._sum_over_ranks)
 
@@ -334,7 +338,7 @@ class TrainStep:
             self._lr_by_ess.add(micro_batch, current_N)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
-        return sums.emptied() if micro_batch.is_dummy else sums
+        return sums if micro_batch.is_counted else sums.emptied()
 
     def _logprobs(self, micro_batch: MicroBatch, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.policy.logprobs(micro_batch.packed, with_entropy=with_entropy)

@@ -20,7 +20,8 @@ class PackedSequences:
 
     tokens_T, positions_T: int64. Prediction n is of token `targets_N[n]`, computed from the hidden state at packed
     position `sources_N[n]` (the previous one), and belongs to sequence `sequence_N[n]`; predictions are in packed
-    order. prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows).
+    order. prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows). source_places: sources_N
+    on the host.
     """
 
     tokens_T: torch.Tensor
@@ -32,6 +33,7 @@ class PackedSequences:
     sequence_N: torch.Tensor
     prediction_T: torch.Tensor
     unused: torch.Tensor
+    source_places: np.ndarray
 
     @staticmethod
     def build(tokens: Sequence[np.ndarray], loss_masks: Sequence[np.ndarray]) -> PackedSequences:
@@ -71,6 +73,7 @@ class PackedSequences:
             sequence_N=torch.from_numpy(sequence_T[predicted_N]),
             prediction_T=torch.from_numpy(prediction_T),
             unused=torch.from_numpy(np.flatnonzero(is_unused_T)),
+            source_places=sources_N,
         )
 
     @property
