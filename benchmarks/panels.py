@@ -241,6 +241,12 @@ def _memory(result: Result) -> list[Panel]:
     return [Panel("peak of a training step, MB", [row["case"] for row in rows], series)]
 
 
+def _long_sequences(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows]
+    return [Panel("peak of a rank, MB", places, [Series("", [row["peak_bytes"] / 1e6 for row in rows])])]
+
+
 def _prompt_sharing(result: Result) -> list[Panel]:
     rows = result["rows"]
     places = [f"{row['slots']} x {row['answer_mean']} tokens, {row['prompts']} prompts" for row in rows]
@@ -355,6 +361,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "objectives": _objectives,
     "logprob_memory": _logprob_memory,
     "memory": _memory,
+    "long_sequences": _long_sequences,
     "modes": _paired,
     "packing": _packing,
     "peer_trl": _peer_trl,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, objectives, parts, planted
+from benchmarks.tables import jobs, long, objectives, parts, planted
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.packing,
         parts.logprob_memory,
         parts.memory,
+        long.long_sequences,
         parts.prompt_sharing,
         parts.row_order,
         parts.sessions,
