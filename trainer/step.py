@@ -44,6 +44,7 @@ from trainer.gradient_norms import square_norms
 from trainer.lr_by_ess import LrByEss
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
+from trainer.model.experts import attach_experts
 from trainer.model.lora import adapter_off
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
@@ -83,6 +84,7 @@ def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
     """Switch a critic to training. It uses the policy's attention, which has been checked already."""
     _switch_to_training(model, setup)
     attach(model, setup.attention)
+    attach_experts(model)
 
 
 def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
