@@ -356,6 +356,9 @@ class TrainerSettings(Settings):
     sequence_parallel: int = Field(1, gt=0, le=limits.PROCESSES)
     """For long sequences: this many ranks share each micro-batch, each with an equal part of its tokens (Ulysses). It
     must divide `ranks` and the model's attention heads; needs `backend: fsdp`."""
+    router_replay: bool = False
+    """Mixture-of-experts models: route each token to the experts that the engine used (`rollout.engine.sglang.
+    routed_experts`) instead of those that the trainer's routers choose."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
     """A rank that makes the others wait for longer ends the trainer."""
     fsdp: FsdpSettings = FsdpSettings()

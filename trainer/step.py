@@ -46,6 +46,7 @@ from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.experts import attach_experts
 from trainer.model.lora import adapter_off
+from trainer.model.router_replay import attach_replay
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
@@ -77,6 +78,8 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
     choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
     disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature, setup.max_context)
     attach(model, setup.attention)
+    if setup.settings.router_replay:
+        attach_replay(model)
     return disagreement_nats
 
 

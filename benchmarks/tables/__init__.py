@@ -34,6 +34,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.logprob_memory,
         parts.memory,
         long.long_sequences,
+        long.experts,
         parts.prompt_sharing,
         parts.row_order,
         parts.sessions,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from forked_jobs import JobServer
@@ -33,6 +35,10 @@ SCENES: dict[str, dict[str, Any]] = {
     "adapter": {"lora": {"rank": 3}, "loss": {"kl_coef": 0.1}},
     "versions": {"version_logprobs": {"keep": 3}, "lr_by_ess": {}},
 }
+MIXTURE: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+    "num_key_value_heads": 2,
+}  # fmt: skip
 LAYOUTS = {"2": (2, 2), "4": (4, 4), "2x2": (4, 2)}
 """Ranks, and ranks that share a sequence."""
 RUNS = [*((layout, name) for layout in LAYOUTS for name in ("kl", "sequence-loss")),
@@ -85,3 +91,39 @@ def test_ranks_that_share_sequences_train_as_one_process(layout: str, name: str,
 def test_something_is_learned_so_that_equal_weights_mean_something(stage: Stage) -> None:
     before, after = (load_file(folder / "model.safetensors") for folder in (stage.prepared, stage.at("one-kl", STEPS)))
     assert max(float((after[key] - before[key]).abs().max()) for key in before) > 10 * WEIGHT_ATOL
+
+
+def with_routes(sample: Any) -> Any:
+    """The sample with random recorded experts, two different ones for each token; some samples have none."""
+    if sample.sample_index == 1:
+        return sample
+    rng = np.random.default_rng(sample.group_id * 100 + sample.sample_index)
+    num = len(sample.trajectory) - 1
+    routes = np.argsort(rng.random((num, 2, MIXTURE["num_experts"])), axis=-1)[..., :2].astype(np.uint8)
+    return msgspec.structs.replace(sample, trajectory=msgspec.structs.replace(sample.trajectory, routed_experts=routes))
+
+
+def test_mixture_of_experts_with_replayed_routes_trains_as_in_one_process(
+    tmp_path: Any, made_model: Any, made_samples: Any
+) -> None:
+    server = JobServer([*PRELOAD, "torch.distributed.fsdp"], JOB.parent)
+    batches = [
+        [with_routes(one) for one in made_samples([4, 3, 4], version=step, seed=step, max_answer=25)]
+        for step in range(STEPS)
+    ]
+    stage = Stage(tmp_path, made_model("qwen3_moe", **MIXTURE), batches, server)
+    settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 61, "router_replay": True}
+    split = {"backend": "fsdp", "sequence_parallel": 2}
+    try:
+        single = stage.single("one", until=STEPS, **settings)
+        chosen = stage.single("one-chosen", until=STEPS, **settings | {"router_replay": False})
+        scene = stage.scene("two", 2, settings | split, until=STEPS, num_batches=STEPS)
+        stage.play("job", 2, [scene])
+    finally:
+        server.close()
+    for a, b in zip(stage.metrics("two"), single, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["replayed_share"] == b["replayed_share"] > 0.5
+    assert abs(single[0]["entropy"] - chosen[0]["entropy"]) > 1e-3, "the routes make no difference"
+    expected, found = (load_file(stage.at(name, STEPS) / "model.safetensors") for name in ("one", "two"))
+    assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL

@@ -190,10 +190,14 @@ def prepare_batch(
             num_silent,
             members,
             is_copy=is_copy,
+            is_replayed=settings.router_replay,
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
     metrics = _batch_metrics(samples, rewards, found_advantages, version, settings)
+    if settings.router_replay:
+        replayed = sum(len(one) for one in trajectories_Q if one.routed_experts is not None)
+        metrics["replayed_share"] = replayed / sum(lengths)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     versions, counts = np.unique(
         np.concatenate([one.versions_T[one.loss_mask_T] for one in trajectories_Q]), return_counts=True
@@ -251,6 +255,7 @@ def _mini_batch(
     places: Sequence[int],
     *,
     is_copy: bool = False,
+    is_replayed: bool = False,
 ) -> tuple[MicroBatch, ...]:
     """Create the micro-batches `own` (indices of `trajectories`); the first `num_silent` have no gradient.
 
@@ -264,6 +269,7 @@ def _mini_batch(
                 [advantages_SN[i] for i in members],
                 coefficients_S[members],
                 version,
+                is_replayed=is_replayed,
             ),
             places_S=tuple(places[i] for i in members),
         )
@@ -281,9 +287,18 @@ def _filler(trajectory: Trajectory, version: int) -> MicroBatch:
 
 
 def _micro_batch(
-    trajectories: Sequence[Trajectory], advantages_SN: Sequence[np.ndarray], coefficients_S: np.ndarray, version: int
+    trajectories: Sequence[Trajectory],
+    advantages_SN: Sequence[np.ndarray],
+    coefficients_S: np.ndarray,
+    version: int,
+    *,
+    is_replayed: bool = False,
 ) -> MicroBatch:
-    packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
+    packed = PackedSequences.build(
+        [t.tokens_T for t in trajectories],
+        [t.loss_mask_T for t in trajectories],
+        [t.routed_experts for t in trajectories] if is_replayed else None,
+    )
     sequence_N = packed.sequence_N.numpy()
     is_cut_S = np.array([t.finish_reason == "length" for t in trajectories])
     versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])

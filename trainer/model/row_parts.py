@@ -62,13 +62,14 @@ def part_of(packed: PackedSequences, group: SequenceGroup) -> RowPart:
         sequence_N=packed.sequence_N[predictions],
         prediction_T=_on(device, prediction_S),
         unused=_on(device, np.flatnonzero(is_unused_S)),
+        routes_TLK=None if packed.routes_TLK is None else _padded(packed.routes_TLK[first:last], own, -1),
     )
     return RowPart(part, tuple(int(count) for count in np.diff(bounds)), group)
 
 
-def _padded(tokens: torch.Tensor, length: int) -> torch.Tensor:
-    """Pad with token 0, of which every vocabulary has an embedding."""
-    return torch.nn.functional.pad(tokens, (0, length - len(tokens)))
+def _padded(values_S: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
+    """Append `value`; every vocabulary has an embedding of token 0."""
+    return torch.cat([values_S, values_S.new_full((length - len(values_S), *values_S.shape[1:]), value)])
 
 
 def _positions(positions: torch.Tensor, length: int, start: int) -> torch.Tensor:

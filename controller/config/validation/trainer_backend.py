@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.config.backends import REGISTERED, backend_of, ranks_fault, sequence_fault
-from controller.config.engines import as_problems
+from controller.config.engines import as_problems, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -17,6 +17,12 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
     if (fault := ranks_fault(backend, trainer.ranks)) is not None:
         what, remedy = fault
         yield Problem(("trainer.ranks", "trainer.backend"), what, remedy)
+    if trainer.router_replay and not engine_of(config).records_routes(config.rollout.engine):
+        yield Problem(
+            ("trainer.router_replay", "rollout.engine.kind"),
+            "the engine does not record the experts that it uses",
+            "rollout.engine.kind: sglang with sglang.routed_experts: true, or router_replay: false",
+        )
     if (split := sequence_fault(backend, trainer)) is not None:
         yield Problem(("trainer.sequence_parallel", split.key), split.what, split.remedy)
     yield from as_problems(backend.option_problems(trainer.backend_options))
