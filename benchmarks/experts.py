@@ -6,8 +6,8 @@
 The block of a Qwen3-MoE layer (router and 64 experts, 8 of which each token uses) computes random tokens and their
 gradients: `grouped`, as in the trainer (trainer/model/experts.py); `loop`: the loop over experts of transformers'
 class; `transformers`: its own `grouped_mm`, which is its default. The three alternate in one process, and each round
-gives a ratio of processor times; the first round is discarded. Outputs and gradients are compared with those of the loop.
-With bfloat16 the weights stay float32 and autocast is on, as in the trainer.
+gives a ratio of processor times; the first round is discarded. Outputs and gradients are compared with those of the
+loop. With bfloat16 the weights stay float32 and autocast is on, as in the trainer.
 """
 
 from __future__ import annotations

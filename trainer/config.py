@@ -357,8 +357,8 @@ class TrainerSettings(Settings):
     """For long sequences: this many ranks share each micro-batch, each with an equal part of its tokens (Ulysses). It
     must divide `ranks` and the model's attention heads; needs `backend: fsdp`."""
     router_replay: bool = False
-    """Mixture-of-experts models: route each token to the experts that the engine used (`rollout.engine.sglang.
-    routed_experts`) instead of those that the trainer's routers choose."""
+    """Mixture-of-experts models: route each token to the experts that the engine used, instead of those that the
+    trainer's routers choose; needs `rollout.engine.sglang.routed_experts`."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
     """A rank that makes the others wait for longer ends the trainer."""
     fsdp: FsdpSettings = FsdpSettings()
