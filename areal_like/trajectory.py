@@ -189,7 +189,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     number in its sample (`Answer.number`). Required if a sample has several trajectories (`check_disjoint`).
     routed_experts: for a mixture of experts, if the engine reports them: uint8 or uint16 [T - 1, layers, experts per
     token], the experts that each position except the last was routed to. They are part of the trainer's batch and of
-    the ledger; the trainer does not use them yet.
+    the ledger; `trainer.router_replay` uses them.
     sources: if a workflow calls several models, which one sampled which tokens, trained or given, in order. Tokens
     outside all sources were sampled by the policy where the mask is True, and by no model where it is False.
     teacher_logprobs_T: with `trainer.teacher.model`, float32, the teacher's log-probs of the tokens at the temperature

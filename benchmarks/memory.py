@@ -21,9 +21,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.folders import REPOSITORY
 from benchmarks.runs import environment, write
@@ -168,7 +168,6 @@ def measure(name: str, rank: int, meeting: str) -> int:
     """Measure the peak of the second step in this process, in bytes."""
     import torch
     import torch.distributed as dist
-    from torch.profiler import ProfilerActivity, profile
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from trainer.backends.choice import choose_backend, make_backend
@@ -194,20 +193,35 @@ def measure(name: str, rank: int, meeting: str) -> int:
     step.run(step.prepare(samples, 0))
     prepared = step.prepare(samples, 1)
     before = sum(part.items.numel() * part.items.element_size() for part in policy.parts())
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step.run(prepared)
-    recorded = profiled.profiler
-    assert recorded is not None
-    assert recorded.kineto_results is not None
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events):
-        held += change
-        peak = max(peak, held)
+    peak = allocated_by(lambda: step.run(prepared)).peak_bytes
     if settings.ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
     return before + peak
+
+
+class Allocated(NamedTuple):
+    """The largest sum of allocations that were held at once, and the largest single one."""
+
+    peak_bytes: int
+    largest_bytes: int
+
+
+def allocated_by(run: Callable[[], object]) -> Allocated:
+    """Call `run`, and account for every allocation and release of torch's CPU allocator in this process meanwhile."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    recorded = profiled.profiler
+    assert recorded is not None
+    assert recorded.kineto_results is not None
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = largest = 0
+    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events):
+        held += change
+        peak, largest = max(peak, held), max(largest, change)
+    return Allocated(peak, largest)
 
 
 def made_samples(num: int, length: int, vocabulary: int) -> list[Any]:

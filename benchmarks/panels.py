@@ -251,6 +251,26 @@ def _memory(result: Result) -> list[Panel]:
     return [Panel("peak of a training step, MB", [row["case"] for row in rows], series)]
 
 
+def _long_sequences(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows]
+    return [Panel("peak of a rank, MB", places, [Series("", [row["peak_bytes"] / 1e6 for row in rows])])]
+
+
+def _experts(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['hidden']} x {row['inner']}, {row['tokens']:,} tokens, {row['dtype']}" for row in rows]
+    series = [
+        Series(
+            name,
+            [sorted(row[key])[len(row[key]) // 2] for row in rows],
+            [(min(row[key]), max(row[key])) for row in rows],
+        )
+        for name, key in (("loop", "loop_ratio"), ("transformers' grouped_mm", "transformers_ratio"))
+    ]
+    return [Panel("processor time over ours", places, series, mark=1)]
+
+
 def _prompt_sharing(result: Result) -> list[Panel]:
     rows = result["rows"]
     places = [f"{row['slots']} x {row['answer_mean']} tokens, {row['prompts']} prompts" for row in rows]
@@ -366,6 +386,8 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "logprob_memory": _logprob_memory,
     "sharded_memory": _sharded_memory,
     "memory": _memory,
+    "long_sequences": _long_sequences,
+    "experts": _experts,
     "modes": _paired,
     "packing": _packing,
     "peer_trl": _peer_trl,

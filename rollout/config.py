@@ -88,7 +88,7 @@ class SGLangSettings(ServerSettings):
     routed_experts: bool = False
     """Mixture-of-experts models: return, with each answer, the experts that each token was routed to in each layer
     (`Answer.routed_experts`). They are stored with the sample (`Trajectory.routed_experts`), in the ledger and in the
-    trainer's batch, with layers x experts per token bytes for each token; the trainer does not use them yet."""
+    trainer's batch, with layers x experts per token bytes for each token; `trainer.router_replay` uses them."""
     checksums: bool = False
     """Verify every load: compare the server's own checksum of each tensor with the published version's. If they differ,
     the version counts as refused. It is part of the pause; on CPUs only, with tp_size 1, for Llama, Qwen2 and Qwen3."""

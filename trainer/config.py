@@ -353,6 +353,12 @@ class TrainerSettings(Settings):
     """Options of a backend of your own."""
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Processes of the trainer, one device each."""
+    sequence_parallel: int = Field(1, gt=0, le=limits.PROCESSES)
+    """For long sequences: this many ranks share each micro-batch, each with an equal part of its tokens (Ulysses). It
+    must divide `ranks` and the model's attention heads; needs `backend: fsdp`."""
+    router_replay: bool = False
+    """Mixture-of-experts models: route each token to the experts that the engine used, instead of those that the
+    trainer's routers choose; needs `rollout.engine.sglang.routed_experts`."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
     """A rank that makes the others wait for longer ends the trainer."""
     fsdp: FsdpSettings = FsdpSettings()
@@ -373,7 +379,7 @@ class TrainerSettings(Settings):
     passes_per_batch: int = Field(1, gt=0, le=64)
     """How often a step passes over its batch. Each sample is still in one step only; the ledger records the passes."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
-    """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
+    """Token budget of one packed micro-batch (Algorithm 1), on one rank or on those that share it."""
     bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
     """Most of the model, MB, that a rank holds in addition to its own part while several ranks load, publish, save or
     export; these move the model in pieces of this size."""

@@ -75,7 +75,7 @@ class Critic:
             )
             loss = coefficient * losses_N.sum()
         self.backend.backward(loss, is_last=is_last)
-        if not micro_batch.is_dummy:
+        if micro_batch.is_counted:
             self._sums += torch.stack([loss.detach().double(), is_clipped_N.sum(dtype=torch.float64)])
 
     def update(self, step: int) -> None:

@@ -53,7 +53,7 @@ class LrByEss:
 
     def add(self, micro_batch: MicroBatch, current_N: torch.Tensor) -> None:
         """Add the weights of a micro-batch, whose log-probs under the current policy are `current_N`."""
-        if micro_batch.is_dummy:
+        if not micro_batch.is_counted:
             return
         packed = micro_batch.packed
         drift_N = current_N.detach().double() - micro_batch.inputs.behaviour_N.double()

@@ -11,7 +11,8 @@ There are five groups of torch.distributed, so that no operation waits in the qu
   versions  every rank's part of a version, to rank 0; used by the thread that writes it, in the background of a step
   saves     the same for a checkpoint
 The last four always use gloo; the deadline of orders, batches and versions allows for a trainer that waits for its next
-batch.
+batch. With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its
+own.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -38,6 +39,7 @@ from areal_like.errors import OperationError
 from areal_like.process import report_end
 from areal_like.wire.encoding import decode, encode
 from areal_like.wire.messages import Batch, BatchSample
+from trainer.model.sequence_group import SequenceGroup
 from trainer.part_channel import PartChannel
 from trainer.peer_errors import peer_errors_as_rank_lost
 
@@ -82,6 +84,9 @@ class Ranks:
         """For versions; None if there are no other ranks."""
         self.saves: PartChannel | None = None
         """For checkpoints."""
+        self._timeout: datetime.timedelta | None = None
+        self.sequence_group: SequenceGroup | None = None
+        """The ranks that share each micro-batch with this one; None: it has its own."""
         self._sending = threading.Lock()
         """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
@@ -106,6 +111,7 @@ class Ranks:
                 world_size=ranks.size,
                 timeout=deadline,
             )
+            ranks._timeout = deadline
             ranks._orders = dist.new_group(backend="gloo", timeout=order_deadline)
             ranks._batches = dist.new_group(backend="gloo", timeout=order_deadline)
             versions = dist.new_group(backend="gloo", timeout=order_deadline)
@@ -124,6 +130,33 @@ class Ranks:
     def has_group(self) -> bool:
         """True if torch.distributed is initialised. A group of one may have it too, if its backend needs it."""
         return self._orders is not None
+
+    # ------------------------------------------------------------ sequence groups
+
+    def share_sequences(self, size: int) -> None:
+        """Form sequence groups of `size` consecutive ranks, which must divide their number. All ranks call this."""
+        assert self.size % size == 0, "validate refuses it"
+        self.sequence_group = None
+        if size > 1:
+            with peer_errors_as_rank_lost("forming sequence groups"):
+                group, _ = dist.new_subgroups(size, timeout=self._timeout)
+            assert group is not None
+            self.sequence_group = SequenceGroup(self.rank % size, size, group)
+
+    @property
+    def num_shares(self) -> int:
+        """Parts that a batch is dealt in: one for each rank, or for each sequence group."""
+        return self.size if self.sequence_group is None else self.size // self.sequence_group.size
+
+    @property
+    def share(self) -> int:
+        """This rank's part of a batch, 0 to num_shares - 1."""
+        return self.rank if self.sequence_group is None else self.rank // self.sequence_group.size
+
+    @property
+    def is_share_counted(self) -> bool:
+        """True on one of the ranks that have the same part of a batch."""
+        return self.sequence_group is None or self.sequence_group.place == 0
 
     # ------------------------------------------------------------ orders
 
@@ -207,7 +240,7 @@ class Ranks:
     def close(self) -> None:
         """Leave the group. All ranks call this."""
         if self.has_group:
-            self._orders = self._batches = self.versions = self.saves = None
+            self._orders = self._batches = self.versions = self.saves = self.sequence_group = None
             dist.destroy_process_group()
 
 

@@ -44,7 +44,9 @@ from trainer.gradient_norms import square_norms
 from trainer.lr_by_ess import LrByEss
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
+from trainer.model.experts import attach_experts
 from trainer.model.lora import adapter_off
+from trainer.model.router_replay import attach_replay
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
@@ -76,6 +78,8 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
     choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
     disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature, setup.max_context)
     attach(model, setup.attention)
+    if setup.settings.router_replay:
+        attach_replay(model)
     return disagreement_nats
 
 
@@ -89,6 +93,7 @@ def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
     """Switch a critic to training. It uses the policy's attention, which has been checked already."""
     _switch_to_training(model, setup)
     attach(model, setup.attention)
+    attach_experts(model)
 
 
 def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
@@ -166,7 +171,11 @@ class TrainStep:
         Uses no model; may run on any thread.
         """
         with self._span("pack", lane="prepare"):
-            prepared = prepare_batch(samples, version, self.settings, rank=self._ranks.rank, num_ranks=self._ranks.size)
+            ranks = self._ranks
+            prepared = prepare_batch(
+                samples, version, self.settings, rank=ranks.share, num_ranks=ranks.num_shares,
+                is_copy=not ranks.is_share_counted,
+            )  # fmt: skip
         assert prepared.metrics["groups"] <= self.groups_per_step, "a batch of more groups than a step has"
         return prepared
 
@@ -304,7 +313,7 @@ class TrainStep:
             self._inputs(micro_batch.to(self.device), proximal[number, place])
             for number, mini_batch in enumerate(prepared.mini_batches)
             for place, micro_batch in enumerate(mini_batch)
-            if not micro_batch.is_dummy
+            if micro_batch.is_counted
         ]
         return step_statistics(self._loss, parts, self._sum_over_ranks)
 
@@ -342,7 +351,7 @@ class TrainStep:
             self._lr_by_ess.add(micro_batch, current_N)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
-        return sums.emptied() if micro_batch.is_dummy else sums
+        return sums if micro_batch.is_counted else sums.emptied()
 
     def _logprobs(self, micro_batch: MicroBatch, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.policy.logprobs(micro_batch.packed, with_entropy=with_entropy)

@@ -137,12 +137,12 @@ def _of_all_trajectories(prepared: PreparedBatch, of: Callable[[Place], torch.Te
 
 
 def _own(prepared: PreparedBatch) -> list[tuple[MicroBatch, Place]]:
-    """This rank's micro-batches with their places, without dummies."""
+    """This rank's micro-batches with their places, without those that it does not count."""
     return [
         (micro_batch, (number, place))
         for number, mini_batch in enumerate(prepared.mini_batches)
         for place, micro_batch in enumerate(mini_batch)
-        if not micro_batch.is_dummy
+        if micro_batch.is_counted
     ]
 
 

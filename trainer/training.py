@@ -37,7 +37,7 @@ from areal_like.weights.payload_layout import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.adapter import PolicyAdapter, check_kind, kept
 from trainer.adapter_check import AdapterCheck
-from trainer.backends.choice import choose_backend
+from trainer.backends.choice import choose_backend, share_sequences
 from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
 from trainer.checkpoints import checkpoint
@@ -184,6 +184,7 @@ class Training:
         choice = choose_backend(self.settings, num_trained + num_critic, device, num_frozen=num_frozen)
         self.settings = choice.settings
         self.ranks = self._meet(choice.descriptor)
+        share_sequences(self.ranks, choice, model)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
         setup = Setup(
             self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context,
@@ -226,6 +227,7 @@ class Training:
                 "backend": choice.name,
                 "backend_reason": choice.reason,
                 "ranks": self.ranks.size,
+                "sequence_parallel": self.settings.sequence_parallel,
                 "attention": self.attention.name,
                 "attention_reason": self.attention.reason,
                 "disagreement_nats": disagreement_nats,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, objectives, parts, planted
+from benchmarks.tables import jobs, long, objectives, parts, planted
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -34,6 +34,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.logprob_memory,
         parts.sharded_memory,
         parts.memory,
+        long.long_sequences,
+        long.experts,
         parts.prompt_sharing,
         parts.row_order,
         parts.sessions,

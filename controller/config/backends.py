@@ -13,6 +13,7 @@ from trainer.backends.descriptor import StateDemand as StateDemand
 from trainer.backends.registry import BACKENDS
 from trainer.backends.registry import find_backend as find_backend
 from trainer.backends.registry import ranks_fault as ranks_fault
+from trainer.backends.registry import sequence_fault as sequence_fault
 
 if TYPE_CHECKING:
     from controller.config.run_config import RunConfig

@@ -51,6 +51,7 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
          "per_device_train_batch_size", "micro_train_batch_size", "train_micro_batch_size", "micro_batch_size",
          "train_max_tokens_per_gpu"), _TOKENS,
     ),
+    "trainer.sequence_parallel": ("ulysses_sequence_parallel_size", "context_parallel_size", "ring_attn_size"),
     "filter_zero_signal": ("filter_groups.enable", "filter_groups", "dynamic_sampling", "use_dynamic_sampling",
                            "dynamic_filtering"),
     # sampling

@@ -17,6 +17,7 @@ from controller.config.engines import group_problems, model_problems
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from controller.config.validation.lora import target_problems
+from controller.config.validation.trainer_backend import head_problems
 from controller.preflight import model_init
 from controller.preflight.found import Preflight, as_problem
 
@@ -40,7 +41,8 @@ def look_at_model(config: RunConfig, found: Preflight) -> None:
     errors, found.model, is_here = problems_of(config.model)
     found.problems += errors
     if path is None:
-        found.problems += [] if errors else target_problems(config, {})
+        if not errors:
+            found.problems += [*target_problems(config, {}), *head_problems(config, config.model.init or {})]
         return
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
@@ -48,6 +50,7 @@ def look_at_model(config: RunConfig, found: Preflight) -> None:
         found.problems += target_problems(config, model_folder.tensor_shapes(path))
     if found.model:
         found.problems += model_problems(config, found.model)
+        found.problems += head_problems(config, found.model)
         if config.trainer.weights.transfer.needs_process_group:
             found.problems += group_problems(config, found.model)
     limit = context_limit(found.model or {})

@@ -162,6 +162,10 @@ class EngineDescriptor:
         (`GenerationRequest.stops`); empty: it can."""
         return f"{self.title} does not look for texts"
 
+    def records_routes(self, settings: EngineSettings) -> bool:
+        """True if its answers have the experts that each token was routed to (`Answer.routed_experts`)."""
+        return False
+
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """Problems of `rollout.engine.options`. By default any option is one."""
         if options:

@@ -14,7 +14,16 @@ from benchmarks.runs import environment
 
 pytestmark = pytest.mark.e2e
 
-BENCHMARKS = ("controller", "logprob_memory", "packing", "prompt_sharing", "row_order", "sessions")
+BENCHMARKS = (
+    "controller",
+    "experts",
+    "logprob_memory",
+    "long_sequences",
+    "packing",
+    "prompt_sharing",
+    "row_order",
+    "sessions",
+)
 
 
 def digests() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.wire.messages import BatchSample
 from trainer.export import write_model
 from trainer.model.tokenizers import build_tokenizer
+
+sys.path.append(str(Path(__file__).parent))  # makes the helpers of this folder importable
 
 VOCABULARY = 61
 

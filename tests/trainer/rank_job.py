@@ -55,8 +55,8 @@ def read_batch(folder: Path, step: int) -> Batch:
 def mean_of_each_rank(num_ranks: int) -> Any:
     """The classic mistake: every rank divides by its own tokens, and the ranks' gradients are averaged."""
 
-    def mini_batch(*arguments: Any) -> Any:
-        micro_batches = RIGHT_MINI_BATCH(*arguments)
+    def mini_batch(*arguments: Any, **options: Any) -> Any:
+        micro_batches = RIGHT_MINI_BATCH(*arguments, **options)
         own = sum(one.packed.num_predictions for one in micro_batches if not one.is_dummy)
         return tuple(
             one

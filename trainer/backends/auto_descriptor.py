@@ -17,6 +17,7 @@ class AutoDescriptor(BackendDescriptor):
     when_recalling = "auto"
     trains_adapters = True
     gives_gradients = True
+    splits_sequences = True
 
     def recalls_versions(self, settings: TrainerSettings) -> bool:
         """See BackendDescriptor."""

@@ -15,12 +15,14 @@ from transformers import PreTrainedModel
 from areal_like.errors import UserError
 from areal_like.import_path import import_factory
 from trainer.backends.auto_descriptor import AUTO
-from trainer.backends.descriptor import FLOAT32, KIND_KEY, BackendDescriptor
+from trainer.backends.descriptor import FLOAT32, KIND_KEY, SEQUENCE_KEY, BackendDescriptor
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.backends.port import Backend, Setup
-from trainer.backends.registry import find_backend, ranks_fault
+from trainer.backends.registry import find_backend, ranks_fault, sequence_fault
 from trainer.backends.torch_descriptor import TORCH
 from trainer.config import TrainerSettings
+from trainer.model.sequence_group import check_heads
+from trainer.ranks import Ranks
 
 TRAINING_BYTES = 16
 """Bytes per parameter: itself, its gradient, AdamW's two moments, float32 each."""
@@ -91,6 +93,18 @@ def make_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: S
     """Create the backend from the full `model`, which it may distribute. Collective. Raises UserError."""
     backend: Backend = import_factory(descriptor.factory, KIND_KEY)(model, setup)
     return backend
+
+
+def share_sequences(ranks: Ranks, choice: BackendChoice, model: PreTrainedModel) -> None:
+    """Form the sequence groups of `trainer.sequence_parallel`. Collective.
+
+    Raises UserError if the backend, the number of ranks or the model's heads do not allow it.
+    """
+    size = choice.settings.sequence_parallel
+    if (fault := sequence_fault(choice.descriptor, choice.settings)) is not None:
+        raise UserError(fault.what, where=SEQUENCE_KEY, remedy=fault.remedy)
+    check_heads(model.config.get_text_config().num_attention_heads, size)
+    ranks.share_sequences(size)
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:

@@ -16,6 +16,7 @@ from trainer.config import TrainerSettings
 
 KIND_KEY = "trainer.backend"
 OPTIONS_KEY = "trainer.backend_options"
+SEQUENCE_KEY = "trainer.sequence_parallel"
 FLOAT32 = 4
 """Bytes per number."""
 
@@ -111,6 +112,9 @@ class BackendDescriptor:
     selected names only (`trainer.lora`)."""
     gives_gradients: bool = False
     """It implements `Backend.own_gradients`."""
+    splits_sequences: bool = False
+    """Its ranks may share a micro-batch (`trainer.sequence_parallel`): it computes with policy_logprobs, and adds the
+    gradients of all ranks."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that dtype;
     otherwise they are float32."""

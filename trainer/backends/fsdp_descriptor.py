@@ -17,6 +17,7 @@ class FsdpDescriptor(BackendDescriptor):
     when_recalling = "fsdp"
     trains_adapters = True
     gives_gradients = True
+    splits_sequences = True
     gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 

@@ -16,27 +16,39 @@ from trainer.backends.port import Setup
 from trainer.model import agreement
 from trainer.model.logprobs import greedy_logprobs, token_logprobs
 from trainer.model.packed import PackedSequences
+from trainer.model.row_parts import part_of
 from trainer.model.values import token_values
 
 
 def policy_logprobs(
     model: PreTrainedModel, packed: PackedSequences, setup: Setup, *, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute token_logprobs at the precision of `setup`; of a critic its values [T] (Backend.logprobs)."""
+    """Compute token_logprobs at the precision of `setup`; of a critic its values [T] (Backend.logprobs).
+
+    With a sequence group this rank computes those of its part of the tokens, and gathers the others. Collective.
+    """
+    group = setup.ranks.sequence_group
+    part = None if group is None else part_of(packed, group)
+    own = packed if part is None else part.packed
     with torch.autocast(packed.tokens_T.device.type, torch.bfloat16, enabled=setup.compute_dtype == torch.bfloat16):
         if setup.is_critic:
-            return token_values(model, packed), None
-        return token_logprobs(
+            values_T = token_values(model, own)
+            return values_T if part is None else part.gather_tokens(values_T, packed.num_tokens), None
+        logprobs_N, entropy_N = token_logprobs(
             model,
-            packed,
+            own,
             temperature=setup.temperature,
             chunk_tokens=setup.settings.logprob_chunk_tokens,
             with_entropy=with_entropy,
         )
+    if part is None:
+        return logprobs_N, entropy_N
+    return part.gather(logprobs_N), None if entropy_N is None else part.gather(entropy_N)
 
 
 def policy_greedy(model: PreTrainedModel, packed: PackedSequences, setup: Setup) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute greedy_logprobs at the precision of `setup` (Backend.greedy)."""
+    assert setup.ranks.sequence_group is None, "training from files has no sequence groups"
     with torch.autocast(packed.tokens_T.device.type, torch.bfloat16, enabled=setup.compute_dtype == torch.bfloat16):
         return greedy_logprobs(model, packed, chunk_tokens=setup.settings.logprob_chunk_tokens)
 

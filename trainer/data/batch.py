@@ -41,6 +41,7 @@ class MicroBatch:
     places_S: the place of each sequence among the batch's trajectories.
     is_dummy: its sequence belongs to another micro-batch and does not count: the pass only serves the collectives of
     other ranks.
+    is_copy: another rank of the sequence group has the same one, and counts it.
     is_silent: its gradient is zero, because no token has an advantage: it only needs a forward pass, for the metrics.
     """
 
@@ -48,7 +49,13 @@ class MicroBatch:
     inputs: TokenInputs
     places_S: tuple[int, ...] = ()
     is_dummy: bool = False
+    is_copy: bool = False
     is_silent: bool = False
+
+    @property
+    def is_counted(self) -> bool:
+        """True if this rank adds it to sums over the batch."""
+        return not self.is_dummy and not self.is_copy
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on `device`, or self if it is there already."""
@@ -132,9 +139,17 @@ class PreparedBatch:
 
 
 def prepare_batch(
-    samples: Sequence[BatchSample], version: int, settings: TrainerSettings, *, rank: int = 0, num_ranks: int = 1
+    samples: Sequence[BatchSample],
+    version: int,
+    settings: TrainerSettings,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    is_copy: bool = False,
 ) -> PreparedBatch:
     """Pack the part of `samples` that belongs to `rank`, for the step that starts from policy `version`.
+
+    A sequence group counts as one rank; is_copy: another rank of it counts the part.
 
     Advantages, denominators and metrics are those of the whole batch. Advantages that need a model's passes, such
     as a critic's values, are set to 0 (see trainer/step_advantages.py). Raises ValueError for an empty batch, UserError
@@ -174,10 +189,15 @@ def prepare_batch(
             dealt[rank],
             num_silent,
             members,
+            is_copy=is_copy,
+            is_replayed=settings.router_replay,
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
     metrics = _batch_metrics(samples, rewards, found_advantages, version, settings)
+    if settings.router_replay:
+        replayed = sum(len(one) for one in trajectories_Q if one.routed_experts is not None)
+        metrics["replayed_share"] = replayed / sum(lengths)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     versions, counts = np.unique(
         np.concatenate([one.versions_T[one.loss_mask_T] for one in trajectories_Q]), return_counts=True
@@ -233,6 +253,9 @@ def _mini_batch(
     own: Sequence[Sequence[int]],
     num_silent: int,
     places: Sequence[int],
+    *,
+    is_copy: bool = False,
+    is_replayed: bool = False,
 ) -> tuple[MicroBatch, ...]:
     """Create the micro-batches `own` (indices of `trajectories`); the first `num_silent` have no gradient.
 
@@ -246,6 +269,7 @@ def _mini_batch(
                 [advantages_SN[i] for i in members],
                 coefficients_S[members],
                 version,
+                is_replayed=is_replayed,
             ),
             places_S=tuple(places[i] for i in members),
         )
@@ -253,7 +277,7 @@ def _mini_batch(
         else _filler(shortest, version)
         for chosen in own
     ]
-    return tuple(replace(one, is_silent=place < num_silent) for place, one in enumerate(made))
+    return tuple(replace(one, is_silent=place < num_silent, is_copy=is_copy) for place, one in enumerate(made))
 
 
 def _filler(trajectory: Trajectory, version: int) -> MicroBatch:
@@ -263,9 +287,18 @@ def _filler(trajectory: Trajectory, version: int) -> MicroBatch:
 
 
 def _micro_batch(
-    trajectories: Sequence[Trajectory], advantages_SN: Sequence[np.ndarray], coefficients_S: np.ndarray, version: int
+    trajectories: Sequence[Trajectory],
+    advantages_SN: Sequence[np.ndarray],
+    coefficients_S: np.ndarray,
+    version: int,
+    *,
+    is_replayed: bool = False,
 ) -> MicroBatch:
-    packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
+    packed = PackedSequences.build(
+        [t.tokens_T for t in trajectories],
+        [t.loss_mask_T for t in trajectories],
+        [t.routed_experts for t in trajectories] if is_replayed else None,
+    )
     sequence_N = packed.sequence_N.numpy()
     is_cut_S = np.array([t.finish_reason == "length" for t in trajectories])
     versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])

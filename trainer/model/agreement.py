@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, first_line
 from trainer.model.attention import AttentionChoice, attach
+from trainer.model.experts import LOOP, attach_experts
 from trainer.model.logprobs import token_logprobs
 from trainer.model.model import model_context
 from trainer.model.packed import PackedSequences
@@ -38,8 +39,8 @@ def check(
     """Return the largest difference (nats) between packed log-probs and transformers' own, sequence by sequence.
 
     `dtype` is the compute dtype (autocast if it is not float32), `max_context` the longest expected sequence (None: the
-    number of the model's positions). Attaches `choice`. Raises UserError if they disagree, if the model cannot compute
-    such sequences exactly, and if it cannot be packed at all.
+    number of the model's positions). Attaches `choice`, and grouped products for experts. Raises UserError if they
+    disagree, if the model cannot compute such sequences exactly, and if it cannot be packed at all.
     """
     device = next(model.parameters()).device
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -51,8 +52,10 @@ def check(
     packed = replace(packed, positions_T=torch.cat(positions)).to(device)
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         attach(model, choice)
+        attach_experts(model)
         ours_N = _packed(model, packed, choice, temperature)
         model.set_attn_implementation("eager")
+        attach_experts(model, LOOP)
         try:
             theirs_N = torch.cat(
                 [
@@ -62,6 +65,7 @@ def check(
             )
         finally:
             attach(model, choice)
+            attach_experts(model)
     difference = float((ours_N - theirs_N).abs().max())
     if not math.isfinite(difference):
         raise UserError(

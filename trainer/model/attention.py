@@ -9,6 +9,9 @@ default (use_cache on), packed sequences silently attend to each other. For a re
 mask registry it builds no mask. The boundaries are then passed as the model keyword `packed_segments`, and a model that
 drops the keyword is refused because the function does not receive it.
 
+With a group of ranks (`Segments.sequence_group`) the row is split over them: each passes its part of the tokens with
+all heads, attends over the whole row with its part of the heads, and returns its tokens again (sequence_group.py).
+
 Shapes: T packed tokens, P of them after padding inside groups, B sequences, H query heads, K key/value heads,
 D width of a head.
 """
@@ -199,6 +202,9 @@ def packed_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     query, key, value = _autocast(query, key, value)
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
+    group = packed_segments.sequence_group
+    if group is not None:
+        query_THD, key_TKD, value_TKD = group.to_heads(query_THD, key_TKD, value_TKD)
     if kernel == "sdpa":
         out_THD = _grouped_sdpa(query_THD, key_TKD, value_TKD, scale, packed_segments)
     elif query.dtype == torch.float32:
@@ -211,6 +217,8 @@ def packed_attention(
         out_THD = _varlen(query_THD, key_TKD, value_TKD, scale, packed_segments)
     else:
         out_THD = _flash_attn(query_THD, key_TKD, value_TKD, scale, packed_segments)
+    if group is not None:
+        out_THD = group.to_tokens(out_THD)
     return out_THD.unsqueeze(0), None
 
 
@@ -243,7 +251,7 @@ def _refuse_unsupported(
             remedy="use another model",
         )
     assert query.shape[0] == 1, "packed sequences must be in one row"
-    assert query.shape[2] == len(segments.to_packed_T), "the boundaries belong to another batch (or a cache is in use)"
+    assert query.shape[2] == segments.num_own, "the boundaries belong to another batch (or a cache is in use)"
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise UserError(f"{name} is not causal", where="model", remedy="only causal language models can be trained")
     window = kwargs.get("sliding_window")

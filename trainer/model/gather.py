@@ -33,6 +33,8 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        if not len(grads[0]):  # a rank of a sequence group may predict nothing
+            return grads[0].new_zeros(len(ctx.inverse), *grads[0].shape[1:]), None, None, None
         grad_x = grads[0].index_select(0, ctx.inverse)
         if ctx.absent is not None and len(ctx.absent):
             grad_x.index_fill_(0, ctx.absent, 0.0)

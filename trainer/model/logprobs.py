@@ -25,6 +25,7 @@ from trainer.model.attention import is_attached
 from trainer.model.gather import gather_rows
 from trainer.model.model import model_context
 from trainer.model.packed import PackedSequences
+from trainer.model.router_replay import set_routes
 
 DIRECT_LOGITS = 1 << 22
 """Up to this many logits (16 MiB in float32) a micro-batch is computed at once."""
@@ -131,6 +132,7 @@ def hidden_states(model: PreTrainedModel, packed: PackedSequences) -> torch.Tens
     """
     if (limit := model_context(model.config)) is not None:
         limit.check(packed.segments.longest, where="a sequence")
+    set_routes(model, packed.routes_TLK)
     output = model.base_model(
         input_ids=packed.tokens_T[None],
         position_ids=packed.positions_T[None],

@@ -20,7 +20,9 @@ class PackedSequences:
 
     tokens_T, positions_T: int64. Prediction n is of token `targets_N[n]`, computed from the hidden state at packed
     position `sources_N[n]` (the previous one), and belongs to sequence `sequence_N[n]`; predictions are in packed
-    order. prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows).
+    order. prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows). source_places: sources_N
+    on the host. routes_TLK: int32, the experts that an engine recorded for each token in each layer, -1 where it
+    recorded none; None: there are none.
     """
 
     tokens_T: torch.Tensor
@@ -32,10 +34,18 @@ class PackedSequences:
     sequence_N: torch.Tensor
     prediction_T: torch.Tensor
     unused: torch.Tensor
+    source_places: np.ndarray
+    routes_TLK: torch.Tensor | None = None
 
     @staticmethod
-    def build(tokens: Sequence[np.ndarray], loss_masks: Sequence[np.ndarray]) -> PackedSequences:
+    def build(
+        tokens: Sequence[np.ndarray],
+        loss_masks: Sequence[np.ndarray],
+        routes: Sequence[np.ndarray | None] | None = None,
+    ) -> PackedSequences:
         """Pack `tokens` (integer arrays) with their `loss_masks` (bool arrays of the same lengths), in this order.
+
+        routes: recorded experts of each sequence (`Trajectory.routed_experts`), if they are replayed.
 
         Raises ValueError if the first token of a sequence is to be predicted (no token precedes it), if a mask has
         another length than its tokens, or if no token is to be predicted.
@@ -71,6 +81,8 @@ class PackedSequences:
             sequence_N=torch.from_numpy(sequence_T[predicted_N]),
             prediction_T=torch.from_numpy(prediction_T),
             unused=torch.from_numpy(np.flatnonzero(is_unused_T)),
+            source_places=sources_N,
+            routes_TLK=None if routes is None else _joined_routes(routes, lengths),
         )
 
     @property
@@ -92,6 +104,8 @@ class PackedSequences:
         is_target_T[self.sources_N.cpu().numpy() + 1] = True
         spans = [slice(starts_B[one], starts_B[one] + lengths_B[one]) for one in members]
         packed = PackedSequences.build([tokens_T[span] for span in spans], [is_target_T[span] for span in spans])
+        if self.routes_TLK is not None:
+            packed = replace(packed, routes_TLK=torch.cat([self.routes_TLK[span] for span in spans]))
         return packed, np.concatenate([np.flatnonzero(sequence_N == one) for one in members])
 
     def to(self, device: torch.device) -> PackedSequences:
@@ -104,3 +118,17 @@ class PackedSequences:
             if isinstance(value, torch.Tensor)
         }
         return replace(self, segments=self.segments.to(device), **tensors)
+
+
+def _joined_routes(routes: Sequence[np.ndarray | None], lengths: Sequence[int]) -> torch.Tensor | None:
+    """Concatenate recorded experts; the last token of a sequence and sequences without a record get -1."""
+    known = [one for one in routes if one is not None]
+    if not known:
+        return None
+    joined_TLK = np.full((sum(lengths), *known[0].shape[1:]), -1, np.int32)
+    start = 0
+    for one, length in zip(routes, lengths, strict=True):
+        if one is not None:
+            joined_TLK[start : start + length - 1] = one
+        start += length
+    return torch.from_numpy(joined_TLK)

@@ -1,6 +1,6 @@
 """Boundaries of the sequences in a packed micro-batch, and their groups for SDPA.
 
-The attention over them is in attention.py.
+The attention over them is in attention.py, and ranks that share a row in sequence_group.py.
 Shapes: T packed tokens, P of them after padding inside groups, B sequences.
 """
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from trainer.model.sequence_group import SequenceGroup
 
 SLACK_TOKENS = 16
 SLACK_SHARE = 8
@@ -25,6 +27,7 @@ class Segments:
     cu_seqlens: int32 [B + 1], running sum of lengths. groups: (sequences, padded length) per SDPA call.
     to_padded_P: int64, packed position of every padded slot (a padding slot repeats its sequence's first token);
     to_packed_T: int64, padded slot of every packed token; padding: int64, the slots that are padding.
+    sequence_group: the ranks that share the row, each with a part of its tokens; None: this process has all of them.
     """
 
     cu_seqlens: torch.Tensor
@@ -33,6 +36,12 @@ class Segments:
     to_padded_P: torch.Tensor
     to_packed_T: torch.Tensor
     padding: torch.Tensor
+    sequence_group: SequenceGroup | None = None
+
+    @property
+    def num_own(self) -> int:
+        """Tokens of the row in this process."""
+        return len(self.to_packed_T) // (1 if self.sequence_group is None else self.sequence_group.size)
 
     def to(self, device: torch.device) -> Segments:
         """Return a copy on `device`, or self if it is there already."""
@@ -45,6 +54,7 @@ class Segments:
             self.to_padded_P.to(device, non_blocking=True),
             self.to_packed_T.to(device, non_blocking=True),
             self.padding.to(device, non_blocking=True),
+            self.sequence_group,
         )
 
 

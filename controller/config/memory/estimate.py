@@ -94,16 +94,16 @@ def estimate(config: RunConfig, shape: DecoderShape, device_bytes: float | None 
 
 
 def pass_of(config: RunConfig) -> Pass:
-    """The largest micro-batch of a rank (`micro_batch_tokens`, or the longest sequence alone), and how it is
+    """A rank's part of the largest micro-batch (`micro_batch_tokens`, or the longest sequence alone), and how it is
     computed.
     """
     trainer, longest = config.trainer, config.rollout.engine.max_context
     is_16_bit, is_cuda = trainer.precision == "bfloat16", names_gpu(trainer.device)
-    all_tokens = (
-        -(-config.trained_groups_per_step * config.group_size // (trainer.mini_batches * trainer.ranks)) * longest
-    )
+    num_shares = max(1, trainer.ranks // trainer.sequence_parallel)
+    all_tokens = -(-config.trained_groups_per_step * config.group_size // (trainer.mini_batches * num_shares)) * longest
+    row = min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest))
     return Pass(
-        tokens=min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest)),
+        tokens=-(-row // trainer.sequence_parallel),
         compute_bytes=2 if is_16_bit else FLOAT32,
         hidden_bytes=2 if is_16_bit and backend_of(config).gathers_in_compute_type else FLOAT32,
         chunk_tokens=trainer.logprob_chunk_tokens,

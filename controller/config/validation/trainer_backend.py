@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from controller.config.backends import REGISTERED, backend_of, ranks_fault
-from controller.config.engines import as_problems
+from controller.config.backends import REGISTERED, backend_of, ranks_fault, sequence_fault
+from controller.config.engines import as_problems, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -16,6 +17,14 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
     if (fault := ranks_fault(backend, trainer.ranks)) is not None:
         what, remedy = fault
         yield Problem(("trainer.ranks", "trainer.backend"), what, remedy)
+    if trainer.router_replay and not engine_of(config).records_routes(config.rollout.engine):
+        yield Problem(
+            ("trainer.router_replay", "rollout.engine.kind"),
+            "the engine does not record the experts that it uses",
+            "rollout.engine.kind: sglang with sglang.routed_experts: true, or router_replay: false",
+        )
+    if (split := sequence_fault(backend, trainer)) is not None:
+        yield Problem(("trainer.sequence_parallel", split.key), split.what, split.remedy)
     yield from as_problems(backend.option_problems(trainer.backend_options))
     for known in {**REGISTERED, trainer.backend: backend}.values():
         yield from as_problems(known.setting_problems(trainer))
@@ -26,3 +35,13 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
             f"{trainer.backend} keeps its state on the devices between two steps",
             f"trainer.backend: {', or '.join(able)}",
         )
+
+
+def head_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problem of attention heads that the ranks of a sequence group cannot share. model: its config.json. Pure."""
+    size = config.trainer.sequence_parallel
+    heads = {**model, **(model.get("text_config") or {})}.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0 and heads % size:
+        able = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
+        what = f"{size} ranks cannot share the model's {heads} attention heads equally"
+        yield Problem(("trainer.sequence_parallel", "model.path"), what, f"sequence_parallel: {able}")

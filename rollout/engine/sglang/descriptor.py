@@ -93,6 +93,10 @@ class SGLangDescriptor(EngineDescriptor):
             return "rollout.engine.sglang.routed_experts needs answers that the server itself ends"
         return ""
 
+    def records_routes(self, settings: EngineSettings) -> bool:
+        """An option of the server."""
+        return settings.sglang.routed_experts
+
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
         """Memory of one GPU: the weights are divided among the GPUs of a worker; the cache takes the rest of
         `memory_fraction`, and must have room for one sequence of the greatest length. Memory outside the fraction is

@@ -179,3 +179,11 @@ def test_the_shape_is_that_of_the_folder_else_of_the_name_else_of_init() -> None
     assert with_sizes is not None
     assert with_sizes.vocabulary == 259
     assert estimate(make(model={"init": init, "tokenizer": "bytes"}), with_sizes).host_bytes > 0
+
+
+def test_ranks_that_share_sequences_each_hold_a_part_of_the_activations() -> None:
+    trainer = {"backend": "fsdp", "ranks": 4, "micro_batch_tokens": 8192}
+    alone, shared = (
+        pass_of(make(group_size=64, trainer={**trainer, "sequence_parallel": size})).tokens for size in (1, 4)
+    )
+    assert alone == 4 * shared

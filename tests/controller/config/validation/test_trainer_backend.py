@@ -1,0 +1,32 @@
+"""Sequence groups whose ranks cannot share the heads of a model are refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from controller.config.validation.trainer_backend import backend_problems, head_problems
+
+SHARED = {"trainer__backend": "fsdp", "trainer__ranks": 4, "trainer__sequence_parallel": 4}
+
+
+@pytest.mark.parametrize("model", [{}, {"num_attention_heads": 8}, {"text_config": {"num_attention_heads": 4}}])
+def test_heads_that_four_ranks_share_are_no_problem(model: dict[str, Any]) -> None:
+    assert not list(head_problems(make(**SHARED), model))
+
+
+@pytest.mark.parametrize("model", [{"num_attention_heads": 6}, {"text_config": {"num_attention_heads": 6}}])
+def test_heads_that_four_ranks_cannot_share_are_one_problem(model: dict[str, Any]) -> None:
+    (problem,) = head_problems(make(**SHARED), model)
+    assert problem.keys == ("trainer.sequence_parallel", "model.path")
+    assert "4 ranks cannot share the model's 6 attention heads equally" in str(problem)
+    assert "1, 2, 3, 6" in str(problem)
+
+
+def test_replay_needs_an_engine_that_records_routes() -> None:
+    (problem,) = backend_problems(make(trainer__router_replay=True))
+    assert problem.keys == ("trainer.router_replay", "rollout.engine.kind")
+    engine = {"kind": "sglang", "device": "cuda", "sglang": {"routed_experts": True}}
+    assert not list(backend_problems(make(trainer__router_replay=True, rollout__engine=engine)))

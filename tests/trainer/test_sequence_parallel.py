@@ -1,0 +1,129 @@
+"""Ranks that share sequences train as one process: the same losses, gradients and weights.
+
+Real processes over gloo; two and four of them play all scenes, of 5 steps each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from forked_jobs import JobServer
+from rank_stage import JOB, Stage
+from safetensors.torch import load_file
+
+from controller.wiring.process_specs import PRELOAD
+from trainer.checkpoints import checkpoint
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 5
+LOSS_ATOL, WEIGHT_ATOL = 1e-6, 1e-5
+"""In float32; only the order of sums differs from one process."""
+OPTIMIZER = {"lr": 1e-4, "schedule": "constant", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5}
+SCENES: dict[str, dict[str, Any]] = {
+    "kl": {"loss": {"kl_coef": 0.1}},
+    "sequence-loss": {"loss": {"kind": "gspo"}, "gradient_checkpointing": True, "mini_batches": 3},
+    "critic": {
+        "critic": {"optimizer": OPTIMIZER, "warmup_steps": 1},
+        "advantage": {"kind": "gae", "options": {"gae_lambda": 0.9}},
+    },
+    "adapter": {"lora": {"rank": 3}, "loss": {"kl_coef": 0.1}},
+    "versions": {"version_logprobs": {"keep": 3}, "lr_by_ess": {}},
+}
+MIXTURE: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+LAYOUTS = {"2": (2, 2), "4": (4, 4), "2x2": (4, 2)}
+"""Ranks, and ranks that share a sequence."""
+RUNS = [*((layout, name) for layout in LAYOUTS for name in ("kl", "sequence-loss")),
+        ("2x2", "critic"), ("2x2", "adapter"), ("2x2", "versions")]  # fmt: skip
+
+
+def settings_of(name: str, shared: int = 1) -> dict[str, Any]:
+    split = {"backend": "fsdp", "sequence_parallel": shared} if shared > 1 else {}
+    return {"optimizer": OPTIMIZER, "micro_batch_tokens": 61, **split, **SCENES[name]}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_samples: Any) -> Iterator[Stage]:
+    """Grouped heads (4 query heads, 2 of keys and values) and a tied output layer; answers of 1 to 25 tokens."""
+    server = JobServer([*PRELOAD, "torch.distributed.fsdp"], JOB.parent)
+    batches = [made_samples([4, 3, 4], version=step, seed=step, max_answer=25) for step in range(STEPS)]
+    made = Stage(tmp_path_factory.mktemp("shared"), made_model(tie_word_embeddings=True), batches, server)
+    torch.set_num_threads(1)
+    for name in SCENES:
+        made.single(f"one-{name}", until=STEPS, **settings_of(name))
+    for ranks in (2, 4):
+        scenes = [
+            made.scene(f"{layout}-{name}", ranks, settings_of(name, LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS)
+            for layout, name in RUNS
+            if LAYOUTS[layout][0] == ranks
+        ]
+        made.play(f"job-{ranks}", ranks, scenes)
+    yield made
+    server.close()
+
+
+@pytest.mark.parametrize(("layout", "name"), RUNS)
+def test_ranks_that_share_sequences_train_as_one_process(layout: str, name: str, stage: Stage) -> None:
+    ours, single = stage.metrics(f"{layout}-{name}"), stage.single_metrics[f"one-{name}"]
+    assert len(ours) == STEPS
+    for step, (a, b) in enumerate(zip(ours, single, strict=True), 1):
+        for key in ("loss", "entropy", "kl_reference", "kl_staleness", "value_loss", "explained_variance", "ess"):
+            assert a.get(key) == pytest.approx(b.get(key), abs=LOSS_ATOL), f"{key} of step {step}"
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4), f"the gradient of step {step}"
+        assert (a["tokens"], a["updates"]) == (b["tokens"], b["updates"])
+    for file in {"critic": ("model.safetensors", checkpoint.CRITIC), "adapter": (checkpoint.ADAPTER,)}.get(
+        name, ("model.safetensors",)
+    ):
+        expected, found = (load_file(stage.at(one, STEPS) / file) for one in (f"one-{name}", f"{layout}-{name}"))
+        assert found.keys() == expected.keys()
+        keys = [key for key in expected if not key.startswith(("exp_avg", "step"))]
+        assert max(float((found[key] - expected[key]).abs().max()) for key in keys) < WEIGHT_ATOL
+
+
+def test_something_is_learned_so_that_equal_weights_mean_something(stage: Stage) -> None:
+    before, after = (load_file(folder / "model.safetensors") for folder in (stage.prepared, stage.at("one-kl", STEPS)))
+    assert max(float((after[key] - before[key]).abs().max()) for key in before) > 10 * WEIGHT_ATOL
+
+
+def with_routes(sample: Any) -> Any:
+    """The sample with random recorded experts, two different ones for each token; some samples have none."""
+    if sample.sample_index == 1:
+        return sample
+    rng = np.random.default_rng(sample.group_id * 100 + sample.sample_index)
+    num = len(sample.trajectory) - 1
+    routes = np.argsort(rng.random((num, 2, MIXTURE["num_experts"])), axis=-1)[..., :2].astype(np.uint8)
+    return msgspec.structs.replace(sample, trajectory=msgspec.structs.replace(sample.trajectory, routed_experts=routes))
+
+
+def test_mixture_of_experts_with_replayed_routes_trains_as_in_one_process(
+    tmp_path: Any, made_model: Any, made_samples: Any
+) -> None:
+    server = JobServer([*PRELOAD, "torch.distributed.fsdp"], JOB.parent)
+    batches = [
+        [with_routes(one) for one in made_samples([4, 3, 4], version=step, seed=step, max_answer=25)]
+        for step in range(STEPS)
+    ]
+    stage = Stage(tmp_path, made_model("qwen3_moe", **MIXTURE), batches, server)
+    settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 61, "router_replay": True}
+    split = {"backend": "fsdp", "sequence_parallel": 2}
+    try:
+        single = stage.single("one", until=STEPS, **settings)
+        chosen = stage.single("one-chosen", until=STEPS, **settings | {"router_replay": False})
+        scene = stage.scene("two", 2, settings | split, until=STEPS, num_batches=STEPS)
+        stage.play("job", 2, [scene])
+    finally:
+        server.close()
+    for a, b in zip(stage.metrics("two"), single, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["replayed_share"] == b["replayed_share"] > 0.5
+    assert abs(single[0]["entropy"] - chosen[0]["entropy"]) > 1e-3, "the routes make no difference"
+    expected, found = (load_file(stage.at(name, STEPS) / "model.safetensors") for name in ("one", "two"))
+    assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL
