@@ -24,6 +24,7 @@ from benchmarks import runs
 from benchmarks.publishing import RUNS
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.labels.answers import answers_of_run, reader_of
+from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 from controller.runs.labels.disputed import find_disputed
 
 NUM_ROWS = 400
@@ -60,8 +61,8 @@ def wrong_lines(truth: Path) -> set[int]:
 def measure(run: Path, truth: Path) -> dict[str, Any]:
     """Compare what is listed of a run with the wrong labels of its file."""
     wrong = wrong_lines(truth)
-    rows, first_version, num_gone = answers_of_run(RunFolder(run), reader_of(""), from_version=None, most=32)
-    found = find_disputed(rows, min_answers=4, min_agreement=0.75)
+    rows, first_version, num_gone = answers_of_run(RunFolder(run), reader_of(""), from_version=None, most=MOST)
+    found = find_disputed(rows, min_answers=MIN_ANSWERS, min_agreement=MIN_AGREEMENT)
     listed = {int(one.where.rpartition(":")[2]) for one in found.disputed}
     judged = {int(row.where.rpartition(":")[2]) for row in rows}
     return {
