@@ -24,6 +24,7 @@ from benchmarks import runs
 from benchmarks.publishing import RUNS
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.labels.answers import answers_of_run, reader_of
+from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 from controller.runs.labels.disputed import find_disputed
 
 NUM_ROWS = 400
@@ -60,8 +61,8 @@ def wrong_lines(truth: Path) -> set[int]:
 def measure(run: Path, truth: Path) -> dict[str, Any]:
     """Compare what is listed of a run with the wrong labels of its file."""
     wrong = wrong_lines(truth)
-    rows, first_version, num_gone = answers_of_run(RunFolder(run), reader_of(""), from_version=None, most=32)
-    found = find_disputed(rows, min_answers=4, min_agreement=0.75)
+    rows, first_version, num_gone = answers_of_run(RunFolder(run), reader_of(""), from_version=None, most=MOST)
+    found = find_disputed(rows, min_answers=MIN_ANSWERS, min_agreement=MIN_AGREEMENT)
     listed = {int(one.where.rpartition(":")[2]) for one in found.disputed}
     judged = {int(row.where.rpartition(":")[2]) for row in rows}
     return {
@@ -75,7 +76,7 @@ def measure(run: Path, truth: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs-dir", type=Path, default=RUNS, metavar="FOLDER")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the rows and their wrong labels (1)")
     parser.add_argument("--run", type=Path, metavar="RUN", help="a run that was trained on --truth before")
     parser.add_argument("--truth", type=Path, metavar="FILE", help="its file of rows")
     options = parser.parse_args()
@@ -87,7 +88,7 @@ def main() -> None:
         runs_dir.mkdir(parents=True, exist_ok=True)
         truth = runs_dir / f"label_noise_{options.seed}.jsonl"
         truth.write_text("".join(json.dumps(row) + "\n" for row in planted_rows(options.seed)))
-        words = [f"data.train={{path: {truth}}}", f"seed={options.seed}", f"name=label-noise-{options.seed}"]
+        words = [f"data.train={{path: {truth}}}", f"name=label-noise-{options.seed}"]
         done = runs.train("quickstart", [*words, *SETTINGS], runs_dir)
         run, accuracy = Path(done["folder"]), done["accuracy_after"]
     else:

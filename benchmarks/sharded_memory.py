@@ -1,11 +1,12 @@
 """How many bytes does a rank hold when it loads, publishes, saves and exports? Four FSDP2 ranks over gloo on CPUs.
 
-    python -m benchmarks.sharded_memory            a model of 0.3 billion parameters; 15 GB of memory
-    python -m benchmarks.sharded_memory --quick    a model of 12 million parameters; writes nothing
+    python -m benchmarks.sharded_memory            a model of 0.3 billion parameters; 10 GB of memory
+    python -m benchmarks.sharded_memory --quick    a model of 11 million parameters; writes nothing
 
-Each rank is a process that runs the trainer's own code: load (with a reference policy of the same size), one step, then
-publish, save and export. Counted are the bytes of all live tensor storages in every thread of the process
-(storage_accounting.py), not resident memory; the step itself is not counted, since its memory depends on the batch.
+Each rank is a process that runs the trainer's own code: load (`--reference`, and with --quick: also a reference policy
+of the same size), one step, then publish, save and export. Counted are the bytes of all live tensor storages in every
+thread of the process (storage_accounting.py), not resident memory; the step itself is not counted, since its memory
+depends on the batch.
 
 `share`: what the rank must hold in a phase by itself: its part of weights, of the reference and of AdamW's state, and
 its part of the copy that the phase makes, so that training goes on meanwhile. `over`: the peak above the share, in
@@ -33,7 +34,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from benchmarks.folders import REPOSITORY
-from benchmarks.packing import made_samples
+from benchmarks.packing import PROMPT, made_samples
 from benchmarks.runs import environment, write
 from benchmarks.storage_accounting import LiveStorages
 from trainer.activity import Activity
@@ -46,7 +47,7 @@ from trainer.training import Training
 RANKS = 4
 LIMIT = 1.25
 """Largest peak above the share, in buckets."""
-TOKENS = 512
+TOKENS = 256
 """Tokens of the step before; publishing does not depend on it, and is compared with it."""
 LARGE: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 20,
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--bucket-mb", type=float, default=0.0, help="default: 64, or 2 with --quick")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of the step")
+    parser.add_argument("--reference", action="store_true", help="with a reference policy of the same size")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -81,6 +83,7 @@ def main() -> None:
             SMALL if options.quick else LARGE,
             bucket_mb=bucket_mb,
             tokens=options.tokens,
+            has_reference=options.reference or options.quick,
         )
     show(found)
     if not options.quick:
@@ -101,12 +104,15 @@ def show(found: Row) -> None:
           f"it is written at {found['publish_write_mb_per_s']:.0f} MB/s")  # fmt: skip
 
 
-def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float, tokens: int = TOKENS) -> Row:
+def measure(
+    folder: Path, model: dict[str, Any], *, bucket_mb: float, tokens: int = TOKENS, has_reference: bool = True
+) -> Row:
     """Run the ranks and return what they measured. Raises SystemExit with the log of a rank that fails."""
     num_parameters = prepare(folder / "prepared", model)
     job = folder / "job.json"
     (folder / "run").mkdir()
-    job.write_text(json.dumps({"folder": str(folder), "bucket_mb": bucket_mb, "tokens": tokens}))
+    job.write_text(json.dumps({"folder": str(folder), "bucket_mb": bucket_mb, "tokens": tokens,
+                               "has_reference": has_reference}))  # fmt: skip
     logs = [folder / f"rank-{rank}.log" for rank in range(RANKS)]
     processes = []
     for rank, log in enumerate(logs):
@@ -128,7 +134,8 @@ def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float, tokens: in
     step_s = max(result["step_s"] for result in results)
     stall_s = max(result["publish_stall_s"] for result in results)
     return {
-        "parameters": num_parameters, "ranks": RANKS, "bucket_mb": bucket_mb, "model_mb": num_parameters * 4 / MB,
+        "parameters": num_parameters, "ranks": RANKS, "has_reference": has_reference,
+        "bucket_mb": bucket_mb, "model_mb": num_parameters * 4 / MB,
         "limit_buckets": LIMIT, "step_tokens": results[0]["step_tokens"], "step_s": step_s,
         "publish_stall_s": stall_s, "publish_stall_share": stall_s / step_s,
         "publish_write_mb_per_s": results[0]["write_bytes_per_s"] / MB, "rows": rows,
@@ -219,7 +226,8 @@ def share_bytes(training: Training, phase: str) -> int:
     """What a rank holds by itself in a phase: its part of the state, and its part of the copy of the phase."""
     shapes = [parameter.shape for parameter in training.model.parameters()]  # tied ones once
     own = sum(math.ceil(shape[0] / RANKS) * math.prod(shape[1:]) for shape in shapes)
-    state = 4 * own * (2 if phase == "load" else 4)  # weights and reference; then the two moments
+    num_models = 2 if training.settings.loss.kl_coef else 1
+    state = 4 * own * (num_models + (0 if phase == "load" else 2))  # weights, reference; then the two moments
     copies = {
         "load": 0,
         "publish": 2,
@@ -236,7 +244,7 @@ def run_rank(job: Path, rank: int) -> None:
     torch.set_num_threads(1)
     ledger = LiveStorages()
     ledger.install()
-    spec = process_spec(folder, rank, facts["bucket_mb"])
+    spec = process_spec(folder, rank, facts["bucket_mb"], has_reference=facts["has_reference"])
     training = CountedTraining(spec, ledger)
     if rank:
         Follower(training, Activity()).run()
@@ -263,7 +271,7 @@ def run_rank(job: Path, rank: int) -> None:
 def lead(training: CountedTraining, tokens: int) -> int:
     """Load, train one step, publish, save and export; returns the tokens of the step."""
     training.open()
-    samples = made_samples([56] * max(8, tokens // 64))
+    samples = made_samples([tokens // 8 - PROMPT] * 8)
     training.run(training.prepare(samples, 1))
     for phase in ("publish", "save"):
         started_s = time.perf_counter()
@@ -280,7 +288,7 @@ def lead(training: CountedTraining, tokens: int) -> int:
     return sum(len(sample.trajectory) for sample in samples)
 
 
-def process_spec(folder: Path, rank: int, bucket_mb: float) -> ProcessSpec:
+def process_spec(folder: Path, rank: int, bucket_mb: float, *, has_reference: bool) -> ProcessSpec:
     """The spec of one rank."""
     return ProcessSpec(
         role="trainer", name=f"trainer-{rank}" if rank else "trainer", run_id="benchmark", run_dir=str(folder / "run"),
@@ -290,7 +298,7 @@ def process_spec(folder: Path, rank: int, bucket_mb: float) -> ProcessSpec:
         weight_dir=str(folder / "run" / "weights"), num_ranks=RANKS, rank=rank, ranks_address=f"file://{folder}/meet",
         settings={
             "device": "cpu", "backend": "fsdp", "ranks": RANKS, "micro_batch_tokens": 512,
-            "weights": {"kind": "disk"}, "loss": {"kl_coef": 0.05}, "optimizer": {"lr": 1e-5},
+            "weights": {"kind": "disk"}, "loss": {"kl_coef": 0.05 if has_reference else 0.0}, "optimizer": {"lr": 1e-5},
             "rank_timeout_s": 600.0, "bucket_mb": bucket_mb,
         },
     )  # fmt: skip

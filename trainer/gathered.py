@@ -117,6 +117,7 @@ class _Source:
             for place in places:
                 parts.setdefault(place.key, []).append((rank, place))
         self._parts = {key: sorted(found, key=lambda one: one[1].start) for key, found in parts.items()}
+        self._far_bytes = sum(place.num_bytes for places in copies[1:] for place in places)
         incomplete = [key for key, found in self._parts.items() if not _is_complete([place for _, place in found])]
         assert not incomplete, f"parts of {incomplete[:3]} are on no rank, or on several"
         self.layout = {
@@ -161,19 +162,17 @@ class _Source:
         for bucket in buckets:
             starts = self._receive(bucket)
             for piece in bucket:
-                source_U, start = (
-                    (self._buffer_U, starts[piece.rank]) if piece.rank else (self._own.buffer_U, piece.offset)
-                )
-                starts[piece.rank] = start + piece.num_bytes
+                source_U, start = self._own.buffer_U, piece.offset
+                if piece.rank:
+                    source_U, start = self._buffer_U, starts[piece.rank]
+                    starts[piece.rank] += piece.num_bytes
                 yield piece.key, memoryview(source_U[start : start + piece.num_bytes].numpy().data)
 
     def _receive(self, bucket: Sequence[_Piece]) -> dict[int, int]:
         """Receive the pieces of other ranks; returns where those of each rank begin in the buffer."""
         sizes = {rank: sum(num_bytes for _, num_bytes in _spans(bucket, rank)) for rank in range(1, self._size)}
-        total = sum(sizes.values())
-        if len(self._buffer_U) < total:
-            self._buffer_U = torch.empty(0, dtype=torch.uint8)  # released before a larger one is taken
-            self._buffer_U = torch.empty(total, dtype=torch.uint8)
+        if not len(self._buffer_U):  # once: whoever reads still holds the last piece while the next ones are received
+            self._buffer_U = torch.empty(min(self._bucket_bytes, self._far_bytes), dtype=torch.uint8)
         starts: dict[int, int] = {}
         start = 0
         for rank, size in sizes.items():
@@ -186,7 +185,7 @@ class _Source:
 
     def _pieces(self, key: str) -> Iterator[_Piece]:
         for rank, place in self._parts[key]:
-            end = place.offset + place.num_items * place.torch_dtype.itemsize
+            end = place.offset + place.num_bytes
             for offset in range(place.offset, end, self._bucket_bytes):
                 yield _Piece(key, rank, offset, min(self._bucket_bytes, end - offset))
 

@@ -56,10 +56,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(dtype, torch.dtype)
         return dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the part."""
+        return self.num_items * self.torch_dtype.itemsize
+
     def items(self, buffer_U: torch.Tensor) -> torch.Tensor:
         """Return the part, flat, sharing the buffer's memory."""
-        num_bytes = self.num_items * self.torch_dtype.itemsize
-        return buffer_U[self.offset : self.offset + num_bytes].view(self.torch_dtype)
+        return buffer_U[self.offset : self.offset + self.num_bytes].view(self.torch_dtype)
 
 
 @dataclass(frozen=True)

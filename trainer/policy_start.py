@@ -20,6 +20,7 @@ from trainer.backends.registry import find_backend
 from trainer.config import TrainerSettings
 from trainer.model.model import load_causal_lm
 from trainer.model.outline import SlicedSource, outline, sliced_source
+from trainer.peer_errors import peer_errors_as_rank_lost
 from trainer.step import ready_model, ready_outline
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,10 @@ def ready_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: 
         disagreement_nats = ready_model(model, setup)
         return make_backend(descriptor, model, setup), disagreement_nats
     ready_outline(model, setup)
-    backend = make_backend(descriptor, model, setup)
-    assert isinstance(backend, PartsBackend)
-    return backend, backend.check()
+    with peer_errors_as_rank_lost("loading the model"):
+        backend = make_backend(descriptor, model, setup)
+        assert isinstance(backend, PartsBackend)
+        return backend, backend.check()
 
 
 def load_fixed(
@@ -66,6 +68,9 @@ def load_fixed(
         model = outline(folder)
         source = sliced_source(folder, model, setup.settings.bucket_bytes)
         if source is not None:
-            made: FixedPolicy = import_factory(descriptor.fixed_factory, KIND_KEY)(model, replace(setup, source=source))
+            with peer_errors_as_rank_lost("loading a model that is not trained"):
+                made: FixedPolicy = import_factory(descriptor.fixed_factory, KIND_KEY)(
+                    model, replace(setup, source=source)
+                )
             return made
     return load_causal_lm(folder, device=device)

@@ -286,9 +286,10 @@ def sharded_memory(result: Result) -> str:
         own = ("", "") if share is None else (f"{share:,.1f}", f"{(peak - share) / bucket:.2f}")
         lines.append((phase, own[0], f"{rows[0]['peak_mb']:,.1f}", f"{peak:,.1f}", own[1]))
     facts = (
-        f"{result['parameters']:,} parameters, {result['model_mb']:,.0f} MB in float32, on {result['ranks']} ranks; "
-        f"buckets of {bucket:g} MB. Publishing blocked training for {result['publish_stall_s']:.2f} s, "
-        f"{result['publish_stall_share']:.2%} of a step of {result['step_tokens']:,} tokens."
+        f"{result['parameters']:,} parameters, {result['model_mb']:,.0f} MB in float32, on {result['ranks']} ranks, "
+        f"{'with' if result['has_reference'] else 'without'} a reference policy; buckets of {bucket:g} MB. Publishing "
+        f"blocked training for {result['publish_stall_s']:.2f} s, {result['publish_stall_share']:.2%} of a step of "
+        f"{result['step_tokens']:,} tokens."
     )
     head = ("phase", "share, MB", "peak of rank 0, MB", "largest peak, MB", "over the share, buckets")
     return f"{facts}\n\n{table(head, lines)}"

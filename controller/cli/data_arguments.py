@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from areal_like.arguments import processes, share, whole
+from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 
 _EPILOG = """\
 examples:
@@ -85,11 +86,17 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
         "--answer", default="", metavar="REGEX",
         help="finds the final answer of an answer: one group, the last match counts (without: as scorer math)",
     )  # fmt: skip
-    labels.add_argument("--min-answers", type=processes, default=4, metavar="N", help="final answers of a row (4)")
     labels.add_argument(
-        "--min-agreement", type=share, default=0.75, metavar="S", help="share of them that must agree (0.75)"
+        "--min-answers", type=processes, default=MIN_ANSWERS, metavar="N",
+        help=f"final answers of a row ({MIN_ANSWERS})",
+    )  # fmt: skip
+    labels.add_argument(
+        "--min-agreement", type=share, default=MIN_AGREEMENT, metavar="S",
+        help=f"share of them that must agree ({MIN_AGREEMENT:g})",
+    )  # fmt: skip
+    labels.add_argument(
+        "--most", type=processes, default=MOST, metavar="N", help=f"newest answers of a row taken ({MOST})"
     )
-    labels.add_argument("--most", type=processes, default=32, metavar="N", help="newest answers of a row taken (32)")
     labels.add_argument(
         "--from-version", type=whole, metavar="N", help="only answers of version N or later (second half of a run)"
     )

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from trainer.config import TrainerSettings
 from trainer.host_copy import Part
 from trainer.model.attention import AttentionChoice
+from trainer.model.outline import ReadMoments as ReadMoments
 from trainer.model.outline import SlicedSource
 from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult
@@ -25,14 +26,6 @@ from trainer.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's two moments, by torch's names."""
-
-
-class ReadMoments(Protocol):
-    """Reads AdamW's state of one parameter, when it is needed."""
-
-    def __call__(self, name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
-        """Return the moments of the parameter `name` in its full shape, and `step`, a scalar; float32; empty if there
-        is none. items: return only the items from the first to before the last, flat."""
 
 
 @dataclass(frozen=True)

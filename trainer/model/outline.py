@@ -11,9 +11,9 @@ the caller loads the full model, which also reports what is missing or has anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -53,7 +53,7 @@ class SlicedSource:
             for start in range(0, len(flat_N), num_items):
                 part_N = flat_N[start : start + num_items]
                 read_N = part_N if is_direct else torch.empty(len(part_N), dtype=dtype)
-                _fill(file, memoryview(read_N.view(torch.uint8).numpy()).cast("B"), tensor.file)
+                _fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
                 if not is_direct:
                     part_N.copy_(read_N)
 
@@ -100,15 +100,20 @@ def sliced_source(folder: Path, model: PreTrainedModel, piece_bytes: int) -> Sli
     return SlicedSource(stored, piece_bytes)
 
 
-def moment_reader(
-    file: Path, kinds: Mapping[str, Collection[str]]
-) -> Callable[[str, tuple[int, int] | None], dict[str, torch.Tensor]]:
-    """Return the reader of AdamW's state in a file (trainer.backends.port.ReadMoments). kinds: what the file has of
-    each parameter, by its name."""
+class ReadMoments(Protocol):
+    """Reads AdamW's state of one parameter, when it is needed."""
+
+    def __call__(self, name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
+        """Return the moments of the parameter `name` in its full shape, and `step`, a scalar; float32; empty if there
+        is none. items: return only the items from the first to before the last, flat."""
+
+
+def moment_reader(file: Path, kinds: Mapping[str, Collection[str]]) -> ReadMoments:
+    """Return the reader of AdamW's state in a file. kinds: what the file has of each parameter, by its name."""
     stored = dict(stored_in(file))
     source = SlicedSource(stored, 0)  # float32 on the host is read in place
 
-    def read(name: str, items: tuple[int, int] | None = None) -> dict[str, torch.Tensor]:
+    def read(name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
         found = {}
         for kind in kinds.get(name, ()):
             shape = stored[f"{kind}/{name}"].shape

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from areal_like.weights.payload_layout import TensorBytes, TensorLayout, lay_out
+from areal_like.weights.payload_layout import Chunk, TensorBytes, TensorLayout, lay_out
 from trainer.gathered import GatheredTensors
 from trainer.weights.publish import tensor_bytes
 
@@ -45,9 +45,10 @@ def write_tensors(
     entries, header = lay_out("disk", layout)
     far = [entry.name for entry in entries if entry.name not in near]
     digest = hashlib.sha256()
+    nothing: contextlib.AbstractContextManager[Iterator[Chunk]] = contextlib.nullcontext(iter(()))
     with file.open("wb", buffering=0) as opened:
         num_bytes = _put(opened, digest, memoryview(header))
-        with gathered.chunks(far) if gathered is not None else contextlib.nullcontext(iter(())) as chunks:
+        with nothing if gathered is None else gathered.chunks(far) as chunks:
             pending = next(chunks, None)
             for entry in entries:
                 if entry.name in near:
