@@ -42,6 +42,7 @@ from controller.launch.choice import launcher_for
 from controller.launch.launcher import Launcher
 from controller.ledger.ledger import Ledger
 from controller.ledger.mirror import LedgerHome
+from controller.ledger.sample_sources import SampleSources
 from controller.preflight.called_models import check_tokenizers
 from controller.preflight.reward_services import check_services
 from controller.run_folder.run_folder import DamagedState, RunFolder
@@ -55,7 +56,6 @@ from controller.runtime.open_session import OpenSession
 from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.server import Server
 from controller.runtime.signals import Signals
-from controller.ledger.sample_sources import SampleSources
 from controller.runtime.starting_point import StartingPoint, find_start, restore_tally
 from controller.telemetry.display import Display
 from controller.telemetry.journal import Journal
