@@ -1,13 +1,13 @@
 """Do single steps of runs repeat bit for bit from one file, and is one altered byte of the file found?
 
     python -m benchmarks.capsules                          10 runs of 10 steps: 100 capsules
-    python -m benchmarks.capsules --runs 3 --steps 2       the first three kinds of runs; the result goes next to the runs
+    python -m benchmarks.capsules --runs 3 --steps 2       three runs; the result goes next to the runs
 
-Each run is a small job with other settings of the trainer (VARIANTS). Of each step a capsule is made and repeated by
-`areal-like replay`: the trainer that makes it and the one that repeats it are new processes. Gradients of each update,
-metrics, and weights and optimizer state after the step are compared. Then one random byte of the data of one random entry
-is changed; the capsule must be refused, and the message must name the entry. Exit status 1 if anything differs or a change
-is not found.
+Each run is a small job with other settings of the trainer (VARIANTS). Of each step a capsule is made and repeated, as
+by `areal-like replay`: the trainer that makes it and the one that repeats it are new processes. Gradients of each
+update, metrics, and weights and optimizer state after the step are compared. Then one random byte of the data of one
+random entry is changed; the capsule must be refused, and the message must name the entry. Exit status 1 if anything
+differs or a change is not found.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import os
 import random
 import resource
 import struct
+import sys
 import tempfile
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "replay buffer": ("replay_buffer={groups_per_step: 2, max_age: 2, max_reuses: 1}",),
     "GSPO": ("trainer.loss.kind=gspo",),
     "CISPO, two passes": ("trainer.loss.kind=cispo", "trainer.passes_per_batch=2"),
-    "DPPO": ("trainer.loss.kind=dppo", "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=\"off\""),
+    "DPPO": ("trainer.loss.kind=dppo", "trainer.loss.proximal=behaviour", 'trainer.loss.weight.mode="off"'),
     "SAPO": ("trainer.loss.kind=sapo",),
     "mask and RLOO": ("trainer.loss.corrections=[{kind: icepop}]", "trainer.advantage.kind=rloo"),
 }
@@ -65,16 +67,18 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=len(VARIANTS), help=f"runs, at most {len(VARIANTS)}")
     parser.add_argument("--steps", type=int, default=10, help="steps of each run (10)")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that are measured at the same time (1)")
     parser.add_argument("--runs-dir", type=Path, default=RUNS)
     add_replace(parser)
     options = parser.parse_args()
-    if not 1 <= options.runs <= len(VARIANTS) or options.steps < 1:
-        parser.error(f"--runs must be from 1 to {len(VARIANTS)}, and --steps at least 1")
-    began_s, dice = time.monotonic(), random.Random(SEED)
-    rows = []
-    for variant in list(VARIANTS)[: options.runs]:
-        rows.append(measure(variant, options.steps, options.runs_dir.resolve(), dice))
-        print(words(rows[-1]), flush=True)
+    if not 1 <= options.runs <= len(VARIANTS) or options.steps < 1 or options.at_once < 1:
+        parser.error(f"--runs must be from 1 to {len(VARIANTS)}, and --steps and --at-once at least 1")
+    began_s, said, rows = time.monotonic(), sys.stdout, []
+    chosen = list(VARIANTS)[: options.runs]
+    with contextlib.redirect_stdout(io.StringIO()), ThreadPoolExecutor(options.at_once) as pool:
+        for row in pool.map(lambda variant: measure(variant, options.steps, options.runs_dir.resolve()), chosen):
+            rows.append(row)
+            print(words(row), file=said, flush=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     fields = {
         "runs": rows, "steps": options.steps, "wall_s": round(time.monotonic() - began_s, 1),
@@ -84,18 +88,18 @@ def main() -> None:
     raise SystemExit(0 if all(is_good(row) for row in rows) else 1)
 
 
-def measure(variant: str, num_steps: int, runs_dir: Path, dice: random.Random) -> dict[str, Any]:
+def measure(variant: str, num_steps: int, runs_dir: Path) -> dict[str, Any]:
     """One run, and all its capsules."""
     runs_dir.mkdir(parents=True, exist_ok=True)
+    dice = random.Random(f"{SEED} {variant}")
     name = f"capsules-{list(VARIANTS).index(variant)}-{os.getpid()}"
     folder = Path(train("quickstart", [*overrides_of(variant, num_steps), f"name={name}"], runs_dir)["folder"])
     row: dict[str, Any] = {"run": variant, "capsules": 0, "updates": 0, "tensors": 0, "equal": 0, "found": 0, "mb": 0.0}
     with tempfile.TemporaryDirectory(prefix="capsules-") as root:
         for step in range(1, num_steps + 1):
             capsule = Path(root) / f"{step}.capsule"
-            with contextlib.redirect_stdout(io.StringIO()):
-                make_capsule(RunFolder(folder), step, capsule)
-                status = replay_capsule(capsule)
+            make_capsule(RunFolder(folder), step, capsule)
+            status = replay_capsule(capsule)
             row["capsules"] += 1
             row["equal"] += status == 0
             gradients = _gradients(capsule)

@@ -41,9 +41,9 @@ examples:
   areal-like whatif quickstart staleness.max_staleness=8
   areal-like whatif quickstart rollout.num_workers=2
 
-Settings of trainer.loss, advantage, optimizer, mini_batches, passes_per_batch, critic, lora and others that use the same
-samples are answered by training on the recorded batches again. Settings of the schedule are simulated with the costs
-that the run measured. Settings that change what would have been sampled or scored are refused (docs/replay.md).
+Settings of trainer.loss, advantage, optimizer, mini_batches, passes_per_batch, critic, lora and others that use the
+same samples are answered by training on the recorded batches again. Settings of the schedule are simulated with the
+costs that the run measured. Settings that change what would have been sampled or scored are refused (docs/whatif.md).
 
 exit status: 0 answered; 1 the replay ended early, because the recorded samples say too little about the changed
 policy; 2 a user error.

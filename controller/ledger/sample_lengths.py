@@ -94,7 +94,7 @@ def mean_length(counts_2L: np.ndarray) -> float:
 
 
 def length_figures(counts_2L: np.ndarray) -> dict[str, float]:
-    """Length statistics for summary.json. tokens: those that were sampled. Percentiles: the smallest sufficient lengths."""
+    """Length statistics for summary.json. tokens: sampled ones. Percentiles: the smallest sufficient lengths."""
     shares = survival(counts_2L)
     tokens = int(counts_2L.sum(0) @ np.arange(counts_2L.shape[1]))
     found: dict[str, float] = {

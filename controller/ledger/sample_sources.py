@@ -28,7 +28,10 @@ class SampleSources:
         """Position in the draw order of each live group."""
 
     def restore(self, ended: Iterable[tuple[str, int]], live: Iterable[GroupRecord]) -> None:
-        """Restore the counts from an earlier session's ledger; ended: fate (as in the ledger) and draw of each group."""
+        """Restore the counts from an earlier session's ledger.
+
+        ended: fate, as in the ledger, and position in the draw order of each ended group.
+        """
         fates = {"consumed": TRAINED, "filtered": FILTERED}
         for fate, draw in ended:
             self._counts[fates.get(fate, LOST)][self._source_of(draw)] += 1

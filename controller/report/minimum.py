@@ -22,7 +22,8 @@ MIN_STEPS = 8
 MIN_PULSES = 5
 """Ten seconds: in less time, shares only describe the start."""
 STEPS: frozenset[Kind] = frozenset({
-    "policy_collapsed", "policy_worse", "no_signal", "answers_cut", "solved", "length_shift", "source_shift", "batches_not_full",
+    "policy_collapsed", "policy_worse", "no_signal", "answers_cut", "solved", "length_shift",
+    "source_shift", "batches_not_full",
 })  # fmt: skip
 GROUPS: frozenset[Kind] = frozenset({"groups_filtered", "groups_dropped"})
 PULSES: frozenset[Kind] = frozenset({"scoring_stalls"})

@@ -243,9 +243,9 @@ def loss_words(losses: Losses) -> str:
     """What dropped groups do to the lengths of trained answers."""
     mean, p99 = losses.trained_mean / losses.drawn_mean - 1, losses.trained_p99 / losses.drawn_p99 - 1
     return (
-        f"{losses.share:.1%} of the answers and {losses.token_share:.1%} of their tokens are dropped as stale; trained "
-        f"answers have {losses.trained_mean:,.0f} tokens on average, drawn ones {losses.drawn_mean:,.0f} ({mean:+.0%}); "
-        f"99th percentile {losses.trained_p99:,.0f} and {losses.drawn_p99:,.0f} ({p99:+.0%})"
+        f"{losses.share:.1%} of the answers and {losses.token_share:.1%} of their tokens are dropped as stale; "
+        f"trained answers have {losses.trained_mean:,.0f} tokens on average, drawn ones {losses.drawn_mean:,.0f} "
+        f"({mean:+.0%}); 99th percentile {losses.trained_p99:,.0f} and {losses.drawn_p99:,.0f} ({p99:+.0%})"
     )
 
 

@@ -42,9 +42,7 @@ def test_there_are_ten_each_with_a_command_and_readme_lists_the_same() -> None:
 
 
 @pytest.mark.parametrize("words", readable(), ids=" ".join)
-def test_a_recorded_run_keeps_the_promise(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_run_keeps_the_promise(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_recorded_run(tmp_path)
     arguments = [str(run.root) if word == "RUN" else word for word in words]
     assert main(arguments) == 0, capsys.readouterr()

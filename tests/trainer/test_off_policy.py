@@ -37,7 +37,7 @@ def test_ess_of_tokens_and_answers_and_kl_are_those_of_numpy() -> None:
         return torch.tensor(next(made)), None
 
     found = off_policy(batch(behaviour, lengths), SimpleNamespace(logprobs=logprobs), torch.device("cpu"))  # type: ignore[arg-type]
-    d = np.subtract(sum(current, []), sum(behaviour, []))
+    d = np.subtract(np.concatenate(current), np.concatenate(behaviour))
     token_w, answer_w = np.exp(d), np.exp([d[0], d[1] + d[2], d[3] + d[4]])
     assert found["ess"] == pytest.approx(token_w.sum() ** 2 / (5 * (token_w**2).sum()), rel=1e-5)
     assert found["answer_ess"] == pytest.approx(answer_w.sum() ** 2 / (3 * (answer_w**2).sum()), rel=1e-5)

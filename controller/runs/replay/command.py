@@ -1,4 +1,7 @@
-"""`areal-like replay`, `areal-like capsule` and `areal-like whatif`: dispatch. Arguments are in cli/replay_arguments.py."""
+"""`areal-like replay`, `areal-like capsule` and `areal-like whatif`: dispatch.
+
+Arguments are in cli/replay_arguments.py.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ def _changed_spec(recording: Recording, overrides: Sequence[str], *, has_origin:
     """The recorded spec with other settings. Raises UserError."""
     spec, sections = recording.spec, sections_of(overrides)
     if spec.num_ranks > 1:
-        what = f"the trainer of this run has {spec.num_ranks} ranks, and the comparison with the record needs one process"
+        what = (
+            f"the trainer of this run has {spec.num_ranks} ranks, and the comparison with the record needs one process"
+        )
         raise UserError(what, where="trainer.ranks", remedy="name a run with trainer.ranks: 1")
     if recalls_versions(spec):
         what = "its steps use log-probs of the recorded versions, which a changed policy does not have"
@@ -139,8 +141,8 @@ def summary(rows: Sequence[Row], refused: Row | None, min_ess: float) -> list[st
         furthest, least = max(rows, key=lambda row: row["kl_nats"]), min(rows, key=lambda row: row["ess"])
         lines.append(
             f"{len(rows)} steps: the policy is at most {furthest['kl_nats']:.2g} nats per token from the one that "
-            f"sampled (step {furthest['step']}); the effective sample size is at least {least['ess']:.1%} of the tokens "
-            f"(step {least['step']})"
+            f"sampled (step {furthest['step']}); the effective sample size is at least {least['ess']:.1%} of the "
+            f"tokens (step {least['step']})"
         )
     if refused is not None:
         lines.append(

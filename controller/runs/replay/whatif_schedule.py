@@ -5,6 +5,7 @@ The recorded schedule is simulated as well and compared with the measured steps,
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -61,7 +62,7 @@ def _setup(folder: RunFolder, config: RunConfig) -> plan.Setup:
 def _measured_step_s(folder: RunFolder) -> float | None:
     """Median seconds from step to step of the run; None: it has too few."""
     times = [row["wall_s"] for row in RunData.load(folder, max_samples=1).steps if row["step"] >= FIRST_STEP]
-    steps_s = [after - before for before, after in zip(times, times[1:], strict=False) if after > before]
+    steps_s = [after - before for before, after in itertools.pairwise(times) if after > before]
     return statistics.median(steps_s) if steps_s else None
 
 

@@ -1,5 +1,6 @@
-"""Which settings `areal-like whatif` accepts: of the trainer on recorded batches, and of the schedule. Others are refused
-with one sentence.
+"""Which settings `areal-like whatif` accepts: of the trainer on recorded batches, and of the schedule.
+
+Others are refused with one sentence.
 """
 
 from __future__ import annotations

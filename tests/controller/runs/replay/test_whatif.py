@@ -121,9 +121,7 @@ def test_settings_are_answered_by_replay_or_by_simulation_not_by_both() -> None:
         answer_of(["mode=sync", "trainer.loss.eps_high=0.4"])
 
 
-def test_settings_are_checked_with_the_config_of_the_run(
-    made: MadeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_are_checked_with_the_config_of_the_run(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="eps_high"):
         asked(made.folder, capsys, "trainer.loss.eps_high=-1")
 

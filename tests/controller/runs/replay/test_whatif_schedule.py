@@ -46,9 +46,7 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_both_schedules_and_the_measured_steps_are_printed(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_schedules_and_the_measured_steps_are_printed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate_changed(run, ["staleness.max_staleness=0", "num_steps=5"], as_json=False) == 0
     said = capsys.readouterr().out
     assert "recorded" in said
