@@ -41,7 +41,8 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from areal_like.errors import UserError
 from areal_like.tasks.running_sum import solve
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from benchmarks.measured import INTEGERS
 from benchmarks.publishing import add_replace, result_path

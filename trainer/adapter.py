@@ -18,7 +18,8 @@ from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.weights.adapter import AdapterInfo, AdapterPayload, peft_name
 from areal_like.weights.delta import digest
-from areal_like.weights.weight_store import TensorBytes, describe
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import describe
 from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
 from trainer.checkpoints.checkpoint import ADAPTER
 from trainer.config import AdapterSettings, LoraSettings

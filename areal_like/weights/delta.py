@@ -24,7 +24,8 @@ import numpy as np
 import zstandard
 
 from areal_like.errors import WeightsDamaged
-from areal_like.weights.weight_store import ITEM_BYTES, WeightManifest
+from areal_like.weights.payload_layout import ITEM_BYTES
+from areal_like.weights.weight_store import WeightManifest
 
 DELTA_SUFFIX = ".delta"
 DELTA_MANIFEST_SUFFIX = ".delta.json"

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from areal_like.weights.weight_store import TensorEntry, WeightManifest
+from areal_like.weights.payload_layout import TensorEntry
+from areal_like.weights.weight_store import WeightManifest
 from areal_like.wire.messages import Message
 
 GroupBackend = Literal["gloo", "nccl"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from areal_like.setting_problem import SettingProblem
-from areal_like.weights.weight_store import StoreKind
+from areal_like.weights.payload_layout import StoreKind
 
 KIND_KEY = "trainer.weights.kind"
 

@@ -11,7 +11,6 @@ reader maps the payload; a version that is deleted stays readable in a process t
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import mmap
 import os
@@ -19,51 +18,31 @@ import re
 import shutil
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import msgspec
 
 from areal_like.errors import UserError, WeightError, WeightsDamaged
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim
 from areal_like.weights.adapter import AdapterInfo
+from areal_like.weights.payload_layout import (
+    Chunk,
+    StoreKind,
+    TensorBytes,
+    TensorEntry,
+    TensorLayout,
+    expected_bytes,
+    lay_out,
+)
 
 log = logging.getLogger(__name__)
 
-StoreKind = Literal["shm", "disk"]
-ALIGNMENT = 64
-ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
-_SAFETENSORS = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
+_NO_CHUNK: Chunk = ("", memoryview(b""))
 _SUFFIX = {"shm": ".weights", "disk": ".safetensors"}
 _MANIFEST_SUFFIX = ".manifest.json"
 _TEMPORARY_SUFFIX = ".tmp"
-
-
-class TensorBytes(NamedTuple):
-    """One tensor as raw little-endian bytes, C order; `dtype` as torch names it, without the `torch.`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tensor is stored in the payload. `offset` counts from the start of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-    crc32: int
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +68,7 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
         for entry in self.tensors:
             if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
                 raise ValueError(f"tensor {entry.name} is outside the payload")
-            if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
+            if entry.num_bytes != expected_bytes(entry.dtype, entry.shape):
                 raise ValueError(
                     f"tensor {entry.name}: {entry.num_bytes} bytes do not match {entry.dtype}{entry.shape}"
                 )
@@ -141,6 +120,37 @@ class WeightStore:
             (0, 8)
             >>> store.close(remove=True)
         """
+
+        def chunks(names: Sequence[str]) -> Iterator[Chunk]:
+            return ((name, _raw(tensors[name])) for name in names)
+
+        return self.publish_chunks(version, lineage, tensors, chunks, adapter)
+
+    def publish_chunks(
+        self,
+        version: int,
+        lineage: str,
+        tensors: Mapping[str, TensorBytes | TensorLayout],
+        chunks: Callable[[Sequence[str]], Iterator[Chunk]],
+        adapter: AdapterInfo | None = None,
+    ) -> Path:
+        """Write one version as `publish` does, without having all of its bytes at once.
+
+        Args:
+            version: as for `publish`.
+            lineage: as for `publish`.
+            tensors: dtype and shape of each tensor, by name.
+            chunks: called once, with names in the order of the payload; yields the bytes of these tensors in order, in
+                one or more chunks each, with the name. An exception that it raises leaves no version behind.
+            adapter: as for `publish`.
+
+        Returns:
+            Path of the version's manifest.
+
+        Raises:
+            WeightError: there is not enough space.
+            ValueError: a tensor's bytes do not fit its shape.
+        """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
             raise ValueError(
                 f"cannot publish version {version} of lineage {lineage!r} with {len(tensors)} tensors: needs a version "
@@ -154,7 +164,7 @@ class WeightStore:
         entries, header = lay_out(self.kind, tensors)
         try:
             with temporary.open("wb", buffering=0) as file:
-                entries = _write_payload(file, header, entries, tensors)
+                entries = _write_payload(file, header, entries, chunks([entry.name for entry in entries]))
                 num_bytes = file.truncate()  # after an empty last tensor the position is past the written data
             os.replace(temporary, payload)
             manifest = WeightManifest(
@@ -221,9 +231,7 @@ def describe(
         The manifest.
     """
     entries, _ = lay_out(kind, tensors)
-    checked = tuple(
-        msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
-    )
+    checked = tuple(msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name]))) for entry in entries)
     return WeightManifest(
         version=version, lineage=lineage, kind=kind, payload=_stem(version, lineage) + _SUFFIX[kind],
         num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked, adapter=adapter,
@@ -337,68 +345,27 @@ def _obstacle(shared: Path, need_bytes: int) -> str:
     return ""
 
 
-def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    if dtype not in ITEM_BYTES or any(size < 0 for size in shape):
-        raise ValueError(f"unknown dtype {dtype} or negative size in {shape}")
-    count = ITEM_BYTES[dtype]
-    for size in shape:
-        count *= size
-    return count
-
-
-def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
-    """Entries with offsets (checksums still 0), and the header before the first tensor. `disk`: a safetensors file.
-
-    safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
-    """
-    names = sorted(tensors, key=lambda name: (-ITEM_BYTES.get(tensors[name].dtype, 0), name))
-    entries, offset = [], 0
-    for name in names:
-        dtype, shape, data = tensors[name]
-        expected = _expected_bytes(dtype, shape)
-        if data.nbytes != expected or not data.c_contiguous:
-            got = f"{data.nbytes} {'' if data.c_contiguous else 'non-'}contiguous bytes"
-            raise ValueError(
-                f"tensor {name}: expected {expected} contiguous bytes for {dtype}{tuple(shape)}, got {got}"
-            )
-        if kind == "shm":
-            offset += -offset % ALIGNMENT
-        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=data.nbytes, crc32=0)
-        entries.append(entry)
-        offset += data.nbytes
-    header = _safetensors_header(entries) if kind == "disk" else b""
-    return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
-
-
-def _safetensors_header(entries: list[TensorEntry]) -> bytes:
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for entry in entries:
-        table[entry.name] = {
-            "dtype": _SAFETENSORS[entry.dtype],
-            "shape": entry.shape,
-            "data_offsets": [entry.offset, entry.offset + entry.num_bytes],
-        }
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
 def _write_payload(
-    file: BinaryIO, header: bytes, entries: list[TensorEntry], tensors: Mapping[str, TensorBytes]
+    file: BinaryIO, header: bytes, entries: list[TensorEntry], chunks: Iterator[Chunk]
 ) -> list[TensorEntry]:
     """Write header and tensors, and return the entries with their checksums."""
     _write_all(file, memoryview(header))
-    written = []
+    written, name, data = [], *next(chunks, _NO_CHUNK)
     for entry in entries:
-        data = _raw(tensors[entry.name], entry)
         file.seek(entry.offset)
-        _write_all(file, data)
-        written.append(msgspec.structs.replace(entry, crc32=zlib.crc32(data)))
+        crc32 = num_bytes = 0
+        while name == entry.name:
+            _write_all(file, data)
+            crc32, num_bytes = zlib.crc32(data, crc32), num_bytes + len(data)
+            name, data = next(chunks, _NO_CHUNK)
+        if num_bytes != entry.num_bytes:
+            raise ValueError(f"tensor {entry.name}: {num_bytes} bytes were given, expected {entry.num_bytes}")
+        written.append(msgspec.structs.replace(entry, crc32=crc32))
     return written
 
 
-def _raw(tensor: TensorBytes, entry: TensorEntry) -> memoryview:
-    return tensor.data.cast("B") if entry.num_bytes else memoryview(b"")
+def _raw(tensor: TensorBytes) -> memoryview:
+    return tensor.data.cast("B") if tensor.data.nbytes else memoryview(b"")
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import StoreKind, WeightStore
+from areal_like.weights.payload_layout import StoreKind
+from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Context, Cut, Skip

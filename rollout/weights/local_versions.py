@@ -25,12 +25,7 @@ import msgspec
 from areal_like.errors import WeightError, WeightsDamaged
 from areal_like.store_owner import SHARED_MEMORY, claim, remove_if_dead, sweep_dead
 from areal_like.weights.delta import Base, DeltaManifest, apply_tensor, digest
-from areal_like.weights.weight_store import (
-    WeightManifest,
-    manifest_name,
-    tensors_in,
-    verify,
-)
+from areal_like.weights.weight_store import WeightManifest, manifest_name, tensors_in, verify
 
 KEEP = 2
 ROOM = 4

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from areal_like.errors import UserError, WeightError
 from areal_like.weights.adapter import AdapterInfo, AdapterPayload, part_names
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import TensorBytes, WeightStore, describe, open_payload
+from areal_like.weights.weight_store import WeightStore, describe, open_payload
 from rollout.engine.loading import DTYPES, open_verified
 from rollout.weights.local_versions import KEEP, LocalVersions
 from rollout.weights.port import JoinAs, Receiver

@@ -17,8 +17,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.trajectory import Segment
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, map_payload
+from areal_like.weights.weight_store import WeightManifest, WeightStore, map_payload
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.embedded import EmbeddedEngine

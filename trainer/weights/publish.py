@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from areal_like.settings import DType
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 from trainer.export import Policy, cast, named_tensors
 from trainer.model.model import all_finite
 

@@ -24,7 +24,8 @@ from areal_like.weights.delta import (
     route,
     same_layout,
 )
-from areal_like.weights.weight_store import TensorBytes, describe
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import describe
 
 DTYPES = {"uint8": np.uint8, "bfloat16": np.uint16, "float32": np.uint32, "int64": np.uint64}
 

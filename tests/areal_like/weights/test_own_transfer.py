@@ -13,7 +13,8 @@ import pytest
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError, WeightsDamaged
-from areal_like.weights.weight_store import TensorBytes, open_payload, verify
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import open_payload, verify
 from controller.config.loading import load_config
 from controller.config.problems import ConfigError
 from rollout.weights.choice import receiver_of

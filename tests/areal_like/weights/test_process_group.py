@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from areal_like.weights.payload_layout import TensorEntry
 from areal_like.weights.process_group import JoinRequest, buckets, store_prefixes
-from areal_like.weights.weight_store import TensorEntry, WeightManifest
+from areal_like.weights.weight_store import WeightManifest
 
 
 def manifest(*sizes: int) -> WeightManifest:

@@ -19,8 +19,9 @@ from safetensors import safe_open
 
 from areal_like.errors import WeightError
 from areal_like.store_owner import sweep_dead
-from areal_like.weights import weight_store
-from areal_like.weights.weight_store import TensorBytes, WeightStore, default_root, open_payload, verify
+from areal_like.weights import payload_layout, weight_store
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore, default_root, open_payload, verify
 
 KINDS = ("shm", "disk")
 
@@ -54,7 +55,7 @@ def test_published_bytes_come_back_read_only(store: WeightStore) -> None:
         assert bytes(payload[entry.name]) == sent[entry.name].data.tobytes()
         assert (entry.dtype, entry.shape) == sent[entry.name][:2]
         assert payload[entry.name].readonly
-        assert entry.offset % weight_store.ITEM_BYTES[entry.dtype] == 0
+        assert entry.offset % payload_layout.ITEM_BYTES[entry.dtype] == 0
 
 
 def test_disk_payload_is_a_safetensors_file(tmp_path: Path) -> None:
@@ -182,7 +183,8 @@ import itertools, sys
 from pathlib import Path
 import numpy as np
 from areal_like.store_owner import sweep_dead
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 store = WeightStore(Path(sys.argv[1]), sys.argv[2], keep=2)
 for version in itertools.count():
     array = np.full((64, 1024), version, np.float32)
@@ -232,7 +234,7 @@ def test_what_a_killed_publisher_left_is_removed_before_the_next_version_is_writ
 ) -> None:
     left = store.root / "v00000007-l0.weights.tmp"
     left.write_bytes(b"half")
-    lay_out, seen = weight_store.lay_out, list[bool]()
+    lay_out, seen = payload_layout.lay_out, list[bool]()
     monkeypatch.setattr(weight_store, "lay_out", lambda *parts: (seen.append(left.exists()), lay_out(*parts))[1])
     store.publish(1, "l0", tensors())
     assert seen == [False], "its room is free while the version is written"

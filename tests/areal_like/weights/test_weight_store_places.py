@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights import weight_store
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, default_root, map_payload
+from areal_like.weights import payload_layout, weight_store
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightManifest, WeightStore, default_root, map_payload
 
 ONES = {"w": TensorBytes("float32", (2, 3), np.ones((2, 3), np.float32).data)}
 
@@ -130,7 +131,7 @@ def test_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def manifest(**changes: Any) -> WeightManifest:
-    entry = weight_store.TensorEntry(name="w", dtype="float32", shape=(2,), offset=4, num_bytes=8, crc32=0)
+    entry = payload_layout.TensorEntry(name="w", dtype="float32", shape=(2,), offset=4, num_bytes=8, crc32=0)
     facts = {"version": 0, "lineage": "l0", "kind": "disk", "payload": "p", "num_bytes": 12, "tensors": (entry,)}
     return WeightManifest(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -158,10 +159,10 @@ def test_tensors_are_laid_out_from_wide_to_narrow_and_by_name() -> None:
         name: TensorBytes(dtype, (1,), memoryview(bytes(size)))
         for name, dtype, size in (("b", "int8", 1), ("a", "int8", 1), ("z", "float64", 8), ("m", "float16", 2))
     }
-    entries, header = weight_store.lay_out("shm", made)
+    entries, header = payload_layout.lay_out("shm", made)
     assert header == b""
     assert [(entry.name, entry.offset) for entry in entries] == [("z", 0), ("m", 64), ("a", 128), ("b", 192)]
-    entries, header = weight_store.lay_out("disk", made)
+    entries, header = payload_layout.lay_out("disk", made)
     assert len(header) % 64 == 0
     assert int.from_bytes(header[:8], "little") == len(header) - 8
     assert [(entry.name, entry.offset - len(header)) for entry in entries] == [("z", 0), ("m", 8), ("a", 10), ("b", 11)]

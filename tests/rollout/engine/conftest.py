@@ -16,7 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine

@@ -14,7 +14,8 @@ import pytest
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import EngineError, WeightError
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings
 from rollout.engine.emulated import EmulatedEngine

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from areal_like.errors import TransferBroken, WeightError
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, map_payload
+from areal_like.weights.weight_store import WeightManifest, WeightStore, map_payload
 
 torch = pytest.importorskip("torch")
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from areal_like.errors import TransferBroken, WeightsDamaged
+from areal_like.weights.payload_layout import TensorEntry
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import TensorEntry, WeightManifest
+from areal_like.weights.weight_store import WeightManifest
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from areal_like.errors import WeightError
-from areal_like.weights.weight_store import TensorEntry, WeightManifest
+from areal_like.weights.payload_layout import TensorEntry
+from areal_like.weights.weight_store import WeightManifest
 from rollout.engine.loading import FusedWeights, Place, fill, tensors_of
 from rollout.engine.shape import ModelShape
 

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
-from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import SampleTask, Sampling
 from rollout.config import EngineSettings, RolloutSettings
 from rollout.engine.embedded import EmbeddedEngine

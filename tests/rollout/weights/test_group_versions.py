@@ -13,8 +13,8 @@ from areal_like.clock import SystemClock
 from areal_like.errors import TransferBroken, WeightError
 from areal_like.trace import Tracer
 from areal_like.transport.channel import Peer
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.weight_store import TensorBytes
 from areal_like.wire import messages as m
 from rollout.activity import WorkerActivity
 from rollout.engine.port import EngineCapabilities, LoadReport

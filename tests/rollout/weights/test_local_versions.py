@@ -15,7 +15,8 @@ import pytest
 from areal_like.errors import WeightError, WeightsDamaged
 from areal_like.weights.catalog import read_manifest
 from areal_like.weights.delta import Base, DeltaManifest, DeltaTensor, digest, encode_tensor
-from areal_like.weights.weight_store import TensorEntry, WeightManifest
+from areal_like.weights.payload_layout import TensorEntry
+from areal_like.weights.weight_store import WeightManifest
 from rollout.weights import local_versions
 from rollout.weights.local_versions import DeltaPart, Held, LocalVersions, local_roots
 

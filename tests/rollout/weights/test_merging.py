@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from areal_like.errors import UserError, WeightError
 from areal_like.weights.adapter import AdapterInfo, AdapterPayload
-from areal_like.weights.weight_store import TensorBytes, WeightStore, describe
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightStore, describe
 from rollout.engine.loading import open_verified
 from rollout.weights.merging import MergingReceiver
 

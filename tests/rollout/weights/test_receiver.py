@@ -23,9 +23,10 @@ from areal_like.store_owner import claim
 from areal_like.transport.channel import Peer
 from areal_like.transport.credentials import make_run_credentials
 from areal_like.weights.catalog import read_manifest
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup
 from areal_like.weights.stream import ChunkRequest, Locator, Payload
-from areal_like.weights.weight_store import TensorBytes, open_payload, verify
+from areal_like.weights.weight_store import open_payload, verify
 from areal_like.wire.messages import Heartbeat, Hello
 from rollout.weights import fetching, local_versions
 from rollout.weights import receiver as receiver_module

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from areal_like.errors import TransferBroken
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import store_prefixes
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, map_payload
+from areal_like.weights.weight_store import WeightManifest, WeightStore, map_payload
 from trainer.weights import group_root as module
 from trainer.weights.group_root import ROOT, GroupRoot
 

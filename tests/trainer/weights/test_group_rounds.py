@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from areal_like.errors import TransferBroken
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup, buckets
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, open_payload
+from areal_like.weights.weight_store import WeightManifest, WeightStore, open_payload
 from trainer.config import GroupSettings
 from trainer.weights import group_rounds
 from trainer.weights.group_rounds import FIRST_S, GroupRounds

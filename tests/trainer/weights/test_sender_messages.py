@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import JoinRequest, NoGroup
 from areal_like.weights.stream import (
     Chunk,
@@ -24,7 +25,7 @@ from areal_like.weights.stream import (
     UpstreamPeer,
     WayRequest,
 )
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore
+from areal_like.weights.weight_store import WeightManifest, WeightStore
 from areal_like.wire.messages import Goodbye, Hello, Message
 from trainer.weights import sender as sender_module
 from trainer.weights.sender import SILENT_S, WeightSender

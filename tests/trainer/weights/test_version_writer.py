@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from areal_like.errors import WeightsDamaged
 from areal_like.weights.catalog import Catalog
 from areal_like.weights.delta import DeltaManifest, apply_tensor
-from areal_like.weights.weight_store import TensorBytes, map_payload, open_payload, tensors_in, verify
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import map_payload, open_payload, tensors_in, verify
 from trainer.config import DeltaSettings, WeightStoreSettings
 from trainer.weights.version_writer import VersionWriter
 
