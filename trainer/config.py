@@ -12,9 +12,9 @@ from areal_like.config import DEFAULT_TRANSFER, Threads
 from areal_like.device_names import AUTO
 from areal_like.metric_settings import BestSettings
 from areal_like.settings import Settings
+from areal_like.weights.payload_layout import StoreKind
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
-from areal_like.weights.weight_store import StoreKind
 from trainer.staleness_config import GradientCosineSettings, LrByEssSettings, VersionLogprobsSettings
 
 ALL_LINEAR = "all-linear"
@@ -374,6 +374,9 @@ class TrainerSettings(Settings):
     """How often a step passes over its batch. Each sample is still in one step only; the ledger records the passes."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
+    bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
+    """Most of the model, MB, that a rank holds in addition to its own part while several ranks load, publish, save or
+    export; these move the model in pieces of this size."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Tokens whose logits are in memory at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -410,6 +413,11 @@ class TrainerSettings(Settings):
     """The trainer fails if no batch arrives for this long."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """How often a trainer that died (one of its ranks, or all) is restarted from its last checkpoint."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """bucket_mb in bytes"""
+        return max(1, int(self.bucket_mb * 1e6))
 
     @property
     def teacher_model(self) -> str:

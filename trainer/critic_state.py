@@ -16,7 +16,9 @@ from areal_like.errors import UserError, WeightError
 from trainer.backends.port import Backend
 from trainer.checkpoints.checkpoint import CRITIC
 from trainer.export import named_tensors
+from trainer.gathered import GatheredTensors
 from trainer.host_copy import Part
+from trainer.model.outline import moment_reader
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 _PREFIX = "critic/"
@@ -28,9 +30,9 @@ def critic_parts(backend: Backend) -> list[Part]:
     return [part._replace(key=_PREFIX + part.key) for part in backend.parts()]
 
 
-def write_critic(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
-    """Write the critic's tensors, assembled from `critic_parts`, to a checkpoint; nothing if there is no critic."""
-    own = {key.removeprefix(_PREFIX): value for key, value in tensors.items() if is_critics(key)}
+def write_critic(folder: Path, tensors: GatheredTensors) -> dict[str, FileFacts]:
+    """Write the critic's tensors, gathered from `critic_parts`, to a checkpoint; nothing if there is no critic."""
+    own = tensors.select(lambda key: key.removeprefix(_PREFIX) if is_critics(key) else None)
     return {CRITIC: write_tensors(folder / CRITIC, own)} if own else {}
 
 
@@ -71,12 +73,7 @@ def restore_critic_moments(folder: Path, backend: Backend) -> None:
                 kind, _, name = key.partition("/")
                 if not key.startswith(_WEIGHT):
                     kinds.setdefault(name, []).append(kind)
-
-            def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: copies from the mapped file into aligned memory
-                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
-
-            backend.load_moments(read)
+            backend.load_moments(moment_reader(file, kinds))
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
 

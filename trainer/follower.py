@@ -17,7 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainer.activity import Activity
 from trainer.data.batch import PreparedBatch
-from trainer.ranks import Order, RankLost
+from trainer.peer_errors import RankLost
+from trainer.ranks import Order
 from trainer.training import Saved, Training
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """A copy of one rank's part of the training state in host memory, so that training can continue at once.
 
-It holds the buffer and its layout, and assembles full tensors from the parts of several ranks. Files are written in
-training_state.py, parts are sent in ranks.py, and created in backends/.
+It holds the buffer and its layout. Parts are created in backends/; those of several ranks are read together in
+gathered.py, and written to files in training_state.py and weights/.
 
 CPU memory is copied before `take` returns: 12 bytes per parameter, which takes a few thousandths of a step of thousands
 of tokens. GPU memory is copied on a separate stream into pinned memory while the next step computes; only the next
@@ -11,7 +11,7 @@ update, which changes it, waits for the copy (`fence`). There is one buffer: a c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,10 +56,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(dtype, torch.dtype)
         return dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the part."""
+        return self.num_items * self.torch_dtype.itemsize
+
     def items(self, buffer_U: torch.Tensor) -> torch.Tensor:
         """Return the part, flat, sharing the buffer's memory."""
-        num_bytes = self.num_items * self.torch_dtype.itemsize
-        return buffer_U[self.offset : self.offset + num_bytes].view(self.torch_dtype)
+        return buffer_U[self.offset : self.offset + self.num_bytes].view(self.torch_dtype)
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,11 @@ class HostCopy:
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
-    def take(self, parts: Sequence[Part]) -> Copied:
-        """Copy `parts`, overwriting the previous copy."""
+    def take(self, parts: Sequence[Part], dtype: torch.dtype | None = None) -> Copied:
+        """Copy `parts`, overwriting the previous copy. dtype: of the copy of floating-point items; None: unchanged."""
         parts = [part for part in parts if part.items.numel() or not math.prod(part.shape)]
         is_on_gpu = any(part.items.is_cuda for part in parts)
-        places, num_bytes = _lay_out(parts)
+        places, num_bytes = _lay_out(parts, dtype)
         if places != self._places or num_bytes > len(self._buffer_U):
             self._places = places
             self._buffer_U = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_on_gpu)
@@ -123,40 +127,20 @@ class HostCopy:
         return self._stream.record_event()
 
 
-def assemble(copies: Iterable[tuple[Sequence[Place], torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Assemble full tensors by key from every rank's places and buffer. A part that is complete is not copied again."""
-    tensors: dict[str, torch.Tensor] = {}
-    missing: dict[str, int] = {}
-    for places, buffer_U in copies:
-        for place in places:
-            num_items = math.prod(place.shape)
-            items = place.items(buffer_U)
-            if place.num_items == num_items:
-                tensors[place.key], missing[place.key] = items.view(place.shape), 0
-                continue
-            if place.key not in tensors:
-                tensors[place.key] = torch.empty(place.shape, dtype=place.torch_dtype)
-                missing[place.key] = num_items
-            tensors[place.key].view(-1)[place.start : place.start + place.num_items] = items
-            missing[place.key] -= place.num_items
-    incomplete = [key for key, number in missing.items() if number]
-    assert not incomplete, f"parts of {incomplete[:3]} are on no rank, or on several"
-    return tensors
-
-
-def _lay_out(parts: Sequence[Part]) -> tuple[tuple[Place, ...], int]:
+def _lay_out(parts: Sequence[Part], dtype: torch.dtype | None) -> tuple[tuple[Place, ...], int]:
     places, offset = [], 0
     for part in parts:
         offset += -offset % ALIGNMENT
+        kept = part.items.dtype if dtype is None or not part.items.is_floating_point() else dtype
         places.append(
             Place(
                 key=part.key,
                 shape=part.shape,
                 start=part.start,
                 num_items=part.items.numel(),
-                dtype=str(part.items.dtype).removeprefix("torch."),
+                dtype=str(kept).removeprefix("torch."),
                 offset=offset,
             )
         )
-        offset += part.items.numel() * part.items.element_size()
+        offset += part.items.numel() * kept.itemsize
     return tuple(places), offset

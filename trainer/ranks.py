@@ -1,15 +1,17 @@
 """The trainer's ranks as one group: rendezvous, orders from rank 0 to the others, and shutdown.
 
-It contains the process groups and their deadlines, orders and batches from rank 0 to the others, parts of checkpoints
-to rank 0, and sums over ranks. Orders are executed in training.py and follower.py; how a model is distributed over
-ranks is defined in backends/.
+It contains the process groups and their deadlines, orders and batches from rank 0 to the others, and sums over ranks.
+Orders are executed in training.py and follower.py; how a model is distributed over ranks is defined in backends/;
+parts of versions and checkpoints go to rank 0 through part_channel.py.
 
-There are four groups of torch.distributed, so that no operation waits in the queue of another:
+There are five groups of torch.distributed, so that no operation waits in the queue of another:
   compute   the backend's collectives and sums over ranks: gloo on a CPU, nccl on GPUs; deadline `rank_timeout_s`
   orders    what to do next, from rank 0; used by the compute thread
   batches   the samples of the next step, from rank 0; used by the packing thread, in the background of a step
-  saves     every rank's part of a checkpoint, to rank 0; used by the thread that writes it, also in the background
-The last three always use gloo; the deadline of orders and batches allows for a trainer that waits for its next batch.
+  versions  every rank's part of a version, to rank 0; used by the thread that writes it, in the background of a step
+  saves     the same for a checkpoint
+The last four always use gloo; the deadline of orders, batches and versions allows for a trainer that waits for its next
+batch.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -18,19 +20,16 @@ it first.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import enum
 import os
-import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -39,17 +38,10 @@ from areal_like.errors import OperationError
 from areal_like.process import report_end
 from areal_like.wire.encoding import decode, encode
 from areal_like.wire.messages import Batch, BatchSample
-from trainer.host_copy import Place
+from trainer.part_channel import PartChannel
+from trainer.peer_errors import peer_errors_as_rank_lost
 
 LISTEN_BACKLOG = 4096
-_LOST = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|socket|recv|remote process", re.IGNORECASE
-)
-"""Errors of torch.distributed about a peer that is gone; they have no type of their own."""
-
-
-class RankLost(OperationError):
-    """Another rank of the trainer exited or hangs, so this one cannot continue. The log of that rank has the reason."""
 
 
 class MeetingPlaceTaken(OperationError):
@@ -86,7 +78,10 @@ class Ranks:
         self.rank, self.size, self.device = rank, size, device
         self._orders: dist.ProcessGroup | None = None
         self._batches: dist.ProcessGroup | None = None
-        self._saves: dist.ProcessGroup | None = None
+        self.versions: PartChannel | None = None
+        """For versions; None if there are no other ranks."""
+        self.saves: PartChannel | None = None
+        """For checkpoints."""
         self._sending = threading.Lock()
         """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
@@ -113,7 +108,11 @@ class Ranks:
             )
             ranks._orders = dist.new_group(backend="gloo", timeout=order_deadline)
             ranks._batches = dist.new_group(backend="gloo", timeout=order_deadline)
-            ranks._saves = dist.new_group(backend="gloo", timeout=deadline)
+            versions = dist.new_group(backend="gloo", timeout=order_deadline)
+            saves = dist.new_group(backend="gloo", timeout=deadline)
+            if ranks.size > 1:
+                ranks.versions = PartChannel(versions, ranks.size, "a version")
+                ranks.saves = PartChannel(saves, ranks.size, "a checkpoint")
         return ranks
 
     @property
@@ -180,27 +179,6 @@ class Ranks:
                 dist.broadcast(torch.tensor([len(frame) for frame in frames]), 0, group=self._batches)
                 dist.broadcast(torch.from_numpy(np.concatenate(list(frames))), 0, group=self._batches)
 
-    # ------------------------------------------------------------ parts of a checkpoint
-
-    def send_part(self, places: Sequence[Place], buffer_U: torch.Tensor) -> None:
-        """On other ranks: send this rank's part to rank 0, which receives it in `receive_parts`."""
-        layout = torch.frombuffer(bytearray(msgspec.msgpack.encode(places)), dtype=torch.uint8)
-        with peer_errors_as_rank_lost("sending a part of a checkpoint to rank 0"):
-            dist.send(torch.tensor([len(layout), len(buffer_U)]), 0, group=self._saves)
-            dist.send(layout, 0, group=self._saves)
-            dist.send(buffer_U, 0, group=self._saves)
-
-    def receive_parts(self) -> Iterator[tuple[Sequence[Place], torch.Tensor]]:
-        """On rank 0: receive the part of each other rank, one after the other; none if there are no others."""
-        for rank in range(1, self.size):
-            with peer_errors_as_rank_lost(f"waiting for rank {rank}'s part of a checkpoint"):
-                sizes = torch.zeros(2, dtype=torch.int64)
-                dist.recv(sizes, rank, group=self._saves)
-                layout, buffer_U = (torch.empty(int(size), dtype=torch.uint8) for size in sizes)
-                dist.recv(layout, rank, group=self._saves)
-                dist.recv(buffer_U, rank, group=self._saves)
-            yield msgspec.msgpack.decode(layout.numpy().tobytes(), type=tuple[Place, ...]), buffer_U
-
     # ------------------------------------------------------------ numbers of all ranks
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -229,7 +207,7 @@ class Ranks:
     def close(self) -> None:
         """Leave the group. All ranks call this."""
         if self.has_group:
-            self._orders = self._batches = self._saves = None
+            self._orders = self._batches = self.versions = self.saves = None
             dist.destroy_process_group()
 
 
@@ -248,18 +226,6 @@ def own_device(device: str, spec: RankSpec) -> torch.device:
     first = torch.device(device)
     offset = 0 if spec.has_own_gpus else spec.rank
     return first if first.type != "cuda" else torch.device("cuda", (first.index or 0) + offset)
-
-
-@contextlib.contextmanager
-def peer_errors_as_rank_lost(what: str) -> Iterator[None]:
-    """Convert errors of torch.distributed about a peer to RankLost; all others propagate."""
-    try:
-        yield
-    except (RuntimeError, ConnectionError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or not _LOST.search(str(error)):
-            raise
-        text = " ".join(str(error).split())[:300]
-        raise RankLost(f"the other ranks of the trainer were lost while {what} ({text})") from error
 
 
 def _store(spec: RankSpec, timeout: datetime.timedelta) -> dist.Store:

@@ -22,7 +22,7 @@ from areal_like.errors import OperationError, UserError
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved, Message
 from trainer.activity import Activity
 from trainer.checkpoints.checkpoint import manifest_digest
-from trainer.ranks import RankLost
+from trainer.peer_errors import RankLost
 from trainer.training import Saved, Training
 
 log = logging.getLogger(__name__)

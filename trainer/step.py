@@ -36,7 +36,7 @@ from areal_like.errors import UserError
 from areal_like.settings import DType
 from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
-from trainer.backends.port import Backend, Setup
+from trainer.backends.port import Backend, FixedPolicy, Setup
 from trainer.critic import Critic, update_metrics
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
 from trainer.gradient_cosine import GradientCosine
@@ -79,6 +79,12 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
     return disagreement_nats
 
 
+def ready_outline(model: PreTrainedModel, setup: Setup) -> None:
+    """Switch a model without parameters to training; its backend checks it once each rank has its part."""
+    _switch_to_training(model, setup)
+    attach(model, setup.attention)
+
+
 def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
     """Switch a critic to training. It uses the policy's attention, which has been checked already."""
     _switch_to_training(model, setup)
@@ -95,11 +101,11 @@ def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
 class TrainStep:
     """Trains policy version n - 1 to version n on one batch. Created once per process.
 
-    `reference` is required if the loss needs it (kl_coef > 0). It is a full model on every rank and never changes; with
-    an adapter (`trainer.lora`) the policy without it is the reference. `teacher` is given if `trainer.teacher.path` is
-    set; log-probs of `trainer.teacher.model` come with the samples. `critic` is given if `trainer.critic` is set.
-    `before_update()` is called before weights and optimizer change. `version_dtype`: of the weights that engines
-    receive. Raises UserError if a user's loss cannot be used.
+    `reference` is required if the loss needs it (kl_coef > 0). It never changes: a full model on every rank, or one
+    that is distributed over the ranks, as `teacher` is; with an adapter (`trainer.lora`) the policy without it is the
+    reference. `teacher` is given if `trainer.teacher.path` is set; log-probs of `trainer.teacher.model` come with the
+    samples. `critic` is given if `trainer.critic` is set. `before_update()` is called before weights and optimizer
+    change. `version_dtype`: of the weights that engines receive. Raises UserError if a user's loss cannot be used.
     """
 
     def __init__(
@@ -108,8 +114,8 @@ class TrainStep:
         setup: Setup,
         *,
         groups_per_step: int,
-        reference: PreTrainedModel | None = None,
-        teacher: PreTrainedModel | None = None,
+        reference: PreTrainedModel | FixedPolicy | None = None,
+        teacher: PreTrainedModel | FixedPolicy | None = None,
         critic: Critic | None = None,
         tracer: Spans | None = None,
         before_update: Callable[[], None] = lambda: None,
@@ -150,7 +156,7 @@ class TrainStep:
         self.watcher: Callable[[], None] = lambda: None
         """Called before each update, when its gradient is complete and not clipped yet."""
         for fixed in (self.reference, self.teacher):
-            if fixed is not None:
+            if isinstance(fixed, PreTrainedModel):  # a distributed one was checked when it was made
                 fixed.eval().requires_grad_(False)
                 agreement.check(fixed, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
 
@@ -282,8 +288,10 @@ class TrainStep:
     def _teacher_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
         return self._fixed_logprobs(self.teacher, micro_batch)
 
-    def _fixed_logprobs(self, model: PreTrainedModel | None, micro_batch: MicroBatch) -> torch.Tensor:
+    def _fixed_logprobs(self, model: PreTrainedModel | FixedPolicy | None, micro_batch: MicroBatch) -> torch.Tensor:
         assert model is not None
+        if not isinstance(model, PreTrainedModel):
+            return model.logprobs(micro_batch.packed)
         return policy_logprobs(model, micro_batch.packed, self._setup, with_entropy=False)[0]
 
     def _statistics(

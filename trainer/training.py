@@ -14,12 +14,12 @@ thread, in parallel with the next step: one version at a time, one checkpoint at
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,11 @@ from areal_like.device_names import names_gpu
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.process import freeze_heap
 from areal_like.weights.adapter import AdapterInfo
-from areal_like.weights.weight_store import TensorBytes
+from areal_like.weights.payload_layout import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.adapter import PolicyAdapter, check_kind, kept
 from trainer.adapter_check import AdapterCheck
-from trainer.backends.choice import choose_backend, make_backend
+from trainer.backends.choice import choose_backend
 from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
 from trainer.checkpoints import checkpoint
@@ -48,17 +48,21 @@ from trainer.critic import Critic
 from trainer.critic_start import make_critic
 from trainer.critic_state import critic_parts, restore_critic_moments
 from trainer.data.batch import PreparedBatch
-from trainer.export import export_policy, named_tensors
-from trainer.host_copy import Copied, HostCopy, assemble
+from trainer.export import TORCH_DTYPES, export_policy, first_named, named_tensors
+from trainer.gathered import gathered
+from trainer.host_copy import Copied, HostCopy
 from trainer.model.attention import choose, register
-from trainer.model.model import load_causal_lm, num_parameters
+from trainer.model.model import num_parameters
 from trainer.objectives.registry import needs_reference
-from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
-from trainer.step import Spans, TrainStep, ready_model
+from trainer.peer_errors import peer_errors_as_rank_lost
+from trainer.policy_start import load_fixed, load_policy, ready_backend
+from trainer.ranks import Order, Ranks, own_device
+from trainer.step import Spans, TrainStep
 from trainer.training_state import (
     ModelFiles,
     PolicyFiles,
     check_architecture,
+    export_gathered,
     generator_states,
     restore_generators,
     restore_training_state,
@@ -66,6 +70,7 @@ from trainer.training_state import (
     write_training_state,
 )
 from trainer.weights.publish import first_not_finite, snapshot
+from trainer.weights.version_parts import VersionParts
 from trainer.weights.version_writer import VersionWriter, Written
 
 log = logging.getLogger(__name__)
@@ -122,6 +127,8 @@ class Training:
         self._critic_folder: Path | None = None
         """The checkpoint with the critic, if training continues from one."""
         self._copy = HostCopy()
+        self._parts: VersionParts | None = None
+        """This rank's part of the newest version, if versions are written from parts."""
         self._saved: Path | None = None
         self._bad_steps = 0
         self._is_settled = False
@@ -166,9 +173,10 @@ class Training:
         device = own_device(self.settings.device, spec)
         is_taken = spec.is_colocated and spec.is_device_taken  # moved there when it is the trainer's turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
-        model = load_causal_lm(self._source, device=model_device)
+        lora = self.settings.lora
+        model, parts = load_policy(self._source, self.settings, device=model_device, is_whole=lora is not None)
         num_whole = num_parameters(model)
-        if (lora := self.settings.lora) is not None:
+        if lora is not None:
             self._adapter = PolicyAdapter.add(model, lora, spec)
         num_models = 1 if self.settings.critic is None else 2
         num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
@@ -178,25 +186,31 @@ class Training:
         self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
         setup = Setup(
-            self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context
-        )
-        disagreement_nats = ready_model(model, setup)
+            self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context,
+            source=parts,
+        )  # fmt: skip
         adapter = self._adapter
         self._files: PolicyFiles = ModelFiles.of(model) if adapter is None else adapter.files(model)
-        self.policy = make_backend(choice.descriptor, model, setup)
+        self.policy, disagreement_nats = ready_backend(choice.descriptor, model, setup)
+        setup = replace(setup, source=None)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         fixed_device = "cpu" if is_taken else str(device)
         reference = teacher = None
         if needs_reference(self.settings.loss, self.settings.advantage) and adapter is None:
-            reference = load_causal_lm(Path(spec.model.path or ""), device=fixed_device)
+            reference = load_fixed(Path(spec.model.path or ""), choice.descriptor, setup, device=fixed_device)
         if self.settings.teacher is not None and self.settings.teacher.path is not None:
-            teacher = load_causal_lm(Path(self.settings.teacher.path), device=fixed_device)
+            teacher = load_fixed(Path(self.settings.teacher.path), choice.descriptor, setup, device=fixed_device)
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, teacher=teacher,
-            critic=self._critic, tracer=self._spans, before_update=self._copy.fence, version_dtype=spec.model.dtype,
+            critic=self._critic, tracer=self._spans, before_update=self._fence, version_dtype=spec.model.dtype,
         )  # fmt: skip
+        if self.ranks.has_group and adapter is None:
+            self._parts = VersionParts(
+                self.ranks, TORCH_DTYPES[spec.model.dtype], bucket_bytes=self.settings.bucket_bytes,
+                timeout_s=self.settings.rank_timeout_s,
+            )  # fmt: skip
         self._devices = SharedDevices(
-            self.policy, [one for one in (reference, teacher) if one is not None], device,
+            self.policy, [one for one in (reference, teacher) if isinstance(one, PreTrainedModel)], device,
             is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
             critic=None if self._critic is None else self._critic.backend,
         )  # fmt: skip
@@ -234,6 +248,12 @@ class Training:
             timeout_s=settings.rank_timeout_s,
             order_timeout_s=settings.max_batch_wait_s + settings.rank_timeout_s,
         )
+
+    def _fence(self) -> None:
+        """Make the next update wait for the copies that are being made."""
+        self._copy.fence()
+        if self._parts is not None:
+            self._parts.fence()
 
     @property
     def model(self) -> PreTrainedModel:
@@ -331,6 +351,13 @@ class Training:
         Raises PolicyDiverged instead of publishing values that are not finite.
         """
         version, lineage = self.version, self.spec.lineage
+        if self._parts is not None:
+            bad = self._take_parts(self._parts)
+            self._devices.leave()
+            if bad is not None:
+                raise PolicyDiverged(version, f"{bad} holds a value that is not finite")
+            parts = self._parts
+            return lambda: self._writer.write(version, lineage, parts)
         if self.ranks.is_leader:
             self._writer.release()
         self.ranks.tell(Order.PUBLISH)
@@ -348,12 +375,29 @@ class Training:
             raise PolicyDiverged(version, f"{name} holds a value that is not finite")
         return lambda: self._writer.write(version, lineage, tensors, note)
 
+    def _take_parts(self, parts: VersionParts) -> str | None:
+        """Copy this rank's part of the current version; returns the name of a tensor that is not finite."""
+        with parts.turn():
+            if self.ranks.is_leader:
+                self._writer.release()
+            self.ranks.tell(Order.PUBLISH)
+            return self._copy_part(parts)
+
+    def _copy_part(self, parts: VersionParts) -> str | None:
+        with peer_errors_as_rank_lost("copying the weights"):
+            bad = parts.take(self.version, self.policy.parts(), list(first_named(self.model)))
+        if self.spec.is_colocated:  # the device's memory is released next
+            parts.wait()
+        return bad
+
     def publish_again(self, version: int) -> Written | None:
         """Write this version again, in full, from the copy in memory; returns None if it is no longer the newest.
 
         Uses no model; may run on another thread, but not in parallel with the function returned by `publish`. Raises
         WeightError.
         """
+        if self._parts is not None and self._parts.version != version:
+            return None
         return self._writer.write_again(version, self.spec.lineage)
 
     @property
@@ -407,30 +451,32 @@ class Training:
         source: Path,
         started_s: float,
     ) -> Saved:
-        copied.wait()
-        tensors = assemble(itertools.chain([(copied.places, copied.buffer_U)], self.ranks.receive_parts()))
         settings = self.settings.checkpoint
-        folder, num_bytes = checkpoint.save(
-            self.run_dir,
-            state,
-            lambda partial: write_training_state(partial, tensors, generators, self._files, source),
-            Retention(keep=settings.keep, every_s=settings.keep_every_s),
-        )
+        with gathered(copied, self.ranks.saves, self.settings.bucket_bytes) as tensors:
+            folder, num_bytes = checkpoint.save(
+                self.run_dir,
+                state,
+                lambda partial: write_training_state(partial, tensors, generators, self._files, source),
+                Retention(keep=settings.keep, every_s=settings.keep_every_s),
+            )
         self._saved = folder
         return Saved(folder, num_bytes, time.perf_counter() - started_s)
 
     def _send_part(self, copied: Copied, folder: Path) -> Saved:
         started_s = time.perf_counter()
-        copied.wait()
-        self.ranks.send_part(copied.places, copied.buffer_U)
+        assert self.ranks.saves is not None
+        self.ranks.saves.serve(copied)
         return Saved(folder, len(copied.buffer_U), time.perf_counter() - started_s)
 
     def export(self) -> Path:
         """Export the policy as a Hugging Face folder <run>/final, in the model's dtype."""
+        target = self.run_dir / "final"
+        if self._parts is not None and isinstance(self._files, ModelFiles):
+            self._export_parts(self._parts, self._files, target)
+            return target
         self.ranks.tell(Order.EXPORT)
         with peer_errors_as_rank_lost("gathering the weights"):
             weights: Mapping[str, torch.Tensor] | None = self._weights_in_parts()
-        target = self.run_dir / "final"
         if self.ranks.is_leader:
             if self._adapter is not None:
                 weights = self._adapter.merged(weights or named_tensors(self.model))
@@ -440,10 +486,24 @@ class Training:
             )  # fmt: skip
         return target
 
+    def _export_parts(self, parts: VersionParts, files: ModelFiles, target: Path) -> None:
+        """Export from the copy of the current version, which was published in the same dtype."""
+        with parts.turn():
+            self.ranks.tell(Order.EXPORT)
+            if parts.version != self.version:
+                self._copy_part(parts)
+            if self.ranks.is_leader:
+                with parts.gathered(self.version) as weights:
+                    export_gathered(
+                        files, weights, self._companions(), target, dtype=self.spec.model.dtype, checkpoint=self._saved
+                    )
+
     def close(self) -> None:
         """End training on all ranks; afterwards nothing may be called."""
         self.ranks.end_batches()
         self.ranks.tell(Order.END)
+        if self._parts is not None:
+            self._parts.close()
         self.ranks.close()
 
     def _weights_in_parts(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor] | None:

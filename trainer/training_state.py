@@ -7,6 +7,7 @@ no state, because it is a pure function of the step. The folder is managed in ch
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Mapping
@@ -20,10 +21,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
+from areal_like.settings import DType
 from trainer.backends.port import Backend
+from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.companion_files import copy_companions
+from trainer.checkpoints.provenance import write_provenance
 from trainer.critic_state import is_critics, write_critic
+from trainer.gathered import GatheredTensors
 from trainer.model.model import read_config, weight_files
+from trainer.model.outline import is_converted, moment_reader
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 WEIGHTS = "model.safetensors"
@@ -58,26 +64,37 @@ class ModelFiles:
             model.config.save_pretrained(folder)
             config_json = (Path(folder) / "config.json").read_text()
         ignored = frozenset(holder._keys_to_ignore_on_save or ())
-        return ModelFiles(config_json, model if _is_converted(model) else None, ignored)
+        return ModelFiles(config_json, model if is_converted(model) else None, ignored)
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
         """Write config.json and model.safetensors into an existing folder."""
         (folder / "config.json").write_text(self.config_json)
-        kept = {name: tensor for name, tensor in weights.items() if name not in self.ignored}
+        kept: Mapping[str, torch.Tensor]
+        if isinstance(weights, GatheredTensors):
+            kept = weights.select(lambda name: None if name in self.ignored else name)
+        else:
+            kept = {name: tensor for name, tensor in weights.items() if name not in self.ignored}
         if self.model is not None:
             from transformers.core_model_loading import revert_weight_conversion
 
-            converted = revert_weight_conversion(self.model, kept)
+            converted = revert_weight_conversion(self.model, dict(kept))
             kept = {name: tensor.contiguous() for name, tensor in converted.items()}
         return {WEIGHTS: write_tensors(folder / WEIGHTS, kept)}
 
 
-def _is_converted(model: PreTrainedModel) -> bool:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    holder: Any = model
-    known = getattr(holder, "_weight_conversions", None)
-    return bool(get_model_conversion_mapping(model, add_legacy=False) if known is None else known)
+def export_gathered(
+    files: ModelFiles, weights: GatheredTensors, source: Path, target: Path, *, dtype: DType, checkpoint: Path | None
+) -> None:
+    """Export weights that are in `dtype` for `from_pretrained`, completely or not at all. Companions are copied from
+    `source`. checkpoint: one of the same version, named in provenance.json. Raises OperationError (disk)."""
+    with atomic_folder(target) as partial:
+        files.write(partial, weights)
+        config = json.loads(files.config_json)
+        config.pop("torch_dtype", None)
+        (partial / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2, sort_keys=True) + "\n")
+        copy_companions(source, partial)
+        if checkpoint is not None:
+            write_provenance(partial, checkpoint)
 
 
 def torch_generators() -> dict[str, torch.Tensor]:
@@ -90,21 +107,25 @@ def torch_generators() -> dict[str, torch.Tensor]:
 
 def write_training_state(
     folder: Path,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: GatheredTensors,
     generators: Mapping[str, torch.Tensor],
     files: PolicyFiles,
     source: Path,
 ) -> dict[str, FileFacts]:
     """Write model (float32), tokenizer files of `source`, optimizer state, generators and critic into `folder`.
 
-    tensors: full tensors by the keys of trainer.host_copy. Returns sizes and checksums of the large files.
+    tensors: by the keys of trainer.host_copy. Returns sizes and checksums of the large files.
     """
-    weights = {key.removeprefix(_WEIGHT): value for key, value in tensors.items() if key.startswith(_WEIGHT)}
-    facts = files.write(folder, weights)
+    facts = files.write(folder, tensors.select(lambda key: _after(_WEIGHT, key)))
     copy_companions(source, folder)
-    others = {key: value for key, value in tensors.items() if not key.startswith(_WEIGHT) and not is_critics(key)}
-    facts[OPTIMIZER] = write_tensors(folder / OPTIMIZER, {**others, **generators})
+    others = tensors.select(lambda key: None if key.startswith(_WEIGHT) or is_critics(key) else key)
+    facts[OPTIMIZER] = write_tensors(folder / OPTIMIZER, others, generators)
     return facts | write_critic(folder, tensors)
+
+
+def _after(prefix: str, key: str) -> str | None:
+    """Return the key without the prefix; None if it does not begin with it."""
+    return key.removeprefix(prefix) if key.startswith(prefix) else None
 
 
 def restore_training_state(folder: Path, backend: Backend) -> None:
@@ -129,11 +150,7 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
                     raise WeightError(f"{file} belongs to another model: this one has no parameter {name}")
                 kinds.setdefault(name, []).append(kind)
 
-            def read(name: str) -> dict[str, torch.Tensor]:
-                # clone: copies from the mapped file into aligned memory
-                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
-
-            backend.load_moments(read)
+            backend.load_moments(moment_reader(file, kinds))
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
 

@@ -6,9 +6,11 @@ next to it, as the trainer worker would; the others follow. Rank 0 writes what c
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +22,26 @@ import numpy as np
 import torch
 
 from areal_like.config import ProcessSpec
+from areal_like.errors import OperationError
 from areal_like.process import die_with_parent
 from areal_like.wire.encoding import decode
 from areal_like.wire.messages import Batch
+from trainer import policy_start
 from trainer.activity import Activity
 from trainer.data import batch as batch_module
 from trainer.follower import Follower
+from trainer.model.outline import SlicedSource
+from trainer.part_channel import PartChannel
 from trainer.ranks import Ranks, leave_at_once
 from trainer.training import Training
+from trainer.weights import tensor_file
 
 HANG_S = 150.0
 """By then it is over, or its log says where every thread stands."""
 RIGHT_JOIN, RIGHT_CLOSE = Ranks.join, Ranks.close
 RIGHT_MINI_BATCH = batch_module._mini_batch
+RIGHT_SOURCE = policy_start.sliced_source
+RIGHT_READ, RIGHT_RECEIVE, RIGHT_SERVE = SlicedSource.read, PartChannel.receive, PartChannel.serve
 
 
 def read_batch(folder: Path, step: int) -> Batch:
@@ -64,8 +73,72 @@ def mean_of_each_rank(num_ranks: int) -> Any:
     return mini_batch
 
 
+class Phase:
+    """What this process does now, and in which phase it is to be killed."""
+
+    now = ""
+    doomed = ""
+    num_served = 0
+
+    @classmethod
+    def strike(cls, phase: str) -> None:
+        if phase == cls.doomed:
+            print("killed in", phase, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def may_die(phase: str) -> None:
+    """Kill this process in a phase: while it reads the model, or while parts go from rank to rank."""
+    Phase.doomed, Phase.now, Phase.num_served = phase, "load", 0
+
+    def read(source: SlicedSource, name: str, first: int, out: torch.Tensor) -> None:
+        if name.endswith("norm.weight"):
+            Phase.strike("load")
+        RIGHT_READ(source, name, first, out)
+
+    def receive(channel: PartChannel, rank: int, out_U: torch.Tensor) -> None:
+        Phase.strike(Phase.now)
+        RIGHT_RECEIVE(channel, rank, out_U)
+
+    def serve(channel: PartChannel, copied: Any) -> None:
+        Phase.num_served += 1  # the checkpoint of save_at, the version, the last checkpoint, the export
+        Phase.strike({2: "publish", 3: "save", 4: "export"}.get(Phase.num_served, ""))
+        RIGHT_SERVE(channel, copied)
+
+    SlicedSource.read, PartChannel.receive, PartChannel.serve = read, receive, serve  # type: ignore[method-assign]
+
+
 def save(training: Training) -> None:
     training.save()()
+
+
+def save_on_full_disk(training: Training) -> None:
+    """The disk is full after the first bytes of tensors."""
+    right, written = tensor_file._put, []
+
+    def put(*arguments: Any) -> int:
+        written.append(right(*arguments))
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written[-1]
+
+    tensor_file._put = put
+    try:
+        save(training)
+    except OperationError as error:
+        print("refused:", error, flush=True)
+    finally:
+        tensor_file._put = right
+
+
+def publish_again(training: Training) -> None:
+    """The files of the version are lost, and are written again from the parts of all ranks."""
+    written = training.publish()()
+    payload = next(written.path.parent.glob("v*.safetensors"))
+    payload.unlink()
+    assert training.publish_again(training.version - 1) is None
+    assert training.publish_again(training.version) is not None
+    assert payload.is_file()
 
 
 def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
@@ -79,10 +152,15 @@ def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
             prepared.mini_batches[0][-1].inputs.advantage_N[0] = float("nan")  # on this rank alone; it has a gradient
         metrics.append(training.run(prepared))
         print("step", step, flush=True)
+        if step == scene.get("full_at"):
+            save_on_full_disk(training)
         if step == scene.get("save_at"):
             save(training)
-    training.publish()()
+    Phase.now = "publish"
+    publish_again(training) if scene.get("is_damaged") else training.publish()()
+    Phase.now = "save"
     save(training)
+    Phase.now = "export"
     training.export()
     setup = json.loads((out / "trainer.json").read_text())
     training.close()
@@ -113,6 +191,9 @@ def main(job: Path, rank: int) -> None:
         spec = spec.model_copy(update={"rank": rank, "name": f"trainer-{rank}" if rank else "trainer"})
         is_wrong = scene.get("is_mean_of_each_rank", False)
         batch_module._mini_batch = mean_of_each_rank(spec.num_ranks) if is_wrong else RIGHT_MINI_BATCH
+        policy_start.sliced_source = (lambda *_: None) if scene.get("is_whole") else RIGHT_SOURCE
+        if scene.get("victim") == rank:
+            may_die(scene["phase"])
         print("scene", Path(spec.run_dir).name, flush=True)
         training = Training(spec)
         if rank:

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
-from trainer import training
+from trainer import policy_start, training
 from trainer.colocation import SharedDevices
 from trainer.config import OptimizerSettings
 from trainer.export import write_model
@@ -141,13 +141,13 @@ def test_a_trainer_that_starts_again_loads_into_host_memory_because_engines_may_
 ) -> None:
     """The policy and the reference model; with the first version published nothing of it has been on the device."""
     write_model(tiny_model(), tmp_path, dtype="float32")
-    honest, asked = training.load_causal_lm, list[str]()
+    honest, asked = policy_start.load_causal_lm, list[str]()
 
     def load(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
         asked.append(device)
         return honest(folder)
 
-    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(policy_start, "load_causal_lm", load)
     monkeypatch.setattr(training, "hardware_of", lambda device: device)  # this machine need not have a GPU
     spec = ProcessSpec(
         role="trainer", name="trainer", run_id="t", run_dir=str(tmp_path / "run"), hub_address="", seed=1,

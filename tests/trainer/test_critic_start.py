@@ -15,7 +15,8 @@ from trainer.backends.torch_descriptor import TORCH
 from trainer.config import AdvantageSettings, CriticSettings, OptimizerSettings, TrainerSettings
 from trainer.critic_start import make_critic
 from trainer.critic_state import critic_parts, write_critic
-from trainer.host_copy import HostCopy, assemble
+from trainer.gathered import gathered
+from trainer.host_copy import HostCopy
 from trainer.model.attention import AttentionChoice, is_attached
 from trainer.ranks import Ranks
 
@@ -60,7 +61,8 @@ def test_a_critic_of_a_checkpoint_has_its_weights(prepared: Path, tmp_path: Path
         parameter.grad = torch.ones_like(parameter)
     first.backend.update(1)
     copied = HostCopy().take(critic_parts(first.backend))
-    assert list(write_critic(tmp_path, assemble([(copied.places, copied.buffer_U)]))) == ["critic.safetensors"]
+    with gathered(copied, None, 1 << 20) as tensors:
+        assert list(write_critic(tmp_path, tensors)) == ["critic.safetensors"]
     again = make_critic(TORCH, setup, prepared, tmp_path, device="cpu")
     assert again is not None
     expected = first.backend.model.state_dict()

@@ -17,7 +17,8 @@ from trainer.critic_state import (
     restore_critic_moments,
     write_critic,
 )
-from trainer.host_copy import Part, whole_part
+from trainer.gathered import gathered
+from trainer.host_copy import HostCopy, Part, whole_part
 
 
 class PlayedBackend:
@@ -47,9 +48,12 @@ def test_keys_of_the_critic_are_no_keys_of_the_policy(backend: Any) -> None:
 
 
 def test_only_the_critics_tensors_are_written_and_no_file_without_any(tmp_path: Path) -> None:
-    assert write_critic(tmp_path, {"weight/w": torch.ones(2)}) == {}
+    policy, critic = whole_part("weight/w", torch.ones(2)), whole_part("critic/weight/w", torch.zeros(2))
+    with gathered(HostCopy().take([policy]), None, 1 << 10) as tensors:
+        assert write_critic(tmp_path, tensors) == {}
     assert list(tmp_path.iterdir()) == []
-    facts = write_critic(tmp_path, {"weight/w": torch.ones(2), "critic/weight/w": torch.zeros(2)})
+    with gathered(HostCopy().take([policy, critic]), None, 1 << 10) as tensors:
+        facts = write_critic(tmp_path, tensors)
     file = tmp_path / "critic.safetensors"
     assert facts["critic.safetensors"].num_bytes == file.stat().st_size
     assert {name: tensor.tolist() for name, tensor in load_file(file).items()} == {"weight/w": [0.0, 0.0]}

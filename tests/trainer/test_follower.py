@@ -14,7 +14,8 @@ from areal_like.errors import OperationError
 from areal_like.wire.messages import Batch
 from trainer.activity import Activity
 from trainer.follower import Follower
-from trainer.ranks import Order, RankLost
+from trainer.peer_errors import RankLost
+from trainer.ranks import Order
 
 LIMIT_S = 300.0
 

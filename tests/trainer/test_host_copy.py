@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from part_channels import assemble
 
-from trainer.host_copy import ALIGNMENT, HostCopy, Part, assemble, whole_part
+from trainer.host_copy import ALIGNMENT, HostCopy, Part, whole_part
 
 
 def cut(key: str, tensor: torch.Tensor, *bounds: int) -> list[Part]:
@@ -22,7 +23,7 @@ def test_copy_does_not_change_with_what_it_was_made_of() -> None:
     weight = torch.arange(6.0).view(2, 3)
     copied = HostCopy().take([whole_part("weight/a", weight)])
     weight.zero_()
-    assert torch.equal(assemble([(copied.places, copied.buffer_U)])["weight/a"], torch.arange(6.0).view(2, 3))
+    assert torch.equal(assemble(copied)["weight/a"], torch.arange(6.0).view(2, 3))
 
 
 def test_types_shapes_scalars_and_empty_tensors_come_back() -> None:
@@ -31,7 +32,7 @@ def test_types_shapes_scalars_and_empty_tensors_come_back() -> None:
         "step/a": torch.tensor(3.0), "weight/flag": torch.tensor([True, False, True]),
     }  # fmt: skip
     copied = HostCopy().take([whole_part(key, tensor) for key, tensor in parts.items()])
-    found = assemble([(copied.places, copied.buffer_U)])
+    found = assemble(copied)
     assert found.keys() == parts.keys()
     for key, tensor in parts.items():
         assert found[key].dtype == tensor.dtype
@@ -43,7 +44,7 @@ def test_parts_of_three_ranks_are_one_tensor_again(bounds: tuple[int, int]) -> N
     """As FSDP cuts it, as ZeRO does, and where a rank has nothing."""
     tensor = torch.randn(4, 3)
     copies = [HostCopy().take([part]) for part in cut("exp_avg/a", tensor, *bounds)]
-    found = assemble((copied.places, copied.buffer_U) for copied in copies)
+    found = assemble(*copies)
     assert torch.equal(found["exp_avg/a"], tensor)
 
 
@@ -52,7 +53,7 @@ def test_missing_and_doubled_parts_are_noticed() -> None:
     for chosen in ([first, third], [first, second, second, third]):
         copied = HostCopy().take(chosen)
         with pytest.raises(AssertionError, match="on no rank, or on several"):
-            assemble([(copied.places, copied.buffer_U)])
+            assemble(copied)
 
 
 def test_buffer_is_used_again_and_rebuilt_when_the_layout_changes() -> None:
@@ -61,7 +62,7 @@ def test_buffer_is_used_again_and_rebuilt_when_the_layout_changes() -> None:
     again = copy.take([whole_part("weight/a", torch.zeros(8))])
     assert again.buffer_U.data_ptr() == first.buffer_U.data_ptr()
     more = copy.take([whole_part("weight/a", torch.ones(8)), whole_part("exp_avg/a", torch.full((8,), 2.0))])
-    found = assemble([(more.places, more.buffer_U)])
+    found = assemble(more)
     assert torch.equal(found["exp_avg/a"], torch.full((8,), 2.0))
     assert more.buffer_U.data_ptr() % 64 == 0 or more.places[0].offset == 0
 
@@ -138,7 +139,7 @@ def test_memory_of_a_gpu_is_copied_by_a_stream_of_its_own_which_the_fence_waits_
     copy.fence()
     copy.fence()
     assert NOTES[5:] == ["host waits", "main waits for mark"], "once for each copy"
-    found = assemble([(copied.places, copied.buffer_U)])
+    found = assemble(copied)
     assert torch.equal(found["weight/near"], near)
     assert found["weight/far"].tolist() == [0.0, 1.0, 2.0, 3.0]
     NOTES.clear()
@@ -175,7 +176,7 @@ def test_a_smaller_layout_of_the_same_memory_and_a_tensor_with_a_gradient_are_co
     copy.take([whole_part("weight/a", torch.ones(64))])
     weight = torch.nn.Parameter(torch.arange(5.0))
     copied = copy.take([Part("weight/b", (5,), 0, weight)])
-    assert torch.equal(assemble([(copied.places, copied.buffer_U)])["weight/b"], weight.detach())
+    assert torch.equal(assemble(copied)["weight/b"], weight.detach())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -187,4 +188,4 @@ def test_copy_of_a_gpu_is_complete_once_waited_for_and_the_fence_keeps_updates_b
     copy.fence()
     weight.zero_()
     copied.wait()
-    assert torch.equal(assemble([(copied.places, copied.buffer_U)])["weight/a"], torch.arange(1 << 22).float())
+    assert torch.equal(assemble(copied)["weight/a"], torch.arange(1 << 22).float())

@@ -50,6 +50,8 @@ CRITIC: dict[str, Any] = {
     "advantage": {"kind": "gae", "options": {"gae_lambda": 0.9}},
 }  # fmt: skip
 CRITIC_STEPS = 4
+REFERENCE: dict[str, Any] = {"loss": {"kl_coef": 0.05}}
+REFERENCE_STEPS = 3
 LORA: dict[str, Any] = {"lora": {"rank": 3, "publish": "adapter"}, "loss": {"kl_coef": 0.05}}
 LORA_STEPS = 4
 VERSIONS: dict[str, Any] = {
@@ -208,7 +210,9 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
     stage.play(
         "fsdp-job", 2,
         [
-            stage.scene("fsdp", 2, fsdp, save_at=HALF),
+            stage.scene("fsdp", 2, fsdp, save_at=HALF, full_at=HALF - 1, is_damaged=True),
+            stage.scene("fsdp-whole", 2, fsdp, save_at=HALF, is_whole=True),
+            stage.scene("fsdp-pieces", 2, {**fsdp, **REFERENCE, "bucket_mb": 0.001}, until=REFERENCE_STEPS),
             stage.scene("fsdp-auto", 2, {"backend": "auto"}, until=1),
             stage.scene("fsdp-wrong", 2, fsdp, is_mean_of_each_rank=True),
             stage.scene(
@@ -283,6 +287,38 @@ def assert_states_agree(stage: Stage, name: str) -> None:
 
 def test_fsdp_on_two_ranks_trains_as_one_process_does(fsdp: Stage, torch_metrics: Any) -> None:
     assert_agree(fsdp, "fsdp", torch_metrics)
+
+
+def test_ranks_that_read_their_parts_train_bit_for_bit_as_those_that_load_the_model_in_full(fsdp: Stage) -> None:
+    for row, whole in zip(fsdp.metrics("fsdp"), fsdp.metrics("fsdp-whole"), strict=True):
+        assert all(row[key] == whole[key] for key in ("loss", "grad_norm", "tokens"))
+    for version in (HALF, STEPS):
+        found, expected = fsdp.state("fsdp", version), fsdp.state("fsdp-whole", version)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    log = fsdp.log("fsdp-job", 1)
+    assert log.count("cannot be read in parts: every rank loads the full model") == 1, "the one that was told to"
+
+
+def test_a_sharded_reference_gives_the_divergence_of_a_whole_one(fsdp: Stage) -> None:
+    """And the model moves in pieces of a thousand bytes."""
+    torch.set_num_threads(1)
+    alone = fsdp.single("torch-reference", until=REFERENCE_STEPS, **REFERENCE)
+    for a, b in zip(fsdp.metrics("fsdp-pieces"), alone, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["kl_reference"] == pytest.approx(b["kl_reference"], abs=LOSS_ATOL)
+    assert alone[-1]["kl_reference"] > 0
+    saved = fsdp.state("fsdp-pieces", REFERENCE_STEPS)
+    (published,) = (fsdp.folder / "fsdp-pieces" / "weights").glob("*.safetensors")
+    for folder in (published, fsdp.folder / "fsdp-pieces" / "final" / "model.safetensors"):
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in load_file(folder).items())
+
+
+def test_a_full_disk_costs_that_checkpoint_and_the_next_one_is_written(fsdp: Stage) -> None:
+    log = fsdp.log("fsdp-job", 0)
+    assert f"refused: could not write {fsdp.at('fsdp', HALF - 1)}: the disk is full; what was there" in log
+    assert not fsdp.at("fsdp", HALF - 1).exists()
+    checkpoint.verify(fsdp.at("fsdp", HALF))
 
 
 @pytest.fixture(scope="module")
@@ -501,6 +537,36 @@ def test_a_killed_rank_ends_the_others_at_once(victim: int, stage: Stage) -> Non
         for process in processes:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("phase", ["load", "publish", "save", "export"])
+def test_a_rank_killed_in_any_phase_ends_the_other_and_leaves_what_was_complete(
+    phase: str, victim: int, stage: Stage
+) -> None:
+    name = f"{phase}-{victim}"
+    scene = stage.scene(name, 2, {"backend": "fsdp"}, until=2, save_at=1, victim=victim, phase=phase)
+    processes = stage.start(name, 2, [scene])
+    try:
+        assert [process.wait(LIMIT_S) for process in processes][1 - victim] == 1
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert f"killed in {phase}" in stage.log(name, victim)
+    assert "RankLost: the other ranks of the trainer were lost" in stage.log(name, 1 - victim)
+    run_dir = stage.folder / name
+    checkpoint.repair(run_dir)
+    found = checkpoint.all_checkpoints(run_dir)
+    assert [version for version, _ in found] == {"load": [], "export": [1, 2]}.get(phase, [1])
+    for _, folder in found:
+        checkpoint.verify(folder)
+    assert not (run_dir / "final").exists()
+    assert not [path for path in run_dir.rglob("*") if path.name.endswith(".partial")] or phase == "export"
+    if phase == "save":
+        goes_on = stage.scene(f"{name}-on", 2, {"backend": "fsdp"}, until=2, resume_from=found[-1][1])
+        stage.play(f"{name}-on", 2, [goes_on])
+        assert len(stage.metrics(f"{name}-on")) == 1
 
 
 def assert_exports_exactly(stage: Stage, name: str) -> None:

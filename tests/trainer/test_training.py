@@ -289,6 +289,8 @@ class Recorded(Ranks):
     def __init__(self, rank: int) -> None:
         super().__init__(rank, 2, torch.device("cpu"))
         self.log: list[Any] = []
+        serving: Any = SimpleNamespace(serve=self._serve)
+        self.saves = serving
 
     def tell(self, order: Order) -> None:
         self.log.append(order)
@@ -299,8 +301,8 @@ class Recorded(Ranks):
     def send_batch(self, samples: Any, step: int, lineage: str) -> None:
         self.log.append(("batch", len(samples), step, lineage))
 
-    def send_part(self, places: Any, buffer_U: torch.Tensor) -> None:
-        self.log.append(("part", len(places), len(buffer_U)))
+    def _serve(self, copied: Any) -> None:
+        self.log.append(("part", len(copied.places), len(copied.buffer_U)))
 
     def close(self) -> None:
         self.log.append("closed")

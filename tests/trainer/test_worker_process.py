@@ -16,7 +16,7 @@ from areal_like.errors import OperationError, UserError
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved, Message
 from trainer import worker as module
 from trainer.activity import Activity
-from trainer.ranks import RankLost
+from trainer.peer_errors import RankLost
 from trainer.saving import Saving
 from trainer.training import Saved
 from trainer.weights.version_writer import Written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal_like.device_names import names_gpu
-from trainer.backends.descriptor import BackendDescriptor, PassDemand, StateDemand, StateLayout
+from trainer.backends.descriptor import BackendDescriptor, PassDemand, Share, StateDemand, StateLayout
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.config import TrainerSettings
 
@@ -26,6 +26,14 @@ class AutoDescriptor(BackendDescriptor):
         """See BackendDescriptor."""
         is_too_much = demand.num_bytes / settings.ranks > demand.largest_device_bytes
         return StateLayout.even(settings.ranks, on_host=names_gpu(settings.device) and is_too_much)
+
+    def reads_parts(self, settings: TrainerSettings) -> bool:
+        """See working_bytes."""
+        return settings.ranks > 1
+
+    def fixed(self, settings: TrainerSettings) -> Share:
+        """See working_bytes."""
+        return FSDP.fixed(settings) if settings.ranks > 1 else super().fixed(settings)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """With several ranks as FSDP, which shards the model."""

@@ -91,6 +91,9 @@ class BackendDescriptor:
     factory: str = ""
     """`module:function`, imported by the ranks only and called with a model and a trainer.backends.port.Setup; returns
     the Backend. Empty: another backend is used, which is chosen when the model is known."""
+    fixed_factory: str = ""
+    """`module:function`, called with a model on the meta device and a Setup with its source: returns a policy that is
+    not trained, distributed over the ranks (FixedPolicy in port.py). Empty: it is in full on every rank."""
     section: str = ""
     """Its section of `trainer`; empty: it is configured by `trainer.backend_options`, or not at all."""
     max_ranks: int | None = None
@@ -134,6 +137,15 @@ class BackendDescriptor:
         """Return the layout of one rank's state."""
         return StateLayout.even(settings.ranks)
 
+    def reads_parts(self, settings: TrainerSettings) -> bool:
+        """True if it takes a model on the meta device with `Setup.source`, from which each rank reads its own part; it
+        is a PartsBackend (port.py)."""
+        return False
+
+    def fixed(self, settings: TrainerSettings) -> Share:
+        """Return one rank's share of a policy that is not trained. By default all of it."""
+        return Share(1.0)
+
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """Return the bytes on a rank's device during a pass, apart from the state and activations: parameters that are
         gathered or cast, gradients that are not sharded yet. An estimate. By default the cast copy of every matrix that
@@ -142,7 +154,8 @@ class BackendDescriptor:
         return 0.0 if demand.compute_bytes == FLOAT32 else demand.compute_bytes * demand.matrices
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
-        """Return the bytes on rank 0's device while the full weights are gathered between two steps. Default: none."""
+        """Return the bytes on rank 0's device while the full weights are gathered between two steps: only for a version
+        with an adapter merged in; others are published in pieces. Default: none."""
         return 0.0
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.backends.descriptor import FLOAT32, BackendDescriptor, PassDemand, StateDemand, StateLayout
+from trainer.backends.descriptor import FLOAT32, BackendDescriptor, PassDemand, Share, StateDemand, StateLayout
 from trainer.config import TrainerSettings
 
 
@@ -11,6 +11,7 @@ class FsdpDescriptor(BackendDescriptor):
 
     name = "fsdp"
     factory = "trainer.backends.fsdp:FsdpBackend"
+    fixed_factory = "trainer.backends.fsdp_fixed:FixedShards"
     section = "fsdp"
     trains_critics = True
     when_recalling = "fsdp"
@@ -34,6 +35,14 @@ class FsdpDescriptor(BackendDescriptor):
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
         return StateLayout.even(settings.ranks, on_host=settings.fsdp.cpu_offload)
+
+    def reads_parts(self, settings: TrainerSettings) -> bool:
+        """True."""
+        return True
+
+    def fixed(self, settings: TrainerSettings) -> Share:
+        """Its part, like that of the trained policy."""
+        return Share(1 / settings.ranks, on_host=settings.fsdp.cpu_offload)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """Return the bytes of gathered parameters of two layers (one is fetched while one computes; all without

@@ -7,10 +7,13 @@ transformers model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.port import Setup
+from trainer.model import agreement
 from trainer.model.logprobs import greedy_logprobs, token_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.model.values import token_values
@@ -38,6 +41,11 @@ def policy_greedy(model: PreTrainedModel, packed: PackedSequences, setup: Setup)
         return greedy_logprobs(model, packed, chunk_tokens=setup.settings.logprob_chunk_tokens)
 
 
+def check_passes(model: PreTrainedModel, setup: Setup) -> float:
+    """Compare packed log-probs with the model's own, as training computes them (trainer.model.agreement.check)."""
+    return agreement.check(model, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
+
+
 class PolicyModule(torch.nn.Module):
     """A model whose forward pass returns log-probs, or values."""
 
@@ -45,8 +53,21 @@ class PolicyModule(torch.nn.Module):
         super().__init__()
         self.model, self._setup = model, setup
 
-    def forward(self, packed: PackedSequences, with_entropy: bool, is_greedy: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return log-probs [N], then entropies [N] if requested; or values [T]; or the results of `policy_greedy`."""
+    def forward(
+        self,
+        packed: PackedSequences | None,
+        with_entropy: bool,
+        is_greedy: bool = False,
+        work: Callable[[PreTrainedModel], object] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return log-probs [N], then entropies [N] if requested; or values [T]; or the results of `policy_greedy`.
+
+        work: called with the model instead, while its parameters are gathered; nothing is returned.
+        """
+        if work is not None:
+            work(self.model)
+            return ()
+        assert packed is not None
         if is_greedy:
             return policy_greedy(self.model, packed, self._setup)
         logprobs_N, entropy_N = policy_logprobs(self.model, packed, self._setup, with_entropy=with_entropy)

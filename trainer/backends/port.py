@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -18,21 +18,22 @@ from transformers import PreTrainedModel
 from trainer.config import TrainerSettings
 from trainer.host_copy import Part
 from trainer.model.attention import AttentionChoice
+from trainer.model.outline import ReadMoments as ReadMoments
+from trainer.model.outline import SlicedSource
 from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's two moments, by torch's names."""
-ReadMoments = Callable[[str], dict[str, torch.Tensor]]
-"""Reads AdamW's state of one parameter by its name, when it is needed: the moments in the parameter's full shape,
-`step` a scalar; float32."""
 
 
 @dataclass(frozen=True)
 class Setup:
     """The inputs of a backend. num_steps: of the run, for the learning rate's schedule. max_context: longest sequence
-    in tokens; None: the number of the model's positions. is_critic: the model's head returns one number."""
+    in tokens; None: the number of the model's positions. is_critic: the model's head returns one number. source: of
+    the model's parameters, which are then on the meta device; only given to backends that read their own part
+    (`BackendDescriptor.reads_parts`)."""
 
     settings: TrainerSettings
     temperature: float
@@ -41,6 +42,7 @@ class Setup:
     ranks: Ranks
     max_context: int | None = None
     is_critic: bool = False
+    source: SlicedSource | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -51,7 +53,7 @@ class Setup:
         """Return the setup of the critic's backend: the same, with the critic's optimizer."""
         assert self.settings.critic is not None
         settings = self.settings.model_copy(update={"optimizer": self.settings.critic.optimizer})
-        return replace(self, settings=settings, is_critic=True)
+        return replace(self, settings=settings, is_critic=True, source=None)
 
 
 class Backend(Protocol):
@@ -112,6 +114,15 @@ class Backend(Protocol):
         """Restore a state from `parts` of any backend; the weights are those that the model was loaded with."""
 
 
+@runtime_checkable
+class PartsBackend(Backend, Protocol):
+    """A backend that reads its own parts (`BackendDescriptor.reads_parts`)."""
+
+    def check(self) -> float:
+        """Compare packed log-probs with the model's own, by all ranks together; returns the largest difference in nats.
+        Raises UserError if it is too large."""
+
+
 class OfflineBackend(Backend, Protocol):
     """A backend of training from files: `torch` or `fsdp`."""
 
@@ -119,3 +130,10 @@ class OfflineBackend(Backend, Protocol):
         """Compute log-probs [N] and whether each token is the most likely one, without gradients
         (trainer.model.logprobs.greedy_logprobs).
         """
+
+
+class FixedPolicy(Protocol):
+    """A policy that is not trained, distributed over the ranks."""
+
+    def logprobs(self, packed: PackedSequences) -> torch.Tensor:
+        """Compute log-probs [N] of a micro-batch. Collective."""

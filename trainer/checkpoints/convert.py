@@ -106,14 +106,15 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         raise UserError(what, where=str(folder), remedy="give a folder with model.safetensors")
     found: dict[str, Stored] = {}
     for file in files:
-        for name, tensor in _header(file):
+        for name, tensor in stored_in(file):
             if name in found:
                 raise UserError(f"{name} is in two files", where=str(folder), remedy="keep one of them")
             found[name] = tensor
     return found
 
 
-def _header(file: Path) -> Iterator[tuple[str, Stored]]:
+def stored_in(file: Path) -> Iterator[tuple[str, Stored]]:
+    """Yield every tensor of a safetensors file with its name. Raises UserError if the file is damaged."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")

@@ -193,7 +193,7 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
                 where="model.init",
                 remedy="correct them",
             ) from error
-    return _without_dropout(model)
+    return without_dropout(model)
 
 
 # ---------------------------------------------------------------- loading for training
@@ -240,7 +240,7 @@ def load_weights(
         log.warning("%s: ignored %d unknown tensors", folder, len(report["unexpected_keys"]))
     _own_storage(model)
     _check_finite(model, folder)
-    return to_device(_without_dropout(model), device)
+    return to_device(without_dropout(model), device)
 
 
 def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[str]) -> None:
@@ -316,7 +316,8 @@ def _own_storage(model: PreTrainedModel) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """Switch dropout off, in place."""
     model.eval()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

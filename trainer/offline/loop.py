@@ -34,14 +34,16 @@ from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import CheckpointState, Facts, Retention
 from trainer.checkpoints.companion_files import copy_companions
 from trainer.export import named_tensors, write_model
-from trainer.host_copy import HostCopy, assemble
+from trainer.gathered import gathered
+from trainer.host_copy import HostCopy
 from trainer.model.lora import adapter_off
 from trainer.offline.encoding import LoadedRows
 from trainer.offline.opening import Opened, join_ranks, newest_checkpoint, open_model, starting_folder
 from trainer.offline.packing import Item, Schedule, own_micro_batches
 from trainer.offline.spec import OfflineSpec
 from trainer.offline.tasks import Prepared, prepare_task
-from trainer.ranks import Ranks, peer_errors_as_rank_lost
+from trainer.peer_errors import peer_errors_as_rank_lost
+from trainer.ranks import Ranks
 from trainer.sft import MAX_BAD_UPDATES
 from trainer.training_state import (
     generator_states,
@@ -279,29 +281,26 @@ class OfflineTraining:
         started_s = time.perf_counter()
         parts, adapter = self._policy.parts(), self._opened.adapter
         copied = self._copy.take(parts if adapter is None else adapter.kept(parts))
-        copied.wait()
         ranks = self._opened.setup.ranks
         if not self._is_leader:
-            ranks.send_part(copied.places, copied.buffer_U)
+            assert ranks.saves is not None
+            ranks.saves.serve(copied)
             return
-        tensors = assemble([(copied.places, copied.buffer_U), *ranks.receive_parts()])
         state = CheckpointState(
             version=self.version, lineage=LINEAGE, run_id=self._spec.run_id, config_digest=self._digest(),
             counters=dict(self.counters), generators=generator_states(), origin_dtype=self._spec.model.dtype,
         )  # fmt: skip
         settings, generators = self._spec.trainer.checkpoint, torch_generators()
 
-        def write(partial: Path) -> Facts:
-            facts = write_training_state(partial, tensors, generators, self._opened.files, self._start)
-            self._rows.complete(partial)
-            return facts
+        with gathered(copied, ranks.saves, self._opened.setup.settings.bucket_bytes) as tensors:
 
-        folder, num_bytes = checkpoint.save(
-            self._run_dir,
-            state,
-            write,
-            Retention(keep=settings.keep, every_s=settings.keep_every_s),
-        )
+            def write(partial: Path) -> Facts:
+                facts = write_training_state(partial, tensors, generators, self._opened.files, self._start)
+                self._rows.complete(partial)
+                return facts
+
+            retention = Retention(keep=settings.keep, every_s=settings.keep_every_s)
+            folder, num_bytes = checkpoint.save(self._run_dir, state, write, retention)
         self._saved_s = time.monotonic()
         write_s = time.perf_counter() - started_s
         log.info("checkpoint of step %d (%s): %s", self.version, reason, folder)

@@ -7,14 +7,17 @@ checkpoints/checkpoint.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from areal_like.weights.weight_store import lay_out
+from areal_like.weights.payload_layout import Chunk, TensorBytes, TensorLayout, lay_out
+from trainer.gathered import GatheredTensors
 from trainer.weights.publish import tensor_bytes
 
 PIECE_BYTES = 16 << 20
@@ -28,16 +31,39 @@ class FileFacts(NamedTuple):
     sha256: str
 
 
-def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> FileFacts:
-    """Write contiguous CPU tensors. Raises OSError if writing fails."""
-    data = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
-    entries, header = lay_out("disk", data)
-    digest, num_bytes = hashlib.sha256(), 0
+def write_tensors(
+    file: Path, tensors: Mapping[str, torch.Tensor], more: Mapping[str, torch.Tensor] | None = None
+) -> FileFacts:
+    """Write contiguous CPU tensors, and `more` of them. Of gathered tensors one piece is in memory at a time.
+
+    Raises OSError if writing fails.
+    """
+    gathered = tensors if isinstance(tensors, GatheredTensors) else None
+    near = {name: tensor_bytes(tensor) for name, tensor in ({} if gathered is not None else tensors).items()}
+    near |= {name: tensor_bytes(tensor) for name, tensor in (more or {}).items()}
+    layout: dict[str, TensorBytes | TensorLayout] = {**(gathered.layout if gathered is not None else {}), **near}
+    entries, header = lay_out("disk", layout)
+    far = [entry.name for entry in entries if entry.name not in near]
+    digest = hashlib.sha256()
+    nothing: contextlib.AbstractContextManager[Iterator[Chunk]] = contextlib.nullcontext(iter(()))
     with file.open("wb", buffering=0) as opened:
-        for piece in [memoryview(header), *(data[entry.name].data for entry in entries if entry.num_bytes)]:
-            left = piece.cast("B")
-            while len(left):
-                written = opened.write(left[:PIECE_BYTES])
-                digest.update(left[:written])
-                num_bytes, left = num_bytes + written, left[written:]
+        num_bytes = _put(opened, digest, memoryview(header))
+        with nothing if gathered is None else gathered.chunks(far) as chunks:
+            pending = next(chunks, None)
+            for entry in entries:
+                if entry.name in near:
+                    num_bytes += _put(opened, digest, near[entry.name].data) if entry.num_bytes else 0
+                while pending is not None and pending[0] == entry.name:
+                    num_bytes += _put(opened, digest, pending[1])
+                    pending = next(chunks, None)
     return FileFacts(num_bytes, digest.hexdigest())
+
+
+def _put(file: FileIO, digest: hashlib._Hash, data: memoryview) -> int:
+    """Write and hash; returns the number of bytes."""
+    left = data.cast("B")
+    while len(left):
+        written = file.write(left[:PIECE_BYTES])
+        digest.update(left[:written])
+        left = left[written:]
+    return data.nbytes

@@ -2,7 +2,7 @@
 
 It decides when a full version is due, which base deltas are computed from, and how long delta files are kept. The
 encoding is in areal_like/weights/delta.py, full payloads are in areal_like/weights/weight_store.py, and the model's
-snapshot is made in publish.py.
+snapshot is made in publish.py, or in parts in version_parts.py.
 
 A full version is written first, every `full_every` versions, when names or shapes change, and when the deltas since the
 last one would together be larger than it. A worker therefore never fetches more than twice the size of a full version.
@@ -14,10 +14,12 @@ its files are damaged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,10 +34,20 @@ from areal_like.weights.delta import (
     encode_tensor,
     same_layout,
 )
-from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, describe
+from areal_like.weights.payload_layout import TensorBytes
+from areal_like.weights.weight_store import WeightManifest, WeightStore, describe
 from trainer.config import WeightStoreSettings
+from trainer.gathered import GatheredTensors
+from trainer.weights.publish import tensor_bytes
 
 Tensors = Mapping[str, TensorBytes]
+
+
+class Parts(Protocol):
+    """A version of which the tensors are on several ranks (version_parts.py)."""
+
+    def gathered(self, version: int) -> AbstractContextManager[GatheredTensors]:
+        """Read its tensors. Raises WeightError if it is no longer in memory."""
 
 
 class Written(NamedTuple):
@@ -58,11 +70,17 @@ class VersionWriter:
         self._base: tuple[WeightManifest, Tensors] | None = None
         self._last_full: WeightManifest | None = None
         self._chain_bytes = 0
-        self._newest: tuple[int, str, Tensors, AdapterInfo | None] | None = None
+        self._newest: tuple[int, str, Tensors | Parts, AdapterInfo | None] | None = None
         """Version, lineage, tensors and manifest entry of the adapter, of the last written version."""
 
-    def write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None = None) -> Written:
-        """Write one version. `tensors` must not change afterwards. Raises WeightError."""
+    def write(
+        self, version: int, lineage: str, tensors: Tensors | Parts, adapter: AdapterInfo | None = None
+    ) -> Written:
+        """Write one version. `tensors` must not change afterwards; of parts one piece is in memory at a time, unless
+        deltas need all. Raises WeightError, RankLost."""
+        if self._delta is not None and not isinstance(tensors, Mapping):
+            with tensors.gathered(version) as found:
+                tensors = {name: tensor_bytes(tensor) for name, tensor in found.items()}
         written = self._write(version, lineage, tensors, adapter)
         self._newest = (version, lineage, tensors, adapter)
         return written
@@ -80,15 +98,17 @@ class VersionWriter:
         tensors, adapter = newest[2:]
         written = self._publish_full(version, lineage, tensors, adapter)
         if self._delta is not None:
+            assert isinstance(tensors, Mapping)
             self._last_full, self._chain_bytes = describe(self._store.kind, version, lineage, tensors), 0
             manifest = self._store.root / delta_name(version, lineage)  # an existing delta would be used first
             manifest.unlink(missing_ok=True)
             manifest.with_name(manifest.name.removesuffix(".json")).unlink(missing_ok=True)
         return written
 
-    def _write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None) -> Written:
+    def _write(self, version: int, lineage: str, tensors: Tensors | Parts, adapter: AdapterInfo | None) -> Written:
         if self._delta is None:
             return self._publish_full(version, lineage, tensors, adapter)
+        assert isinstance(tensors, Mapping)
         manifest = describe(self._store.kind, version, lineage, tensors, adapter)
         written = self._write_delta(manifest, tensors) or self._write_full(manifest, tensors)
         self._base = (manifest, tensors)
@@ -100,9 +120,20 @@ class VersionWriter:
         self._last_full, self._chain_bytes = manifest, 0
         return written
 
-    def _publish_full(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterInfo | None) -> Written:
+    def _publish_full(
+        self, version: int, lineage: str, tensors: Tensors | Parts, adapter: AdapterInfo | None
+    ) -> Written:
+        if not isinstance(tensors, Mapping):
+            return self._publish_parts(version, lineage, tensors)
         path = self._store.publish(version, lineage, tensors, adapter)
         return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
+
+    def _publish_parts(self, version: int, lineage: str, parts: Parts) -> Written:
+        with parts.gathered(version) as tensors, contextlib.ExitStack() as reading:
+            path = self._store.publish_chunks(
+                version, lineage, tensors.layout, lambda names: reading.enter_context(tensors.chunks(names))
+            )
+            return Written(path, sum(one.num_bytes for one in tensors.layout.values()), is_delta=False)
 
     def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Written | None:
         """Write a delta; None if a full version must be written instead."""

@@ -125,13 +125,16 @@ def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
 
 
 def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemory, ...]:
-    """Memory of rank 0, and of the other ranks if rank 0 needs more: it collects the full weights to publish them."""
+    """Memory of rank 0, and of the other ranks if rank 0 needs more: it collects the full weights to publish them with
+    an adapter merged in."""
     backend, trainer = backend_of(config), config.trainer
     lora = trainer.lora
     state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
     one, is_cuda = pass_of(config), names_gpu(trainer.device)
-    reference = float(FLOAT32 * shape.parameters) if has_reference(config) and lora is None else 0.0
-    teacher = teacher_bytes(config)
+    share = backend.fixed(trainer)
+    on_device = 0.0 if share.on_host and is_cuda else share.part
+    reference = on_device * FLOAT32 * shape.parameters if has_reference(config) and lora is None else 0.0
+    teacher = on_device * teacher_bytes(config)
     state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
     fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference, "teacher": teacher}
     step = fixed | {
@@ -140,7 +143,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
         "logits, backward": transient_bytes(shape, one, is_cuda=is_cuda),
     }
     sent = float(shape.parameters) if lora is None or lora.publish == "merged" else adapter_parameters(config, shape)
-    collected = backend.publishing_bytes(trainer, sent)
+    collected = 0.0 if lora is None else backend.publishing_bytes(trainer, sent)
     # between two steps there are no gradients, which are a quarter of the state, or less: an adapter has hardly any
     publishing = {
         "weights, AdamW": state_bytes * (0.75 if lora is None else 1.0),
@@ -160,9 +163,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
 
 
 def teacher_bytes(config: RunConfig) -> float:
-    """Bytes of `trainer.teacher.path`, a full float32 model on every rank; 0 if there is none or its size is not
-    known.
-    """
+    """Bytes of `trainer.teacher.path`, a full float32 model; 0 if there is none or its size is not known."""
     teacher = config.trainer.teacher
     shape = None if teacher is None or teacher.path is None else shape_in(teacher.path)
     return 0.0 if shape is None else float(FLOAT32 * shape.parameters)
@@ -200,10 +201,10 @@ def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float |
 def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     """Host memory of all processes together, at its largest.
 
-    Loading: every rank reads the whole float32 model first (4 bytes per parameter and rank); later parts may reuse this
-    memory. Publishing: the copy that is transferred, and the versions kept in shared memory. SGLang: the folder of a
-    staged version, per worker. Adapters transferred alone: whole versions, merged by each worker. Checkpoints: a copy
-    of every rank's part (12 bytes per trained parameter), assembled on rank 0 if there are several ranks.
+    Loading: every rank reads the whole float32 model first (4 bytes per parameter and rank), unless its backend reads
+    parts; later parts may reuse this memory. Publishing: the copy that is transferred, and the versions kept in shared
+    memory. SGLang: the folder of a staged version, per worker. Adapters transferred alone: whole versions, merged by
+    each worker. Checkpoints: a copy of every rank's part (12 bytes per trained parameter).
     """
     trainer, parameters = config.trainer, float(shape.parameters)
     adapter, lora = adapter_parameters(config, shape), trainer.lora
@@ -213,9 +214,9 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     version = FLOAT32 * adapter if is_lone else whole
     models = 1 if trainer.critic is None else 2
     trained = parameters * models if lora is None else adapter + parameters * (models - 1)
-    loading = FLOAT32 * parameters * models * trainer.ranks if is_cuda else 0.0
+    num_whole = models - (lora is None and backend_of(config).reads_parts(trainer))
+    loading = FLOAT32 * parameters * num_whole * trainer.ranks if is_cuda else 0.0
     has_checkpoints = bool(trainer.checkpoint.every_steps or trainer.checkpoint.every_s)
-    copies = 2 if trainer.ranks > 1 else 1
     kept = trainer.weights.keep if trainer.weights.place == "shm" else 0
     staged = config.rollout.num_workers if engine_of(config).environment is not None and kept else 0
     running = {
@@ -224,12 +225,22 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
         "versions kept": kept * version,
         "staged for engines": staged * whole,
         "merged by workers": MERGED_VERSIONS * config.rollout.num_workers * whole if is_lone else 0.0,
-        "checkpoint": copies * COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
+        "checkpoint": COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
+        "fixed models": _fixed_bytes(config, parameters) if is_cuda else 0.0,
         "earlier versions": _earlier_versions(config, FLOAT32 * adapter if lora is not None else whole),
         "earlier gradient": FLOAT32 * (adapter if lora is not None else parameters) if trainer.gradient_cosine else 0.0,
     }
     running["loading"] = max(0.0, loading - sum(running.values()))
     return {name: num_bytes for name, num_bytes in running.items() if num_bytes}
+
+
+def _fixed_bytes(config: RunConfig, parameters: float) -> float:
+    """Bytes of the reference model and the teacher that all ranks together keep in host memory."""
+    share = backend_of(config).fixed(config.trainer)
+    if not share.on_host:
+        return 0.0
+    reference = FLOAT32 * parameters if has_reference(config) and config.trainer.lora is None else 0.0
+    return share.part * config.trainer.ranks * (reference + teacher_bytes(config))
 
 
 def _earlier_versions(config: RunConfig, version_bytes: float) -> float:

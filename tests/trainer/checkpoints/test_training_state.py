@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from areal_like.errors import UserError, WeightError
 from trainer import training_state as module
 from trainer.export import write_model
+from trainer.gathered import gathered
+from trainer.host_copy import HostCopy, whole_part
 from trainer.training_state import (
     OPTIMIZER,
     ModelFiles,
@@ -132,9 +134,9 @@ def test_weights_and_the_rest_go_into_files_of_their_own(tmp_path: Path, tiny_mo
     source.mkdir()
     (source / "tokenizer.json").write_text("{}")
     weights = {f"weight/{name}": tensor.detach() for name, tensor in model.state_dict().items()}
-    facts = write_training_state(
-        target, {**weights, "exp_avg/a": torch.ones(3)}, {"generator/cpu": torch.zeros(2)}, files, source
-    )
+    parts = [whole_part(key, tensor) for key, tensor in {**weights, "exp_avg/a": torch.ones(3)}.items()]
+    with gathered(HostCopy().take(parts), None, 1 << 10) as tensors:
+        facts = write_training_state(target, tensors, {"generator/cpu": torch.zeros(2)}, files, source)
     assert set(load_file(target / "model.safetensors")) == set(model.state_dict())
     assert set(load_file(target / OPTIMIZER)) == {"exp_avg/a", "generator/cpu"}
     assert (target / "tokenizer.json").exists()

@@ -163,7 +163,7 @@ def test_trained_model_is_in_evaluation_mode_without_dropout_anywhere() -> None:
     for name in ("attention_dropout", "attn_dropout", "dropout"):
         setattr(layer, name, 0.4)
     layer.train()
-    module._without_dropout(layer)  # type: ignore[arg-type]
+    module.without_dropout(layer)  # type: ignore[arg-type]
     assert not layer.training
     assert layer[0].p == 0.0
     assert [getattr(layer, name) for name in ("attention_dropout", "attn_dropout", "dropout")] == [0.0, 0.0, 0.0]

@@ -53,9 +53,17 @@ def test_an_adapter_that_travels_alone_is_merged_in_the_memory_of_each_worker() 
     assert host["merged by workers"] == 3 * 2 * 4 * N
 
 
-def test_a_reference_model_is_whole_on_every_rank() -> None:
-    config = make(trainer={**GPU, "backend": "fsdp", "ranks": 4, "loss": {"kl_coef": 0.1}})
-    assert trainer_memory(config, SHAPE)[0].parts["reference model"] == 4 * N
+@pytest.mark.parametrize(("backend", "share"), [("fsdp", 0.25), ("auto", 0.25), ("deepspeed", 1.0)])
+def test_a_reference_model_is_sharded_if_the_backend_can(backend: str, share: float) -> None:
+    config = make(trainer={**GPU, "backend": backend, "ranks": 4, "loss": {"kl_coef": 0.1}})
+    assert trainer_memory(config, SHAPE)[0].parts["reference model"] == 4 * N * share
+
+
+def test_an_offloaded_reference_model_is_in_host_memory() -> None:
+    fsdp = {"backend": "fsdp", "ranks": 4, "fsdp": {"cpu_offload": True}}
+    config = make(trainer={**GPU, **fsdp, "loss": {"kl_coef": 0.1}})
+    assert "reference model" not in trainer_memory(config, SHAPE)[0].parts
+    assert host_memory(config, SHAPE)["fixed models"] == 4 * N
 
 
 def test_online_dpo_holds_a_reference_model_and_distillation_its_teacher(tmp_path: Path) -> None:
@@ -82,11 +90,13 @@ def test_fsdp_ranks_share_the_state_and_gather_two_layers_and_the_embeddings() -
     assert ranks.parts["gathered or cast"] == gathered
 
 
-def test_rank_0_of_fsdp_collects_the_full_weights_which_may_be_its_peak() -> None:
-    config = make(trainer={**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 2048})
-    leader, others = trainer_memory(config, SHAPE)
+def test_rank_0_of_fsdp_collects_full_weights_only_to_merge_an_adapter() -> None:
+    fsdp = {**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 2048}
+    (ranks,) = trainer_memory(make(trainer=fsdp), SHAPE)
+    assert (ranks.name, ranks.count) == ("trainer ranks 0 to 7", 8)
+    leader, others = trainer_memory(make(trainer={**fsdp, "lora": {"publish": "merged"}}), SHAPE)
     assert (leader.name, others.name, others.count) == ("trainer rank 0", "trainer ranks 1 to 7", 7)
-    assert leader.parts == {"weights, AdamW": 12 * N / 8, "full weights": 4 * N}
+    assert leader.parts["full weights"] == 4 * N
     assert others.total_bytes < leader.total_bytes
 
 
@@ -133,10 +143,12 @@ def test_in_host_memory_are_the_versions_kept_the_checkpoint_and_the_models_that
     config = make(model={"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"},
                   trainer={**GPU, "backend": "fsdp", "ranks": 4, "weights": {"kind": "shm", "keep": 3}})  # fmt: skip
     host = host_memory(config, SHAPE)
-    assert host == {"copy to publish": 2 * N, "versions kept": 6 * N, "checkpoint": 24 * N}
+    assert host == {"copy to publish": 2 * N, "versions kept": 6 * N, "checkpoint": 12 * N}
     none = make(trainer={**GPU, "backend": "fsdp", "ranks": 16, "weights": {"kind": "disk"},
                          "checkpoint": {"every_steps": 0}})  # fmt: skip
-    assert host_memory(none, SHAPE) == {"copy to publish": 4 * N, "loading": 60 * N}
+    assert host_memory(none, SHAPE) == {"copy to publish": 4 * N}, "each rank reads its part"
+    whole = none.model_copy(update={"trainer": none.trainer.model_copy(update={"backend": "deepspeed"})})
+    assert host_memory(whole, SHAPE)["loading"] == 60 * N
 
 
 def test_earlier_versions_and_gradients_are_in_host_memory_within_the_limit_of_each_rank() -> None:

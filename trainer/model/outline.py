@@ -1,0 +1,152 @@
+"""A model without its parameters, and its parameters as ranges of items in safetensors files.
+
+For backends in which a rank keeps a part of each parameter: the model is made on the meta device and distributed, and
+then each rank reads its part only. Full models are loaded in model.py.
+
+Not every folder can be read in parts: pickled weights, files with other names or shapes than the model's (transformers
+converts them when it loads), and files that hold a tied parameter twice. `sliced_source` returns None for these, and
+the caller loads the full model, which also reports what is missing or has another shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from areal_like.errors import UserError, WeightError
+from trainer.checkpoints.convert import INDEX, Stored, stored_in, stored_tensors
+from trainer.export import first_named
+from trainer.model.model import check_folder, without_dropout
+
+TORCH_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Dtypes of parameters that are read in parts, by their names in safetensors."""
+
+
+class SlicedSource:
+    """Reads parameters from safetensors files, any range of items of them, as float32."""
+
+    def __init__(self, stored: Mapping[str, Stored], piece_bytes: int, zeros: Collection[str] = ()) -> None:
+        """piece_bytes: most bytes of a file in memory at once. zeros: names of parameters that are zero at first."""
+        self._stored, self._piece_bytes, self._zeros = stored, max(1024, piece_bytes), frozenset(zeros)
+
+    def read(self, name: str, first: int, out: torch.Tensor) -> None:
+        """Read the items from `first` on into `out`: float32, contiguous, any shape and device.
+
+        Raises WeightError if the file is shorter than its header says.
+        """
+        flat_N = out.view(-1)
+        if name in self._zeros:
+            flat_N.zero_()
+            return
+        tensor = self._stored[name]
+        dtype = TORCH_FLOATS[tensor.dtype]
+        width = dtype.itemsize
+        num_items = max(1, self._piece_bytes // width)
+        is_direct = dtype == torch.float32 and out.device.type == "cpu"
+        with tensor.file.open("rb", buffering=0) as file:
+            file.seek(tensor.start + first * width)
+            for start in range(0, len(flat_N), num_items):
+                part_N = flat_N[start : start + num_items]
+                read_N = part_N if is_direct else torch.empty(len(part_N), dtype=dtype)
+                _fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
+                if not is_direct:
+                    part_N.copy_(read_N)
+
+
+def _fill(file: Any, view: memoryview, path: Path) -> None:
+    while len(view):
+        num_bytes = file.readinto(view)
+        if not num_bytes:
+            raise WeightError(f"{path} was cut short")
+        view = view[num_bytes:]
+
+
+def outline(folder: Path) -> PreTrainedModel:
+    """Return the model of `folder` with parameters and persistent buffers on the meta device, without dropout; other
+    buffers have their values, on the host. Raises UserError for a folder without a readable causal language model."""
+    config = check_folder(folder)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _compute_buffers(model)
+    return without_dropout(model)
+
+
+def sliced_source(folder: Path, model: PreTrainedModel, piece_bytes: int) -> SlicedSource | None:
+    """Return the source of all tensors of an `outline`; None if the folder cannot be read in parts.
+
+    piece_bytes: most bytes of a file in memory at once.
+    """
+    if is_converted(model) or not _has_safetensors(folder):
+        return None
+    try:
+        stored = stored_tensors(folder)
+    except UserError:  # reported by transformers' own loading
+        return None
+    wanted = first_named(model)
+    tied = model.state_dict().keys() - wanted.keys()
+    if tied & stored.keys():
+        return None
+    for name, tensor in wanted.items():
+        found = stored.get(name)
+        if found is None or found.dtype not in TORCH_FLOATS or found.shape != tuple(tensor.shape):
+            return None
+        if tensor.dtype != torch.float32:
+            return None
+    return SlicedSource(stored, piece_bytes)
+
+
+class ReadMoments(Protocol):
+    """Reads AdamW's state of one parameter, when it is needed."""
+
+    def __call__(self, name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
+        """Return the moments of the parameter `name` in its full shape, and `step`, a scalar; float32; empty if there
+        is none. items: return only the items from the first to before the last, flat."""
+
+
+def moment_reader(file: Path, kinds: Mapping[str, Collection[str]]) -> ReadMoments:
+    """Return the reader of AdamW's state in a file. kinds: what the file has of each parameter, by its name."""
+    stored = dict(stored_in(file))
+    source = SlicedSource(stored, 0)  # float32 on the host is read in place
+
+    def read(name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
+        found = {}
+        for kind in kinds.get(name, ()):
+            shape = stored[f"{kind}/{name}"].shape
+            first, last = (0, math.prod(shape)) if items is None or kind == "step" else items
+            found[kind] = torch.empty(last - first, dtype=torch.float32)
+            source.read(f"{kind}/{name}", first, found[kind])
+            if last - first == math.prod(shape):
+                found[kind] = found[kind].view(shape)
+        return found
+
+    return read
+
+
+def is_converted(model: PreTrainedModel) -> bool:
+    """True if tensors have other names or shapes on disk than in memory (transformers' weight conversions)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    holder: Any = model
+    known = getattr(holder, "_weight_conversions", None)
+    return bool(get_model_conversion_mapping(model, add_legacy=False) if known is None else known)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX).is_file() or (folder / "model.safetensors").is_file()
+
+
+def _compute_buffers(model: Any) -> None:
+    """Compute the buffers that are not in files (rotary frequencies), as transformers does after it has loaded one."""
+    for parameter in model.state_dict(keep_vars=True).values():
+        parameter._is_hf_initialized = True  # left alone
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        module_name, _, key = name.rpartition(".")
+        model.get_submodule(module_name)._buffers[key] = torch.empty_like(buffer, device="cpu")
+    for module in model.modules():
+        module._is_hf_initialized = False
+    model.initialize_weights()
