@@ -235,6 +235,16 @@ def _logprob_memory(result: Result) -> list[Panel]:
     return [Panel("peak memory, MB", places, series, is_logarithmic=True)]
 
 
+def _sharded_memory(result: Result) -> list[Panel]:
+    rows = [row for row in result["rows"] if row["share_mb"] is not None]
+    phases = list(dict.fromkeys(row["phase"] for row in rows))
+    peaks = [max(row["peak_mb"] for row in rows if row["phase"] == phase) for phase in phases]
+    shares = [next(row["share_mb"] for row in rows if row["phase"] == phase) for phase in phases]
+    limits = [share + result["limit_buckets"] * result["bucket_mb"] for share in shares]
+    series = [Series("share", shares), Series("largest peak", peaks), Series("limit", limits)]
+    return [Panel("tensors of one rank, MB", phases, series)]
+
+
 def _memory(result: Result) -> list[Panel]:
     rows = result["rows"]
     series = [Series(name, [row[f"{name}_bytes"] / 1e6 for row in rows]) for name in ("measured", "predicted")]
@@ -354,6 +364,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "learning_curves": _learning_curves,
     "objectives": _objectives,
     "logprob_memory": _logprob_memory,
+    "sharded_memory": _sharded_memory,
     "memory": _memory,
     "modes": _paired,
     "packing": _packing,

@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.preference,
         parts.packing,
         parts.logprob_memory,
+        parts.sharded_memory,
         parts.memory,
         parts.prompt_sharing,
         parts.row_order,

@@ -277,6 +277,24 @@ def _ratio(rounds: Sequence[float]) -> str:
 _PACKERS = ("algorithm_1", "first_fit", "fixed_count")
 
 
+def sharded_memory(result: Result) -> str:
+    """A line for each phase, with the largest rank."""
+    bucket, lines = result["bucket_mb"], []
+    for phase in dict.fromkeys(row["phase"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["phase"] == phase]
+        share, peak = rows[0]["share_mb"], max(row["peak_mb"] for row in rows)
+        own = ("", "") if share is None else (f"{share:,.1f}", f"{(peak - share) / bucket:.2f}")
+        lines.append((phase, own[0], f"{rows[0]['peak_mb']:,.1f}", f"{peak:,.1f}", own[1]))
+    facts = (
+        f"{result['parameters']:,} parameters, {result['model_mb']:,.0f} MB in float32, on {result['ranks']} ranks, "
+        f"{'with' if result['has_reference'] else 'without'} a reference policy; buckets of {bucket:g} MB. Publishing "
+        f"blocked training for {result['publish_stall_s']:.2f} s, {result['publish_stall_share']:.2%} of a step of "
+        f"{result['step_tokens']:,} tokens."
+    )
+    head = ("phase", "share, MB", "peak of rank 0, MB", "largest peak, MB", "over the share, buckets")
+    return f"{facts}\n\n{table(head, lines)}"
+
+
 def logprob_memory(result: Result) -> str:
     """One line per case."""
     rows = [
