@@ -20,7 +20,7 @@ class LocalChannel:
         self.pending: dict[int, list[Sequence[tuple[int, int]]]] = {rank: [] for rank in self._copies}
         """Messages that were asked for and not received."""
         self.ended: set[int] = set()
-        """Ranks that were told that nothing more is needed."""
+        """Ranks that were notified that nothing more is needed."""
         self.pieces: list[int] = []
         """Bytes of each message that was received."""
 

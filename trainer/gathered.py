@@ -171,7 +171,7 @@ class _Source:
     def _receive(self, bucket: Sequence[_Piece]) -> dict[int, int]:
         """Receive the pieces of other ranks; returns where those of each rank begin in the buffer."""
         sizes = {rank: sum(num_bytes for _, num_bytes in _spans(bucket, rank)) for rank in range(1, self._size)}
-        if not len(self._buffer_U):  # once: whoever reads still holds the last piece while the next ones are received
+        if not len(self._buffer_U):  # once: the reader still holds the last piece while the next ones are received
             self._buffer_U = torch.empty(min(self._bucket_bytes, self._far_bytes), dtype=torch.uint8)
         starts: dict[int, int] = {}
         start = 0

@@ -16,7 +16,7 @@ from rollout.workflow import SingleTurn
 step = GenerationCore.step
 
 
-def hang_for_ever(core):
+def hang_indefinitely(core):
     if Path({flag!r}).exists():
         Path({flag!r}).unlink()
         while True:
@@ -24,7 +24,7 @@ def hang_for_ever(core):
     return step(core)
 
 
-GenerationCore.step = hang_for_ever
+GenerationCore.step = hang_indefinitely
 
 
 class Hanging(SingleTurn):
@@ -42,6 +42,6 @@ def test_worker_whose_engine_hangs_is_replaced_and_its_stacks_are_in_the_log(are
     assert not flag.exists()
     log = (run.folder / "logs" / "rollout-0.log").read_text()
     assert "the engine thread has made no progress for 20 s" in log
-    assert "hang_for_ever" in log
+    assert "hang_indefinitely" in log
     assert run.summary["audit"] == "clean"
     assert run.summary["samples_consumed"] == 6 * 12 * 4

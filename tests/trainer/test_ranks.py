@@ -178,7 +178,7 @@ def test_ranks_that_read_their_parts_train_bit_for_bit_as_those_that_load_the_mo
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
     log = fsdp.log("fsdp-job", 1)
-    assert log.count("cannot be read in parts: every rank loads the full model") == 1, "the one that was told to"
+    assert log.count("cannot be read in parts: every rank loads the full model") == 1, "the rank that reports it"
 
 
 def test_a_sharded_reference_gives_the_divergence_of_a_whole_one(fsdp: Stage) -> None:
