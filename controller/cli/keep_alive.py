@@ -110,11 +110,8 @@ class KeepAlive:
     def _one(self, words: Sequence[str], announcement: Path) -> tuple[int, str]:
         """Run one child to its end. Returns its return code, and why it ended."""
         child = self._child = self._spawn(words, announcement)
-        silent, last, has_written = (
-            0,
-            self._status_time(),
-            False,
-        )  # reading large data sets comes before the first status
+        # Reading large data sets comes before the first status.
+        silent, last, has_written = 0, self._status_time(), False
         while True:
             try:
                 code = child.wait(POLL_S)
@@ -124,7 +121,8 @@ class KeepAlive:
             self._look_for_folder(announcement)
             newest = self._status_time()
             has_written = has_written or (newest != last and newest is not None)
-            silent, last = (silent + 1 if newest == last and has_written else 0), newest
+            is_silent = newest == last and has_written and not self._has_ended()
+            silent, last = (silent + 1 if is_silent else 0), newest
             if silent >= SILENT_POLLS:
                 child.kill()
                 return child.wait(), f"the controller had written no status for {SILENT_POLLS * POLL_S:.0f} s"
@@ -164,6 +162,10 @@ class KeepAlive:
 
     def _status_time(self) -> object:
         return self._status().get("time_s")
+
+    def _has_ended(self) -> bool:
+        """Whether the run is over: then summary, audit and report are written, which take long for a long run."""
+        return self._status().get("status") in ("finished", "stopped", "failed")
 
     def _status(self) -> dict[str, Any]:
         if self._folder is None:

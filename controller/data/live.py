@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,6 +28,8 @@ from areal_like.regular_file import check_regular
 from controller.config.run_config import RunConfig
 from controller.data.sources import RawRow, RawRows, find_files
 from controller.data.table import DrawOrder, RowReader, Table, load_train
+
+log = logging.getLogger(__name__)
 
 KEY = "data.train"
 RECORD = Path("data") / "followed.jsonl"
@@ -51,6 +54,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """Of these bytes."""
     new_rows: tuple[NewRow, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """File, line and reason of each new line that is no usable row."""
 
 
 def load_training(config: RunConfig, root: Path | None = None) -> Table:
@@ -88,6 +93,8 @@ class LiveTable(Table):
         (self._path,) = find_files(source.path or "", KEY)
         check_regular(self._path)
         self._offsets, self._numbers, self._kept = array("Q"), array("Q"), array("Q")
+        self._digests = array("q")
+        """Of the text of each line, by hash(): finds a line that was changed while this process reads it."""
         self._end = self._line = 0
         self._hash = hashlib.sha256()
         self.extents: list[Extent] = []
@@ -98,9 +105,8 @@ class LiveTable(Table):
             raise UserError("there are no complete rows in the file", where=str(self._path), remedy=remedy)
         first = [row for number, _, text in lines if (row := self._parsed(number, text)) is not None]
         raw = RawRows.of(first, lambda index: f"{self._path}:{self._numbers[index]}")
-        for number, offset, _ in lines:
-            self._offsets.append(offset)
-            self._numbers.append(number)
+        for number, offset, text in lines:
+            self._add_place(number, offset, text)
         self._reader = replace(RowReader.plan(raw, source.columns, KEY, source.template), chat=source.chat)
         digest = blake2b(digest_size=16)
         for index, fields in enumerate(first):
@@ -118,23 +124,34 @@ class LiveTable(Table):
         place = self._kept[index]
         with self._path.open("rb") as file:
             file.seek(self._offsets[place])
-            try:
-                row = self._reader.read(loads_finite(file.readline()), self.where(index))
-            except (ValueError, TypeError) as error:
-                raise OperationError(f"{self._path} changed while the run was reading it") from error
+            text = file.readline().rstrip(b"\r\n")
+        row = self._reader.read(loads_finite(text), self.where(index)) if hash(text) == self._digests[place] else ""
         if isinstance(row, str):
-            raise OperationError(f"{self._path} changed while the run was reading it")
+            what = "changed while the run followed it; restore its lines (new ones may be appended), then resume"
+            raise OperationError(f"{self.where(index)} {what}")
         return row
 
     def where(self, index: int) -> str:
         """See Table."""
         return f"{self._path}:{self._numbers[self._kept[index]]}"
 
+    def file_at(self, index: int) -> dict[str, Any]:
+        """`bytes` and `sha256` of the part of the file with which a row entered; empty before the first epoch."""
+        extent = next((one for one in self.extents if index < one.rows), None)
+        return {} if extent is None else {"bytes": extent.offset, "sha256": extent.sha256}
+
+    def index_at(self, number: int) -> int | None:
+        """The row at a line; None: it is none."""
+        place = bisect_left(self._numbers, number)
+        index = bisect_left(self._kept, place)
+        is_there = index < len(self._kept) and self._numbers[self._kept[index]] == number
+        return index if is_there else None
+
     def grow(self, epoch: int, first_draw: int) -> Extent:
         """Read the lines that were appended; those that are not usable rows are skipped. Returns the extent of an epoch
         that begins now. Raises OperationError if the file became shorter.
         """
-        before = len(self._kept)
+        before, num_skipped = len(self._kept), len(self.skipped)
         digests = self._append(None) if epoch else {}
         new = tuple(
             NewRow(where=self.where(index), offset=self._offsets[place], sha256=digests[place])
@@ -143,8 +160,10 @@ class LiveTable(Table):
         )
         extent = Extent(
             epoch=epoch, first_draw=first_draw, rows=len(self._kept), offset=self._end, sha256=self._hash.hexdigest(),
-            new_rows=new,
+            new_rows=new, skipped=tuple(self.skipped[num_skipped:]),
         )  # fmt: skip
+        for words in extent.skipped:
+            log.warning("an appended line is skipped: %s", words)
         self.extents.append(extent)
         return extent
 
@@ -162,12 +181,16 @@ class LiveTable(Table):
             fields = self._parsed(number, text)
             if fields is None:
                 continue
-            self._offsets.append(offset)
-            self._numbers.append(number)
-            place = len(self._offsets) - 1
+            place = self._add_place(number, offset, text)
             digests[place] = hashlib.sha256(text).hexdigest()
             self._take(place, fields)
         return digests
+
+    def _add_place(self, number: int, offset: int, text: bytes) -> int:
+        self._offsets.append(offset)
+        self._numbers.append(number)
+        self._digests.append(hash(text))
+        return len(self._offsets) - 1
 
     def _new_lines(self, until: int | None) -> list[tuple[int, int, bytes]]:
         """(number, offset, text) of complete lines that were not read yet and are not blank."""
@@ -176,7 +199,9 @@ class LiveTable(Table):
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._end:
                     raise OperationError(f"{self._path} became shorter while the run followed it")
-                file.seek(self._end)
+                file.seek(max(0, self._end - 1))
+                if self._end and file.read(1) != b"\n":
+                    raise OperationError(f"{self._path} changed while the run followed it: lines may only be appended")
                 while (until is None or self._end < until) and (line := file.readline()).endswith(b"\n"):
                     self._line, offset = self._line + 1, self._end
                     self._end += len(line)

@@ -43,7 +43,7 @@ def comparison(data: RunData) -> Comparison:
         if key in drawn
     ]  # fmt: skip
     lines += _source_lines(sources)
-    return Comparison(tuple(lines), " ".join([_verdict(lengths, sources), *_losses(lengths)]))
+    return Comparison(tuple(lines), " ".join([_verdict(data), *_losses(data)]))
 
 
 def find(data: RunData) -> list[Rated]:
@@ -79,8 +79,14 @@ def _source_lines(sources: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(f"groups of {source}", *(percent(share) for share in shares))
 
 
-def _verdict(lengths: Mapping[str, Any], sources: Mapping[str, Any]) -> str:
+def _verdict(data: RunData) -> str:
+    lengths, sources = _part(data, "lengths"), _part(data, "sources")
     lost = {name: one for name, one in _dict(lengths.get("lost")).items() if name != "filtered"}
+    if not lost and (unseen := sum(_unseen(data).values())):
+        return (
+            f"{figure(unseen)} drawn groups ended before they had an answer; all other samples of ended groups were "
+            "trained on, apart from groups that a filter removed."
+        )
     if not lost:
         return "Every drawn sample of an ended group was trained on, apart from groups that a filter removed."
     shift, z = number(lengths, "shift", 0.0), number(lengths, "shift_z", 0.0)
@@ -94,8 +100,16 @@ def _verdict(lengths: Mapping[str, Any], sources: Mapping[str, Any]) -> str:
     return f"What was trained on does not have the drawn distribution: {', '.join(parts)}."
 
 
-def _losses(lengths: Mapping[str, Any]) -> Iterator[str]:
-    for name, lost in _dict(lengths.get("lost")).items():
+def _unseen(data: RunData) -> dict[str, int]:
+    """Dropped groups whose answers have no length, by reason, such as those of prompts that are too long."""
+    lost, dropped = _dict(_part(data, "lengths").get("lost")), _part(data, "dropped_by_reason")
+    return {reason: count for reason, count in dropped.items() if reason not in lost}
+
+
+def _losses(data: RunData) -> Iterator[str]:
+    for reason, count in _unseen(data).items():
+        yield f"{reason.replace('_', ' ').capitalize()}: {figure(count)} groups without an answer."
+    for name, lost in _dict(_part(data, "lengths").get("lost")).items():
         tokens = f" with {figure(number(lost, 'tokens'))} tokens" if "tokens" in lost else ""
         yield f"{name.replace('_', ' ').capitalize()}: {figure(number(lost, 'samples'))} samples{tokens}."
 

@@ -27,6 +27,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,7 +169,9 @@ class RunSession:
         """Run from the first note to the exit of the last process."""
         await self._greet(session)
         storage.sweep_dead_folders()
-        if not await session.signals.unless_asked(session.launcher.open(session.note)):
+        async with self._status_of_preparing(session):  # a cluster may have no room for minutes
+            is_open = await session.signals.unless_asked(session.launcher.open(session.note))
+        if not is_open:
             return SessionResult(Outcome("stopped", "before the first step"))
         published_to = storage.open_weight_folder(session, self.folder.root / "model") if self.is_evaluation else None
         prepared = await self._prepare(session, published_to)
@@ -201,8 +204,14 @@ class RunSession:
             self.config, self.folder, launcher, display,
             publish_to=published_to, out_dir=self.folder.root / "model" if self.is_evaluation else None,
         )  # fmt: skip
-        async with session.telemetry.status.preparing(lambda: display.progress_text, lambda: prepare_process(launcher)):
+        async with self._status_of_preparing(session):
             return await session.signals.unless_asked(preparing)
+
+    @staticmethod
+    def _status_of_preparing(session: OpenSession) -> AbstractAsyncContextManager[None]:
+        """Context manager: status.json is written once a second."""
+        display, launcher = session.telemetry.display, session.launcher
+        return session.telemetry.status.preparing(lambda: display.progress_text, lambda: prepare_process(launcher))
 
     def _start(self, session: OpenSession) -> StartingPoint:
         """Find where earlier sessions ended; the totals continue from there."""

@@ -64,8 +64,10 @@ class GenerationCore:
         name an adapter of the decoder. `frozen`: what errors call a model that is not trained; empty for the policy."""
         self._make_decoder, self.device, self._tracer = make_decoder, device, tracer
         self.vocab_size, self.has_memory = vocab_size, has_memory
+        self.on_pass: Callable[[], None] = lambda: None
+        """Called in each pass of a prefill: a token boundary with long prompts has many."""
         if has_memory:
-            self.decoder = make_decoder()
+            self.decoder = self._made_decoder()
         self.slots, self.scheduler = Slots(num_slots, max_context), Scheduler(num_slots)
         self.sessions = Sessions(session_bytes)
         self._has_adapters, self._frozen = has_adapters, frozen
@@ -238,6 +240,7 @@ class GenerationCore:
         self.decoder.prefill([answer.row for answer in answers], prompts, starts, adapters)
         for context, end, start in zip(contexts, ends, starts, strict=True):
             for position in range(max(end, start), len(context)):
+                self.on_pass()
                 token_B = context[position : position + 1].astype(np.int64)
                 self.decoder.step(token_B, np.array([position], np.int64), adapters)
         self.counts["prefill_tokens"] += sum(map(len, contexts)) - sum(starts)
@@ -337,7 +340,12 @@ class GenerationCore:
     def take_memory(self) -> None:
         """Allocate a decoder again, without weights, if it was released."""
         if not self.has_memory:
-            self.decoder, self.has_memory = self._make_decoder(), True
+            self.decoder, self.has_memory = self._made_decoder(), True
+
+    def _made_decoder(self) -> Decoder:
+        decoder = self._make_decoder()
+        decoder.on_pass = lambda: self.on_pass()
+        return decoder
 
     def swap(self, version: int, interruption: Interruption) -> None:
         """Switch to the staged weights. Answers with tokens of a newer version (a rollback) end as `cancelled`."""

@@ -46,6 +46,8 @@ class Decoder(Protocol):
     vocab_size: int
     can_share: bool
     """Whether `share_rows`, `save_row` and `load_row` are supported, which copy a row's first tokens."""
+    on_pass: Callable[[], None]
+    """Called before each pass of `prefill`."""
 
     @property
     def num_bytes(self) -> int:
@@ -180,6 +182,7 @@ class LeanDecoder:
         self.shape = shape = ModelShape.of(config)
         self.vocab_size = shape.vocab_size
         self.device = device
+        self.on_pass: Callable[[], None] = lambda: None
         self._pass_tokens = CPU_PREFILL_TOKENS if device.type == "cpu" else PREFILL_TOKENS
         is_cpu_fp32 = device.type == "cpu" and dtype == torch.float32
         self._norm: Norm = (
@@ -281,6 +284,7 @@ class LeanDecoder:
         # A pass also copies the keys that its prompts see: not many times the tokens that it computes.
         rooms = [max(len(contexts[i]) - starts[i], -(-len(contexts[i]) // SEEN_PER_TOKEN)) for i in used]
         for chosen in plan_passes(rooms, self._pass_tokens):
+            self.on_pass()
             members = [used[index] for index in chosen]
             parts = [contexts[index] for index in members]
             adapters = None if adapters_N is None else adapters_N[members]

@@ -145,6 +145,7 @@ class EmbeddedEngine:
             num_threads=self._num_threads, tracer=self._tracer, has_memory=not self._starts_empty,
             has_spare=self._has_spare, adapters=list(self._adapters.values()),
         )  # fmt: skip
+        self._core.on_pass = self._watch.turn
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._watch.start()

@@ -7,7 +7,7 @@ It is slow: a step costs one forward call per active row. Results are correct fo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class GenericDecoder:
         model = model.to(device).eval().requires_grad_(False)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = device
+        self.on_pass: Callable[[], None] = lambda: None
         self._active = _Copy(model)
         self._spare = _Copy(copy.deepcopy(model)) if has_spare else self._active
         self._adapters = ModuleAdapters(adapters, [one.model for one in {self._active, self._spare}], dtype, device)
@@ -83,6 +84,7 @@ class GenericDecoder:
         assert not any(starts), "rows of the generic decoder are not shared"
         adapters = [BASE] * len(rows) if adapters_N is None else adapters_N.tolist()
         for row, context, adapter in zip(rows, contexts, adapters, strict=True):
+            self.on_pass()
             self._caches[row] = None
             if len(context):
                 self._forward(row, np.asarray(context, np.int64), adapter)

@@ -40,7 +40,7 @@ class TurnWatch:
         self._closed.set()
 
     def turn(self) -> None:
-        """Record a turn. Called by the watched thread."""
+        """Record a turn, or a part of one that takes long. Called by the watched thread."""
         self._num_turns += 1
 
     @contextlib.contextmanager

@@ -129,3 +129,15 @@ def test_key_with_white_space_or_other_letters_is_refused_and_not_shown(
     monkeypatch.setenv("THE_KEY", "   ")
     with pytest.raises(UserError, match="THE_KEY contains no key"):
         read_key(EndpointOptions(key_env="THE_KEY"), "here")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown_words"),
+    [("EMPTY", "status 503 (EMPTY queue)"), ("sk-12345678", "status 503 ([the key] queue)")],
+)
+def test_a_key_is_removed_from_replies_unless_it_is_as_short_as_a_word(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch, key: str, shown_words: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    _, failures = asked([(503, f"{key} queue".encode(), 0.0), (200, b"", 0.0)], key_env="JUDGE_KEY")
+    assert failures == [shown_words]

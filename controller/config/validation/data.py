@@ -75,7 +75,9 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
     for other, is_set in others.items():
         if is_set:
             yield Problem(
-                (key, other), "are mutually exclusive", f"remove one of them; {other} needs all rows at the start"
+                (key, other),
+                f"{key} and {other} are mutually exclusive",
+                f"remove one of them; {other} needs all rows at the start",
             )
 
 

@@ -82,9 +82,8 @@ def facts(graph: Graph, node: Node) -> dict[str, Any]:
         stages = (
             {name: made[name] for name in ("manifest", "sha256", "stages", "rows_in", "rows_out")} if made else None
         )
-        return {
-            "sha256": key[1] or None, "path": described.get("path"), "bytes": described.get("bytes"), "set": stages,
-        }  # fmt: skip
+        size = described.get("bytes") if described.get("sha256") == key[1] else None  # another part of a growing file
+        return {"sha256": key[1] or None, "path": described.get("path"), "bytes": size, "set": stages}
     if node.kind == "original":
         return {"file": key[1], "sha256": key[2] or None}
     if node.kind == "row":

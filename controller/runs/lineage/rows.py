@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
-from controller.data.origins import Origins, read_record, split_place
+from controller.data.cleaned_rows import cleaned_folder
+from controller.data.live import LiveTable
+from controller.data.origins import MANIFEST, ROWS, Origins, read_record, split_place
 from controller.data.table import Table
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.verify.data_rows import DataRows, read_rows
@@ -27,6 +29,7 @@ class RunRows:
         self.others: dict[str, str] = {}
         """Key of the configuration by name and path of each file that rows are not drawn from."""
         self._made: list[str] = []
+        own = cleaned_folder(folder.root) / ROWS
         sources = read_record(folder.root)["sources"]
         self.has_record = bool(sources)
         """Whether files were recorded at the start; a run of an earlier version has no data.json."""
@@ -34,6 +37,8 @@ class RunRows:
             self._made += [] if source.get("kind") == "path" else [str(source.get("name"))]
             is_trained = str(source["key"]).startswith(TRAINED_KEYS)
             for file in source.get("files", ()):
+                if source["key"] == "data.train" and own.is_file() and Path(file["path"]).parts[-3:] == own.parts[-3:]:
+                    file = _moved(file, own)  # the set that the run cleaned is in its folder
                 if is_trained:
                     self._files[file["name"]] = file
                 else:
@@ -47,8 +52,11 @@ class RunRows:
         """Name of a row's file or generator, and what data.json has of it (empty: nothing)."""
         if self._rows is None:
             return "", {}
-        name = (split_place(where) or (where, 0))[0]
-        return name, self._files.get(name, {})
+        name, number = split_place(where) or (where, 0)
+        found, table = self._files.get(name, {}), self._rows.table
+        if isinstance(table, LiveTable) and (index := table.index_at(number)) is not None:
+            return name, {**found, **table.file_at(index)}  # its hash at the start does not cover later rows
+        return name, found
 
     def is_made(self, name: str) -> bool:
         """Whether rows of this name are of a generator or dataset, so that there is no file with a hash."""
@@ -99,6 +107,14 @@ class RunRows:
                 places = [one["where"] for one in self.originals(where)[0]]
                 if any(place == text or _absolute(place) == wanted for place in places):
                     yield where
+
+
+def _moved(file: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What was recorded of a set that is now at another path."""
+    found = {**file, "name": str(path), "path": str(path.absolute())}
+    if "set" in found:
+        found["set"] = {**found["set"], "manifest": str(path.absolute().parent / MANIFEST)}
+    return found
 
 
 def _absolute(where: str) -> tuple[str, int] | str:

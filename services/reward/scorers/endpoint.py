@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from areal_like.errors import OperationError, UserError
-from areal_like.secret_values import replaced
+from areal_like.secret_values import MIN_CHARS, replaced
 from services.reward.option_files import read_key
 from services.reward.scorer_options import EndpointOptions
 from services.reward.scorers.port import CannotJudge, TookTooLong
@@ -55,7 +55,8 @@ class Endpoint:
         self._secrets: tuple[tuple[str, str], ...] = ()
         if (key := read_key(options, where)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
-            self._secrets = ((key, "the key"),)
+            # A short key, such as `EMPTY` of a local server, could be a part of any message.
+            self._secrets = ((key, "the key"),) if len(key) >= MIN_CHARS else ()
         self._runner: asyncio.Runner | None = None
         parts = urlsplit(url)
         self._client = httpx.AsyncClient(

@@ -162,6 +162,18 @@ def test_a_controller_that_writes_no_status_is_killed_and_resumed(stage: Stage) 
     assert row["cause"] == "the controller had written no status for 300 s"
 
 
+@pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
+def test_a_run_that_is_over_has_all_time_for_its_summary(stage: Stage, status: str) -> None:
+    def counts(child: Child) -> int | None:
+        words = {"step": 2, "time_s": float(min(child.num_polls, 5)), "status": status}
+        stage.folder.status.write_text(json.dumps(words))
+        return 0 if child.num_polls > 3 * module.SILENT_POLLS else None
+
+    assert stage.run(counts) == 0
+    assert stage.children[0].signals == []
+    assert read_restarts(stage.folder.root) == []
+
+
 def test_a_stop_is_passed_on_and_nothing_is_resumed(stage: Stage) -> None:
     def is_stopped(child: Child) -> int | None:
         if child.num_polls == 1:

@@ -116,6 +116,40 @@ def test_a_changed_file_is_refused_at_a_resume_and_a_shorter_one_ends_the_run(pa
         prompts(rows, range(7, 8))
 
 
+def test_a_line_that_is_changed_in_place_is_never_drawn(path: Path, tmp_path: Path) -> None:
+    rows = JobRows.load(config_of(path, "data.shuffle=false"))
+    rows.record_epochs(tmp_path)
+    assert prompts(rows, range(2)) == ["0+1=", "1+1="]
+    path.write_text(path.read_text().replace('"answer": "2"', '"answer": "9"'))
+    assert prompts(rows, range(1)) == ["0+1="]
+    with pytest.raises(OperationError, match=r"rows\.jsonl:2 changed while the run followed it; restore its lines"):
+        rows.train(1)
+
+
+def test_an_edit_that_moves_the_end_is_not_read_as_new_rows(path: Path, tmp_path: Path) -> None:
+    rows = JobRows.load(config_of(path, "data.shuffle=false"))
+    rows.record_epochs(tmp_path)
+    path.write_text(path.read_text().replace('"answer": "3"', '"answer": "3333"') + lines(3))
+    with pytest.raises(OperationError, match="lines may only be appended"):
+        rows.train(3)
+    assert len(read_extents(tmp_path)) == 1
+
+
+def test_skipped_lines_are_logged_and_recorded(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = JobRows.load(config_of(path))
+    rows.record_epochs(tmp_path)
+    append(path, "{\n" + lines(3) + '{"prompt": "7+1="}\n')
+    prompts(rows, range(4))
+    first, last = read_extents(tmp_path)[1].skipped
+    assert first.startswith(f"{path}:4: is not a row")
+    assert last.startswith(f"{path}:6: ")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"an appended line is skipped: {words}" for words in (first, last)
+    ]
+    prompts(rows, range(8))
+    assert read_extents(tmp_path)[2].skipped == ()
+
+
 def test_a_job_records_its_epochs_and_resumes_with_them(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,8 +203,8 @@ def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> Non
     [
         ("data.train={path: 'rows*.jsonl', follow: true}", "needs one .jsonl file"),
         ("data.train={generator: running_sum, follow: true}", "needs one .jsonl file"),
-        ("data.epochs=2", "data.train.follow: are mutually exclusive"),
-        ("data.train.stages=[schema]", "data.train.follow: are mutually exclusive"),
+        ("data.epochs=2", "data.train.follow and data.epochs are mutually exclusive"),
+        ("data.train.stages=[schema]", "data.train.follow and data.train.stages are mutually exclusive"),
     ],
 )
 def test_contradictions_are_found_by_validate(

@@ -53,6 +53,19 @@ def test_lost_tokens_and_both_verdicts_are_named() -> None:
     assert not [one for one in diagnose(run(lengths, even)) if one.kind == "source_shift"]
 
 
+def test_groups_without_any_answer_are_losses_too() -> None:
+    data = run({"drawn": SAME, "trained": SAME, "lost": {}, "shift": 0.0, "shift_z": 0.0})
+    assert data.summary is not None
+    data.summary["dropped_by_reason"] = {"prompt_too_long": 12}
+    words = comparison(data).words
+    assert words.startswith("12 drawn groups ended before they had an answer; all other samples")
+    assert "Prompt too long: 12 groups without an answer." in words
+    data.summary["lengths"] |= {"trained": FEWER, "lost": LOST, "shift_z": -7.0}
+    words = comparison(data).words
+    assert "does not have the drawn distribution" in words
+    assert "Prompt too long: 12 groups without an answer. Stale: 100 samples" in words
+
+
 def test_groups_that_a_filter_removed_are_no_loss() -> None:
     sources = {
         "drawn": {"data.mix.0": 200, "data.train": 200}, "trained": {"data.mix.0": 50, "data.train": 200},

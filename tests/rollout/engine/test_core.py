@@ -124,6 +124,22 @@ class Bench:
         return {number - 100: made.tokens_R.tolist() for number, made in self.core.progress().items()}
 
 
+@pytest.mark.parametrize(("num_slots", "num_passes"), [(1, 5), (NUM_SLOTS, 0)])
+def test_each_repeated_step_of_a_continued_answer_is_a_sign_of_life(num_slots: int, num_passes: int) -> None:
+    bench = Bench()
+    bench.core = GenerationCore(bench.make, VOCAB, num_slots, 40, torch.device("cpu"))
+    bench.core.version = 0
+    passes: list[int] = []
+    bench.core.on_pass = lambda: passes.append(1)
+    tokens = np.arange(3, 8, dtype=np.int32)
+    versions = np.zeros(5, np.int32)
+    bench.submit(0, prefix=Segment(tokens_R=tokens, logprobs_R=np.zeros(5, np.float32), versions_R=versions))
+    bench.core.refill()
+    assert len(passes) == num_passes
+    bench.decoder.on_pass()  # type: ignore[attr-defined]
+    assert len(passes) == num_passes + 1, "also the passes of the decoder"
+
+
 @pytest.fixture
 def bench() -> Bench:
     return Bench()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -13,7 +14,10 @@ import pytest
 from recorded_run import copy_run
 
 from controller.cli.main import main
-from controller.data.origins import DATA_FILE
+from controller.config.loading import load_config
+from controller.data.cleaned_rows import as_recorded
+from controller.data.job_rows import JobRows
+from controller.data.origins import DATA_FILE, record_data
 from controller.run_folder.run_folder import RunFolder
 
 
@@ -61,6 +65,48 @@ def test_a_row_knows_its_file_its_stages_and_its_original_line(ask: Any, run: Ru
     assert len(file["sha256"]) == 64
     assert [(one["kind"], one["removed"]) for one in file["set"]["stages"]] == [("schema", 1), ("exact_duplicates", 0)]
     assert ask("--row", "id=r3")["subjects"] == found["subjects"]
+
+
+def test_a_moved_run_still_knows_the_origins_of_the_set_that_it_cleaned(
+    ask: Any, run: RunFolder, tmp_path: Path
+) -> None:
+    first = copy_run(run, tmp_path / "first")
+    shutil.copytree(run.root.parent / "clean", first.root / "data" / "train")
+    stages = f"data: {{train: {{path: {run.root.parent}/raw.jsonl, stages: [schema]}}, shuffle: false}}\n"
+    kept = [line for line in first.config.read_text().splitlines(keepends=True) if not line.startswith("data:")]
+    first.config.write_text("".join([*kept, stages]))
+    record_data(as_recorded(load_config(str(first.config)).config, first.root), first.root)
+    before = ask("--row", f"{run.root.parent}/raw.jsonl:5", source=first.root)
+    moved = tmp_path / "moved"
+    first.root.rename(moved)
+    found = ask("--row", f"{run.root.parent}/raw.jsonl:5", source=moved)
+    assert named(found, "subjects", "row") == [f"{moved}/data/train/rows.jsonl:4"]
+    for kind in ("original", "source"):
+        assert named(found, "came_from", kind) == named(before, "came_from", kind) != []
+    assert ask(source=moved)["gaps"] == []
+
+
+def test_a_row_of_a_growing_file_has_the_hash_of_the_part_it_entered_with(
+    ask: Any, run: RunFolder, tmp_path: Path
+) -> None:
+    copy = copy_run(run, tmp_path / "copy")
+    path = tmp_path / "grows.jsonl"
+    path.write_bytes(b"".join((run.root.parent / "raw.jsonl").read_bytes().splitlines(keepends=True)[1:3]))
+    kept = [line for line in copy.config.read_text().splitlines(keepends=True) if not line.startswith("data:")]
+    copy.config.write_text("".join([*kept, f"data: {{train: {{path: {path}, follow: true}}, shuffle: false}}\n"]))
+    config = load_config(str(copy.config)).config
+    record_data(config, copy.root)
+    rows = JobRows.load(config)
+    rows.record_epochs(copy.root)
+    start = path.read_bytes()
+    with path.open("ab") as file:
+        file.write((run.root.parent / "raw.jsonl").read_bytes().splitlines(keepends=True)[3])
+    rows.train(100)
+    for line, content in ((2, start), (3, path.read_bytes())):
+        (file_node,) = [
+            one for one in ask("--row", f"{path}:{line}", source=copy.root)["nodes"] if one["kind"] == "file"
+        ]
+        assert file_node["sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_both_directions_agree_for_every_sample(ask: Any, run: RunFolder) -> None:
