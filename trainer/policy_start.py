@@ -18,8 +18,9 @@ from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.port import Backend, FixedPolicy, PartsBackend, Setup
 from trainer.backends.registry import find_backend
 from trainer.config import TrainerSettings
-from trainer.model.model import load_causal_lm
+from trainer.model.model import check_folder, load_causal_lm
 from trainer.model.outline import SlicedSource, outline, sliced_source
+from trainer.model.sequence_group import check_heads
 from trainer.peer_errors import peer_errors_as_rank_lost
 from trainer.step import ready_model, ready_outline
 
@@ -49,7 +50,8 @@ def ready_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: 
     """
     if setup.source is None:
         disagreement_nats = ready_model(model, setup)
-        return make_backend(descriptor, model, setup), disagreement_nats
+        with peer_errors_as_rank_lost("loading the model"):
+            return make_backend(descriptor, model, setup), disagreement_nats
     ready_outline(model, setup)
     with peer_errors_as_rank_lost("loading the model"):
         backend = make_backend(descriptor, model, setup)
@@ -64,6 +66,8 @@ def load_fixed(
 
     Collective. Raises UserError.
     """
+    if (group := setup.ranks.sequence_group) is not None:  # a teacher's may differ from the policy's
+        check_heads(check_folder(folder).get_text_config().num_attention_heads, group.size)
     if descriptor.fixed_factory:
         model = outline(folder)
         source = sliced_source(folder, model, setup.settings.bucket_bytes)

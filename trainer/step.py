@@ -87,6 +87,8 @@ def ready_outline(model: PreTrainedModel, setup: Setup) -> None:
     """Switch a model without parameters to training; its backend checks it once each rank has its part."""
     _switch_to_training(model, setup)
     attach(model, setup.attention)
+    if setup.settings.router_replay:
+        attach_replay(model)
 
 
 def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
@@ -290,8 +292,9 @@ class TrainStep:
 
     def _reference_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
         if self.settings.lora is not None:
+            packed = replace(micro_batch.packed, routes_TLK=None)  # recorded for the policy, which shares the model
             with adapter_off(self.policy.model):
-                return self._logprobs(micro_batch, with_entropy=False)[0]
+                return self.policy.logprobs(packed, with_entropy=False)[0]
         return self._fixed_logprobs(self.reference, micro_batch)
 
     def _teacher_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:

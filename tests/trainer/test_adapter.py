@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +192,24 @@ def test_the_reference_is_the_base_and_no_second_model(
         expected_N, _ = training.policy.logprobs(batch.packed, with_entropy=False)
     torch.testing.assert_close(reference_N, expected_N, atol=0, rtol=0)
     assert step(training)["kl_reference"] > 1e-4
+
+
+def test_the_engines_routes_are_not_replayed_in_the_reference(
+    prepared: Path, make_samples: Callable[..., list[BatchSample]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = opened(prepared, settings={"loss": {"kl_coef": 0.1}})
+    batch = training.prepare(make_samples([2], version=0), 1).mini_batches[0][0]
+    packed = replace(batch.packed, routes_TLK=torch.zeros(batch.packed.num_tokens, 2, 2, dtype=torch.int32))
+    seen: list[bool] = []
+
+    def logprobs(packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, None]:
+        seen.append(packed.routes_TLK is None)
+        return torch.zeros(packed.num_predictions), None
+
+    monkeypatch.setattr(training.policy, "logprobs", logprobs)
+    training._step._reference_logprobs(replace(batch, packed=packed))
+    training._step._logprobs(replace(batch, packed=packed), with_entropy=False)
+    assert seen == [True, False]
 
 
 def test_the_exported_model_is_merged(prepared: Path, step: Callable[..., dict[str, float]]) -> None:

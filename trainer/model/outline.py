@@ -31,7 +31,8 @@ class SlicedSource:
     """Reads parameters from safetensors files, any range of items of them, as float32."""
 
     def __init__(self, stored: Mapping[str, Stored], piece_bytes: int, zeros: Collection[str] = ()) -> None:
-        """piece_bytes: most bytes of a file in memory at once. zeros: names of parameters that are zero at first."""
+        """piece_bytes: most bytes of a file in memory at once, besides what is read in place: float32 on the host.
+        zeros: names of parameters that are zero at first."""
         self._stored, self._piece_bytes, self._zeros = stored, max(1024, piece_bytes), frozenset(zeros)
 
     def read(self, name: str, first: int, out: torch.Tensor) -> None:
@@ -46,8 +47,8 @@ class SlicedSource:
         tensor = self._stored[name]
         dtype = TORCH_FLOATS[tensor.dtype]
         width = dtype.itemsize
-        num_items = max(1, self._piece_bytes // width)
         is_direct = dtype == torch.float32 and out.device.type == "cpu"
+        num_items = max(1, len(flat_N) if is_direct else self._piece_bytes // width)
         with tensor.file.open("rb", buffering=0) as file:
             file.seek(tensor.start + first * width)
             for start in range(0, len(flat_N), num_items):
@@ -111,7 +112,7 @@ class ReadMoments(Protocol):
 def moment_reader(file: Path, kinds: Mapping[str, Collection[str]]) -> ReadMoments:
     """Return the reader of AdamW's state in a file. kinds: what the file has of each parameter, by its name."""
     stored = dict(stored_in(file))
-    source = SlicedSource(stored, 0)  # float32 on the host is read in place
+    source = SlicedSource(stored, 0)  # float32 on the host is read in place, in one piece
 
     def read(name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
         found = {}

@@ -10,6 +10,7 @@ Shapes: T tokens, L layers of the model, K experts per token, E experts.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from typing import Any
@@ -38,10 +39,13 @@ class RouterReplay:
         logits_TE, scores_TK, chosen_TK = output
         routes_TK = self.routes_TLK[:, layer].to(chosen_TK.dtype)
         chosen_TK = torch.where(routes_TK >= 0, routes_TK, chosen_TK)
+        return logits_TE, self.scores(router, logits_TE, chosen_TK).to(scores_TK.dtype), chosen_TK
+
+    @staticmethod
+    def scores(router: Any, logits_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
+        """Compute the router's scores [T, K] of the chosen experts, float32."""
         values_TK = torch.softmax(logits_TE, dim=-1, dtype=torch.float).gather(-1, chosen_TK)
-        if router.norm_topk_prob:
-            values_TK = values_TK / values_TK.sum(dim=-1, keepdim=True)
-        return logits_TE, values_TK.to(scores_TK.dtype), chosen_TK
+        return values_TK / values_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else values_TK
 
 
 def attach_replay(model: PreTrainedModel) -> None:
@@ -53,7 +57,7 @@ def attach_replay(model: PreTrainedModel) -> None:
         if all(hasattr(module, key) for key in ("top_k", "num_experts", "norm_topk_prob", "weight"))
         and (found := _LAYER.search(name)) is not None
     }
-    if not routers:
+    if not routers or not all(_is_known(router) for router in routers.values()):
         raise UserError(
             f"the routers of {config.model_type} cannot be replayed",
             where=KEY,
@@ -63,6 +67,16 @@ def attach_replay(model: PreTrainedModel) -> None:
     for layer, router in routers.items():
         router.register_forward_hook(functools.partial(replay.route, layer))
     setattr(model, _ATTRIBUTE, replay)
+
+
+def _is_known(router: torch.nn.Module) -> bool:
+    """True if replaying a router's own choice gives its own scores: not if it uses a sigmoid or a scaling factor."""
+    probe: Any = copy.deepcopy(router).to_empty(device="cpu")  # the model may be on the meta device
+    for tensor in (*probe.parameters(), *probe.buffers()):
+        tensor.data = torch.arange(tensor.numel(), dtype=torch.float32).view(tensor.shape).sin()
+    with torch.no_grad():
+        logits_TE, scores_TK, chosen_TK = probe(torch.eye(4, probe.weight.shape[-1]))
+        return torch.allclose(RouterReplay.scores(probe, logits_TE, chosen_TK), scores_TK, atol=1e-5)
 
 
 def set_routes(model: PreTrainedModel, routes_TLK: torch.Tensor | None) -> None:

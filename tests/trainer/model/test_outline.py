@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+import trainer.model.outline
 from areal_like.errors import WeightError
 from trainer.export import first_named, write_model
 from trainer.model.model import load_causal_lm
@@ -150,3 +151,16 @@ def test_moments_are_read_whole_or_in_parts(tmp_path: Path) -> None:
     assert part["step"].shape == whole["step"].shape == ()
     assert float(part["step"]) == 3.0
     assert read("b", None) == {}
+
+
+def test_float32_on_the_host_is_read_in_one_piece_however_small_pieces_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"exp_avg/a": torch.randn(3000)}, tmp_path / "optimizer.safetensors")
+    sizes: list[int] = []
+    fill = trainer.model.outline._fill
+    monkeypatch.setattr(
+        trainer.model.outline, "_fill", lambda file, view, path: (sizes.append(len(view)), fill(file, view, path))
+    )
+    moment_reader(tmp_path / "optimizer.safetensors", {"a": ["exp_avg"]})("a", (10, 3000))
+    assert sizes == [4 * 2990]

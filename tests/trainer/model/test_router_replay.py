@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,22 +12,29 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
+from trainer.backends.port import Setup
+from trainer.config import TrainerSettings
+from trainer.export import write_model
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.experts import attach_experts
 from trainer.model.logprobs import token_logprobs
+from trainer.model.outline import outline
 from trainer.model.packed import PackedSequences
 from trainer.model.router_replay import attach_replay, set_routes
+from trainer.ranks import Ranks
+from trainer.step import ready_outline
 
 LENGTHS, LAYERS, CHOSEN, EXPERTS = (9, 30, 5), 3, 2, 6
+MIXTURE: dict[str, Any] = {
+    "num_key_value_heads": 2, "num_hidden_layers": LAYERS, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN,
+    "moe_intermediate_size": 24, "norm_topk_prob": True,
+}  # fmt: skip
 
 
 @pytest.fixture
 def model(tiny_model: Any) -> PreTrainedModel:
     """The second layer is dense."""
-    made = tiny_model(
-        "qwen3_moe", num_key_value_heads=2, num_hidden_layers=LAYERS, num_experts=EXPERTS, num_experts_per_tok=CHOSEN,
-        moe_intermediate_size=24, norm_topk_prob=True, mlp_only_layers=[1],
-    )  # fmt: skip
+    made = tiny_model("qwen3_moe", **MIXTURE, mlp_only_layers=[1])
     attach(made, AttentionChoice("sdpa", "test"))
     attach_experts(made)
     return made
@@ -115,3 +124,30 @@ def test_routes_of_another_model_and_models_without_routers_are_refused(
         set_routes(model, torch.zeros(7, 4, CHOSEN, dtype=torch.int32))
     with pytest.raises(UserError, match=r"trainer\.router_replay: the routers of qwen3 cannot be replayed"):
         attach_replay(tiny_model("qwen3"))
+
+
+def test_routers_with_other_scores_are_refused_although_they_have_the_same_attributes(tiny_model: Any) -> None:
+    model = tiny_model(
+        "deepseek_v3", num_hidden_layers=2, first_k_dense_replace=0, n_routed_experts=8, num_experts_per_tok=2,
+        n_group=1, topk_group=1, moe_intermediate_size=16, n_shared_experts=1, q_lora_rank=8, kv_lora_rank=8,
+        qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, num_key_value_heads=4,
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"the routers of deepseek_v3 cannot be replayed"):
+        attach_replay(model)
+
+
+def test_a_model_whose_parameters_are_read_later_replays_and_is_refused_in_the_same_way(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    settings = TrainerSettings(router_replay=True)
+    setup = Setup(settings, 1.0, 1, AttentionChoice("sdpa", "test"), Ranks.alone())
+    for family, expected in (("qwen3", pytest.raises(UserError, match="qwen3 cannot be replayed")),
+                             ("qwen3_moe", contextlib.nullcontext())):  # fmt: skip
+        folder = tmp_path / family
+        folder.mkdir()
+        write_model(tiny_model(family, **({} if family == "qwen3" else MIXTURE)), folder, dtype="float32")
+        model = outline(folder)
+        with expected:
+            ready_outline(model, setup)
+            with pytest.raises(UserError, match="the engine recorded experts of shape"):
+                set_routes(model, torch.zeros(7, 9, CHOSEN, dtype=torch.int32))
