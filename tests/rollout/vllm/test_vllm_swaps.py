@@ -10,10 +10,18 @@ import psutil
 import pytest
 
 from areal_like.errors import EngineError, UserError, WeightError
+from rollout.engine.vllm.probe import Probe
 
 pytestmark = pytest.mark.processes
 
 SLOW = "0.01"
+
+
+class FakeProbes:
+    """Makes probes with the log-probs that the fake server reports."""
+
+    def make(self, version, folder):
+        return Probe(version, (1, 2, 3), (-0.5, -0.5))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_kv"])
@@ -95,6 +103,74 @@ def test_a_server_that_hangs_or_dies_in_a_load_is_replaced_by_one_that_loads_it(
                 fake_vllm.check(outcome.segment)
             assert words in fake_vllm.reports[0]
 
+    fake_vllm.run(body())
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_kv"])
+def test_a_connection_that_breaks_in_a_load_does_not_make_a_good_version_a_refused_one(fake_vllm, monkeypatch, mode):
+    monkeypatch.setenv("FAKE_BREAK_LOADING", "1")
+    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+
+    async def body():
+        async with fake_vllm.engine(interruption=mode) as engine:
+            tasks = await fake_vllm.begin(engine)
+            await engine.load_version(fake_vllm.publish(1), mode)
+            assert engine.version == 1
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert len(outcome.segment) == 60
+            assert "the connection broke in the load of version 1" in fake_vllm.reports[0]
+
+    fake_vllm.run(body())
+
+
+def test_answers_that_end_before_a_load_is_verified_use_no_token_of_it(fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_BREAK_PROBE", "1")
+    monkeypatch.setenv("FAKE_WRONG_PROBE", "1")
+    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+
+    async def body():
+        async with fake_vllm.engine(interruption="keep_kv") as engine:
+            engine._probes = FakeProbes()
+            tasks = await fake_vllm.begin(engine)
+            with pytest.raises(WeightError, match=r"probe prompt differ by 0\.4 nats from those of version 1"):
+                await engine.load_version(fake_vllm.publish(1), "keep_kv")
+            assert engine.version == 0
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0}
+
+    fake_vllm.run(body())
+
+
+def test_a_probe_with_an_answer_of_another_form_leaves_the_old_version_on_a_new_server(fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_ODD_PROBE", "1")
+    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+
+    async def body():
+        async with fake_vllm.engine(interruption="keep_kv") as engine:
+            engine._probes = FakeProbes()
+            tasks = await fake_vllm.begin(engine)
+            with pytest.raises(WeightError, match="log-probs of 2 positions for a prompt of 3"):
+                await engine.load_version(fake_vllm.publish(1), "keep_kv")
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0}
+
+    fake_vllm.run(body())
+
+
+def test_a_new_server_whose_weights_are_wrong_is_replaced_by_another(fake_vllm, monkeypatch):
+    async def body():
+        async with fake_vllm.engine() as engine:
+            engine._probes = FakeProbes()
+            await engine.load_version(fake_vllm.publish(1), "recompute")
+            os.kill((await engine._started().keeper.ready()).process.pid, signal.SIGKILL)
+            outcome = await engine.generate(fake_vllm.ask())
+            fake_vllm.check(outcome.segment)
+            assert "probe prompt differ by 0.4 nats from those of version 1" in fake_vllm.reports[1]
+
+    monkeypatch.setenv("FAKE_WRONG_AT_START", "1")
     fake_vllm.run(body())
 
 
