@@ -1,7 +1,8 @@
 """A stand-in for `python -m vllm.entrypoints.cli.main`: the endpoints and manners of vLLM's control plane, no model.
 
 Token at output position p of a request is (last input token + 1 + p) % 50, whatever the version; its log-prob is
--(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave.
+-(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave;
+`FAKE_HOLD` says after how many tokens answers of the first server wait, by the version in use.
 """
 
 import argparse
@@ -35,6 +36,7 @@ class Server:
         self.is_paused = self.is_updating = self.is_loaded = False
         self.calls = []
         self.requests = {}
+        self.holds = {} if self.marked("started") else json.loads(os.environ.get("FAKE_HOLD", "{}"))
 
     async def generate(self, request):
         body = await request.json()
@@ -78,7 +80,7 @@ class Server:
             new = []
             if mine["is_aborted"]:
                 finish = "abort"
-            elif self.is_paused:
+            elif self.is_paused or len(tokens) >= self.holds.get(self.version, 1000):
                 continue
             else:
                 new = [(ids[-1] + 1 + len(tokens)) % 50]
