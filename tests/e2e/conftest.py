@@ -324,27 +324,31 @@ def learning() -> list[str]:
     return LEARNING
 
 
+@contextlib.contextmanager
+def server_python(variable: str, folder: str, title: str, target: str) -> Iterator[str]:
+    """The interpreter that `variable` names, else that of an environment in the checkout whose build has ended: one
+    that failed leaves an interpreter without packages. The test is skipped if there is none."""
+    python, stamp = REPOSITORY / folder / "bin" / "python", REPOSITORY / folder / ".areal_like-built"
+    if variable in os.environ:
+        python = stamp = Path(os.environ[variable])
+    if not stamp.is_file():
+        pytest.skip(f"no {title} here: make {target}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, str(python))
+        yield str(python)
+
+
 @pytest.fixture(scope="session")
 def sglang_python() -> Iterator[str]:
     """Interpreter of the environment `make sglang-cpu` builds; also in the variable AREAL_LIKE_SGLANG_PYTHON."""
-    name = "AREAL_LIKE_SGLANG_PYTHON"
-    python = os.environ.get(name) or str(REPOSITORY / ".venv-sglang" / "bin" / "python")
-    if not Path(python).is_file():
-        pytest.skip("no SGLang here: make sglang-cpu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, python)
+    with server_python("AREAL_LIKE_SGLANG_PYTHON", ".venv-sglang", "SGLang", "sglang-cpu") as python:
         yield python
 
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Iterator[str]:
     """Interpreter of the environment `make vllm-cpu` builds; also in the variable AREAL_LIKE_VLLM_PYTHON."""
-    name = "AREAL_LIKE_VLLM_PYTHON"
-    python = os.environ.get(name) or str(REPOSITORY / ".venv-vllm" / "bin" / "python")
-    if not Path(python).is_file():
-        pytest.skip("no vLLM here: make vllm-cpu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, python)
+    with server_python("AREAL_LIKE_VLLM_PYTHON", ".venv-vllm", "vLLM", "vllm-cpu") as python:
         yield python
 
 

@@ -114,7 +114,8 @@ class Launch:
                 "TORCHDYNAMO_DISABLE": "1",  # `enforce-eager` leaves small functions that a compiler would build
             }
         elif ":" in self.settings.device:
-            variables["CUDA_VISIBLE_DEVICES"] = _devices(self.settings.device, self.settings.vllm.tp_size)
+            visible, count = variables.get("CUDA_VISIBLE_DEVICES"), self.settings.vllm.tp_size
+            variables["CUDA_VISIBLE_DEVICES"] = _devices(self.settings.device, count, visible)
         return variables | own | {"PYTHONPATH": ":".join(path)}
 
 
@@ -144,7 +145,9 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument]) -> list
     return ENVIRONMENT.argument_words(given, table, _WHERE)
 
 
-def _devices(device: str, count: int) -> str:
-    """The GPUs of a server whose first one is `cuda:N`."""
+def _devices(device: str, count: int, visible: str | None) -> str:
+    """The GPUs of a server whose first one is `cuda:N` of those that are visible to this process: CUDA's names of
+    them."""
     first = int(device.partition(":")[2])
-    return ",".join(str(first + rank) for rank in range(count))
+    names = [name.strip() for name in visible.split(",")] if visible else [str(gpu) for gpu in range(first + count)]
+    return ",".join(names[first : first + count])

@@ -148,13 +148,17 @@ class VLLMClient(HttpCalls):
             raise ServerGone("the stream ended before its token counts")
 
     async def prompt_logprobs(self, tokens: list[int]) -> list[float]:
-        """Log-probs of tokens 1, 2, ... of a prompt, each given those before it. The prefix cache is not used."""
+        """Log-probs of tokens 1, 2, ... of a prompt, each given those before it. The prefix cache is not used. Raises
+        ServerRefused, also for a reply of another form."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         answer = await self._post(GENERATE, {"token_ids": tokens, "sampling_params": sampling})
         rows = answer.get("prompt_logprobs") or []
         if len(rows) != len(tokens):
-            raise EngineError(f"the server sent log-probs of {len(rows)} positions for a prompt of {len(tokens)}")
-        return [float(row[str(token)]["logprob"]) for token, row in zip(tokens[1:], rows[1:], strict=True)]
+            raise ServerRefused(GENERATE, 200, f"log-probs of {len(rows)} positions for a prompt of {len(tokens)}")
+        try:
+            return [float(row[str(token)]["logprob"]) for token, row in zip(tokens[1:], rows[1:], strict=True)]
+        except (KeyError, TypeError) as error:
+            raise ServerRefused(GENERATE, 200, f"no log-prob of a prompt's token ({error!r})") from error
 
     async def abort(self, request_id: str) -> None:
         """End one request; its stream receives the tokens so far, with finish reason `abort`."""

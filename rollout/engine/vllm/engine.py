@@ -245,8 +245,8 @@ class VLLMEngine:
 
     async def _swap(self, ready: _Ready, interruption: Interruption) -> float:
         """Replace the weights at a token boundary and return the pause in seconds. A server that dies meanwhile, or is
-        not done within `load_timeout_s`, is replaced, and the swap is made on the new server. Raises WeightError: the
-        old version stays in use.
+        not done within `load_timeout_s`, or whose connection breaks during the load, is replaced, and the swap is made
+        on the new server. Raises WeightError: the old version stays in use.
         """
         parts, staged = self._started(), ready.staged
         keeper, attempts = parts.keeper, parts.attempts
@@ -266,7 +266,11 @@ class VLLMEngine:
                 reason = f"it hangs in the swap to version {staged.version} ({words})"
                 await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerGone as error:
-                await keeper.settle(live.epoch, str(error))
+                found = await keeper.settle(live.epoch, str(error))
+                if found.epoch == live.epoch and not attempts.proven.is_set():
+                    # vLLM refuses to begin another update while one is open, and its weights are not known.
+                    reason = f"the connection broke in the load of version {staged.version} ({error})"
+                    await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerRefused as error:
                 log.warning("the server refused version %d, but may have loaded part of it", staged.version)
                 await keeper.replace(live.epoch, f"it refused version {staged.version}")
@@ -280,8 +284,8 @@ class VLLMEngine:
         return time.monotonic() - start_s
 
     async def _exchange(self, client: VLLMClient, ready: _Ready, interruption: Interruption) -> None:
-        """Pause, load a version into the server, resume, and verify it. Nothing that it generates is looked at before
-        it is verified (`Attempts.proven`)."""
+        """Pause, load a version into the server, resume, and verify it. From the load on, nothing that it sends is looked
+        at before the version is verified (`Attempts.proven`)."""
         parts, staged = self._started(), ready.staged
         attempts = parts.attempts
         trace_s, num_running = self._now_s(), attempts.num_streaming
@@ -289,10 +293,10 @@ class VLLMEngine:
             await attempts.end_attempts(client, self._settings.vllm.control_timeout_s)
         await client.pause(clear_cache=interruption != "keep_kv")
         attempts.weights_change()
+        attempts.proven.clear()
         load_s = time.monotonic()
         await client.load(str(staged.folder), staged.version, staged.shapes)
         load_s = time.monotonic() - load_s
-        attempts.proven.clear()
         await client.resume()
         if ready.probe is not None:
             await ready.probe.check(client)

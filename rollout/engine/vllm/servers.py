@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import EngineError, UserError
+from areal_like.errors import EngineError, UserError, WeightError
 from rollout.config import VLLMSettings
 from rollout.engine.server.kind import AnswerRequest, ModelFolder, ServerStart
 from rollout.engine.server.process import SHARED_MEMORY, last_words
@@ -44,7 +44,10 @@ class VLLMServers:
         """Prepare it for loads, and verify the version that it was started with. Raises EngineError."""
         await client.prepare(home.version)
         if self.probe is not None and self.probe.version == home.version:
-            await self.probe.check(client)
+            try:
+                await self.probe.check(client)
+            except WeightError as error:
+                raise EngineError(str(error)) from error  # the fault of this server: another one is started
         return True
 
     def explain(self, tail: str, ended: str, log_path: Path) -> Exception:

@@ -1,7 +1,8 @@
 """A stand-in for `python -m vllm.entrypoints.cli.main`: the endpoints and manners of vLLM's control plane, no model.
 
 Token at output position p of a request is (last input token + 1 + p) % 50, whatever the version; its log-prob is
--(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave.
+-(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave;
+`FAKE_HOLD` says after how many tokens answers of the first server wait, by the version in use.
 """
 
 import argparse
@@ -31,16 +32,17 @@ FLAGS = (
 class Server:
     def __init__(self, arguments):
         self.arguments = arguments
-        self.version, self.loaded = "default", None
-        self.is_paused = self.is_updating = False
+        self.version = "default"
+        self.is_paused = self.is_updating = self.is_loaded = False
         self.calls = []
         self.requests = {}
+        self.holds = {} if self.marked("started") else json.loads(os.environ.get("FAKE_HOLD", "{}"))
 
     async def generate(self, request):
         body = await request.json()
         self.calls.append(["generate", body.get("cache_salt"), len(body["token_ids"]), body["sampling_params"]])
         if "prompt_logprobs" in body["sampling_params"]:
-            return self.probe(body)
+            return await self.probe(request, body)
         response = web.StreamResponse()
         await response.prepare(request)
         mine = self.requests[f"generate-tokens-{body['request_id']}"] = {"is_aborted": False}
@@ -52,10 +54,23 @@ class Server:
             self.requests.pop(f"generate-tokens-{body['request_id']}", None)
         return response
 
-    def probe(self, body):
-        ids = body["token_ids"]
-        rows = [None] + [{str(one): {"logprob": -0.5, "rank": 1}} for one in ids[1:]]
+    async def probe(self, request, body):
+        if self.version == os.environ.get("FAKE_BREAK_PROBE") and not self.marked("broke a probe"):
+            while self.requests:  # answers end before the weights are verified
+                await asyncio.sleep(TICK_S)
+            return self.broken_off(request)
+        is_wrong = self.version == os.environ.get("FAKE_WRONG_PROBE")
+        if not self.is_loaded and "FAKE_WRONG_AT_START" in os.environ and not self.marked("wrong at a start"):
+            is_wrong = True
+        if self.version == os.environ.get("FAKE_ODD_PROBE"):
+            return web.json_response({"choices": [], "prompt_logprobs": [None, None]})
+        rows = [None] + [{str(one): {"logprob": -0.9 if is_wrong else -0.5, "rank": 1}} for one in body["token_ids"][1:]]
         return web.json_response({"choices": [], "prompt_logprobs": rows})
+
+    def broken_off(self, request):
+        """The client sees its connection break; the server goes on."""
+        request.transport.abort()
+        return web.json_response({})
 
     async def stream(self, body, mine, response):
         ids, limit, spans, tokens = body["token_ids"], body["sampling_params"]["max_tokens"], [], []
@@ -65,7 +80,7 @@ class Server:
             new = []
             if mine["is_aborted"]:
                 finish = "abort"
-            elif self.is_paused:
+            elif self.is_paused or len(tokens) >= self.holds.get(self.version, 1000):
                 continue
             else:
                 new = [(ids[-1] + 1 + len(tokens)) % 50]
@@ -112,6 +127,9 @@ class Server:
 
     async def start(self, request):
         assert self.is_paused, "weights are changed under running answers"
+        if self.is_updating:
+            words = "start_weight_update called while a weight update is already active"
+            return web.json_response({"error": words}, status=500)
         self.is_updating = True
         return web.json_response({})
 
@@ -125,13 +143,15 @@ class Server:
             os._exit(9)
         if version == os.environ.get("FAKE_HANG_LOADING") and not self.marked("hung loading"):
             await asyncio.sleep(3600)
+        if version == os.environ.get("FAKE_BREAK_LOADING") and not self.marked("broke a load"):
+            return self.broken_off(request)
         assert self.is_updating
         assert (Path(info["folder"]) / "model.safetensors").exists()
         return web.json_response({})
 
     async def finish(self, request):
         self.version = (await request.json())["weight_version"]
-        self.is_updating = False
+        self.is_updating, self.is_loaded = False, True
         return web.json_response({})
 
     async def init(self, request):

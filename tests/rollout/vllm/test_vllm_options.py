@@ -120,8 +120,18 @@ def test_the_environment_has_the_key_our_file_and_the_users_path(tmp_path: Any) 
     assert first.endswith("rollout/engine/vllm/inside")
     assert (second, variables["X"], variables["AREAL_LIKE_VLLM_KEY"]) == ("/mine", "1", "secret")
     assert variables["TMPDIR"] == str(tmp_path)
-    gpu = launch("cuda:2", tp_size=2).variables(tmp_path, "secret")
-    assert gpu["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted"), [(None, "2,3"), ("4,5,6,7", "6,7"), ("GPU-a, GPU-b, GPU-c, GPU-d", "GPU-c,GPU-d")]
+)
+def test_a_servers_gpus_are_counted_among_those_that_its_worker_sees(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, visible: str | None, wanted: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert launch("cuda:2", tp_size=2).variables(tmp_path, "secret")["CUDA_VISIBLE_DEVICES"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,24 @@ import psutil
 import pytest
 
 from areal_like.errors import EngineError, UserError, WeightError
+from rollout.engine.vllm.probe import Probe
 
 pytestmark = pytest.mark.processes
 
-SLOW = "0.01"
+HELD = '{"0": 5}'
+"""Answers under version 0 wait after five tokens, so that none ends before what a test does, however slow it is."""
+
+
+class FakeProbes:
+    """Makes probes with the log-probs that the fake server reports."""
+
+    def make(self, version, folder):
+        return Probe(version, (1, 2, 3), (-0.5, -0.5))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_kv"])
 def test_a_swap_pauses_loads_and_continues_and_no_prefix_of_old_weights_is_found(fake_vllm, monkeypatch, mode):
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", HELD)
 
     async def body():
         async with fake_vllm.engine(interruption=mode) as engine:
@@ -43,7 +52,7 @@ def test_a_swap_pauses_loads_and_continues_and_no_prefix_of_old_weights_is_found
 
 
 def test_tokens_after_a_kept_swap_are_shown_at_the_end_and_sampled_again_if_the_server_dies(fake_vllm, monkeypatch):
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", '{"0": 5, "1": 20}')
 
     async def body():
         async with fake_vllm.engine(interruption="keep_kv") as engine:
@@ -65,10 +74,10 @@ def test_tokens_after_a_kept_swap_are_shown_at_the_end_and_sampled_again_if_the_
 
 
 def test_a_server_stopped_in_generation_is_replaced_and_nothing_is_lost(fake_vllm, monkeypatch):
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", HELD)
 
     async def body():
-        async with fake_vllm.engine(control_timeout_s=60.0, stall_timeout_s=0.5) as engine:
+        async with fake_vllm.engine(control_timeout_s=60.0, stall_timeout_s=2.0, max_restarts=9) as engine:
             tasks = await fake_vllm.begin(engine)
             os.kill((await engine._started().keeper.ready()).process.pid, signal.SIGSTOP)
             for outcome in await asyncio.gather(*tasks):
@@ -80,27 +89,98 @@ def test_a_server_stopped_in_generation_is_replaced_and_nothing_is_lost(fake_vll
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("HANG", "it hangs in the swap to version 1"), ("DIE", "the server ended")]
+    ("fault", "limit_s", "words"),
+    [("HANG", 4.0, "it hangs in the swap to version 1"), ("DIE", 60.0, "the server ended")],
 )
-def test_a_server_that_hangs_or_dies_in_a_load_is_replaced_by_one_that_loads_it(fake_vllm, monkeypatch, fault, words):
+def test_a_server_that_hangs_or_dies_in_a_load_is_replaced_by_one_that_loads_it(
+    fake_vllm, monkeypatch, fault, limit_s, words
+):
     monkeypatch.setenv(f"FAKE_{fault}_LOADING", "1")
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", HELD)
 
     async def body():
-        async with fake_vllm.engine(load_timeout_s=2.0) as engine:
+        async with fake_vllm.engine(load_timeout_s=limit_s, max_restarts=9) as engine:
             tasks = await fake_vllm.begin(engine)
             await engine.load_version(fake_vllm.publish(1), "recompute")
             assert engine.version == 1
             for outcome in await asyncio.gather(*tasks):
                 fake_vllm.check(outcome.segment)
-            assert words in fake_vllm.reports[0]
+            assert any(words in report for report in fake_vllm.reports)
 
+    fake_vllm.run(body())
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_kv"])
+def test_a_connection_that_breaks_in_a_load_does_not_make_a_good_version_a_refused_one(fake_vllm, monkeypatch, mode):
+    monkeypatch.setenv("FAKE_BREAK_LOADING", "1")
+    monkeypatch.setenv("FAKE_HOLD", HELD)
+
+    async def body():
+        async with fake_vllm.engine(interruption=mode) as engine:
+            tasks = await fake_vllm.begin(engine)
+            await engine.load_version(fake_vllm.publish(1), mode)
+            assert engine.version == 1
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert len(outcome.segment) == 60
+            assert "the connection broke in the load of version 1" in fake_vllm.reports[0]
+
+    fake_vllm.run(body())
+
+
+def test_answers_that_end_before_a_load_is_verified_use_no_token_of_it(fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_BREAK_PROBE", "1")
+    monkeypatch.setenv("FAKE_WRONG_PROBE", "1")
+    monkeypatch.setenv("FAKE_HOLD", HELD)
+
+    async def body():
+        async with fake_vllm.engine(interruption="keep_kv") as engine:
+            engine._probes = FakeProbes()
+            tasks = await fake_vllm.begin(engine)
+            with pytest.raises(WeightError, match=r"probe prompt differ by 0\.4 nats from those of version 1"):
+                await engine.load_version(fake_vllm.publish(1), "keep_kv")
+            assert engine.version == 0
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0}
+
+    fake_vllm.run(body())
+
+
+def test_a_probe_with_an_answer_of_another_form_leaves_the_old_version_on_a_new_server(fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_ODD_PROBE", "1")
+    monkeypatch.setenv("FAKE_HOLD", HELD)
+
+    async def body():
+        async with fake_vllm.engine(interruption="keep_kv") as engine:
+            engine._probes = FakeProbes()
+            tasks = await fake_vllm.begin(engine)
+            with pytest.raises(WeightError, match="log-probs of 2 positions for a prompt of 3"):
+                await engine.load_version(fake_vllm.publish(1), "keep_kv")
+            for outcome in await asyncio.gather(*tasks):
+                fake_vllm.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0}
+
+    fake_vllm.run(body())
+
+
+def test_a_new_server_whose_weights_are_wrong_is_replaced_by_another(fake_vllm, monkeypatch):
+    async def body():
+        async with fake_vllm.engine() as engine:
+            engine._probes = FakeProbes()
+            await engine.load_version(fake_vllm.publish(1), "recompute")
+            os.kill((await engine._started().keeper.ready()).process.pid, signal.SIGKILL)
+            outcome = await engine.generate(fake_vllm.ask())
+            fake_vllm.check(outcome.segment)
+            assert "probe prompt differ by 0.4 nats from those of version 1" in fake_vllm.reports[1]
+
+    monkeypatch.setenv("FAKE_WRONG_AT_START", "1")
     fake_vllm.run(body())
 
 
 def test_a_refused_version_leaves_the_old_one_in_use_on_a_new_server(fake_vllm, monkeypatch):
     monkeypatch.setenv("FAKE_REFUSE_VERSION", "1")
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", HELD)
 
     async def body():
         async with fake_vllm.engine() as engine:
@@ -146,7 +226,7 @@ def test_stop_ids_seed_and_lengths_are_asked_for(fake_vllm):
 
 
 def test_a_cancelled_answer_is_aborted_by_its_id_inside_the_server(fake_vllm, monkeypatch):
-    monkeypatch.setenv("FAKE_TICK_S", SLOW)
+    monkeypatch.setenv("FAKE_HOLD", HELD)
 
     async def body():
         async with fake_vllm.engine() as engine:
