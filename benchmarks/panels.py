@@ -372,13 +372,29 @@ def _data_faults(result: Result) -> list[Panel]:
     return [Panel("recall and precision", [one["kind"] for one in result["kinds"]], series)]
 
 
+def _capsules(result: Result) -> list[Panel]:
+    kinds = {"repeated bit for bit": "equal", "changed bytes found": "found"}
+    series = [Series(words, [row[key] / row["capsules"] for row in result["runs"]]) for words, key in kinds.items()]
+    return [Panel("share of the capsules", [row["run"] for row in result["runs"]], series)]
+
+
+def _equalities(result: Result) -> list[Panel]:
+    seeds = [one["policies"] for one in result["seeds"]]
+    same = [sum(one[name] == one["sync"] for one in seeds) for name in seeds[0]]
+    return [
+        Panel(f"final policies equal to that of mode sync, of {len(seeds)} seeds", list(seeds[0]), [Series("", same)])
+    ]
+
+
 PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
+    "capsules": _capsules,
     "checkpoint": _checkpoint,
     "controller": _controller,
     "delta": _delta,
     "divergence": _divergence,
     "engine": _engine,
     "engines": _paired,
+    "equalities": _equalities,
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "learning_curves": _learning_curves,
