@@ -36,7 +36,12 @@ def read_record(root: Path) -> dict[str, Any]:
     path = root / DATA_FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return {"sources": [dict(one) for one in record["sources"]]}
+        sources = [dict(one) for one in record["sources"]]
+        for one in sources:
+            texts = [one["key"], *(file[name] for file in one.get("files", ()) for name in ("name", "path"))]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("a source has no key, name or path")
+        return {"sources": sources}
     except FileNotFoundError:
         return {"sources": []}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -26,6 +26,9 @@ def labels_command(
     read, notes = reader_of(pattern), []
     path = Path(source).expanduser()
     if path.is_file():
+        if from_version is not None:
+            what, remedy = "a file of answers has no versions", "omit it, or name a run"
+            raise UserError(what, where="--from-version", remedy=remedy)
         rows = answers_of_file(path, read, most=most)
     else:
         rows, first, num_gone = answers_of_run(

@@ -57,6 +57,8 @@ def replay_changed(
         recording.check_step(end, "--to" if last is not None else str(folder.root))
         origin = Origin(0, None)
         if first is not None:
+            if first:
+                recording.check_step(first, "--from")
             origin = recording.origin(min(first, end - 1), lambda words: print(f"note: {words}", file=sys.stderr))
         recording.check_origin(origin, end)
         if not as_json:

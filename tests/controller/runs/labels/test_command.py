@@ -138,6 +138,8 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["data", "labels", str(path), "--answer", r"ANSWER: (\w)", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["listed"]
+    assert main(["data", "labels", str(path), "--from-version", "1"]) == 2
+    assert "--from-version: a file of answers has no versions" in capsys.readouterr().err
     assert (one["key"], one["label"], one["answer"], one["num_agree"]) == ("0", "c", "b", 4)
     (tmp_path / "set.jsonl").write_text(
         '{"id": 0, "prompt": "x?", "answer": "c"}\n{"id": 1, "prompt": "y", "answer": "c"}\n'

@@ -212,3 +212,15 @@ def test_mistakes_are_one_message(
     assert err.startswith("error: ")
     assert error in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"sources": [{"kind": "path"}]}', '{"sources": [{"key": "x", "files": [1]}]}']
+)
+def test_a_damaged_record_of_the_data_is_named(
+    run: RunFolder, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = copy_run(run, tmp_path / "copy")
+    (copy.root / DATA_FILE).write_text(content)
+    assert main(["lineage", str(copy.root)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {copy.root / DATA_FILE}: cannot be read")

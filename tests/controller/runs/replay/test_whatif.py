@@ -64,6 +64,8 @@ def test_another_rate_changes_the_policy_after_the_first_step_and_nothing_of_the
 
 
 def test_a_part_of_the_run_starts_from_its_checkpoint(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="--from: there is no step 99"):
+        asked(made.folder, capsys, "trainer.mini_batches=3", first=99, last=3)
     _, found = asked(made.folder, capsys, "trainer.mini_batches=3", first=3, last=3)
     assert [row["step"] for row in found["steps"]] == [3]
     with pytest.raises(UserError, match="checkpoints of the run do not have its parameters"):
