@@ -36,7 +36,7 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
     )  # fmt: skip
     what = lineage.add_mutually_exclusive_group()
     what.add_argument("--row", metavar="ROW", help="a row: FILE:LINE, or COLUMN=VALUE")
-    what.add_argument("--sample", type=sample_name, metavar="NAME", help="a sample, GROUP.SAMPLE, or GROUP: all of a group")
+    what.add_argument("--sample", type=sample_name, metavar="NAME", help="a sample as GROUP.SAMPLE; GROUP: its samples")
     what.add_argument("--batch", type=whole, metavar="N", help="the batch of step N")
     what.add_argument("--version", type=whole, metavar="N", help="version N of the policy")
     lineage.add_argument("--run", default="", metavar="RUN", help="run of a model that is stored elsewhere")

@@ -26,8 +26,8 @@ GPUS: dict[str, Any] = {
 
 def test_every_kind_of_process_is_a_line_with_its_parts_and_hours_have_a_cost_where_a_price_is_given() -> None:
     words = page(price=2.5, **GPUS)
-    for expected in ("trainer ranks 0 to 3", "4 rollout workers", "host, all processes",
-                     "of 80 GB", "weights, gradients, AdamW 32.8 GB", "8 h100", "h to the end", "at 2.5 per GPU-hour"):  # fmt: skip
+    for expected in ("trainer ranks 0 to 3", "4 rollout workers", "host, all processes", "of 80 GB",
+                     "weights, gradients, AdamW 32.8 GB", "8 h100", "h to the end", "at 2.5 per GPU-hour"):  # fmt: skip
         assert expected in words, words
     assert "GPU-hour;" not in page(**GPUS)
     assert "answers log-normal 300" in page(lengths="300", **GPUS)
