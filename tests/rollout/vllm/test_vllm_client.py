@@ -50,7 +50,7 @@ def test_events_carry_new_tokens_and_the_last_one_spans_and_counts() -> None:
     assert meta.finish_reason.type == "stop"
 
 
-def test_errors_are_told_apart() -> None:
+def test_errors_are_distinguished() -> None:
     with pytest.raises(ServerRefused):
         EventMaker().take(b'{"error": {"message": "too long", "code": 400}}', "1")
     with pytest.raises(ServerGone, match="Internal server error"):
