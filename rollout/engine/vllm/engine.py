@@ -284,8 +284,8 @@ class VLLMEngine:
         return time.monotonic() - start_s
 
     async def _exchange(self, client: VLLMClient, ready: _Ready, interruption: Interruption) -> None:
-        """Pause, load a version into the server, resume, and verify it. From the load on, nothing that it sends is looked
-        at before the version is verified (`Attempts.proven`)."""
+        """Pause, load a version into the server, resume, and verify it. From the load on, nothing that it sends is
+        looked at before the version is verified (`Attempts.proven`)."""
         parts, staged = self._started(), ready.staged
         attempts = parts.attempts
         trace_s, num_running = self._now_s(), attempts.num_streaming

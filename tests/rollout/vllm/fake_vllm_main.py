@@ -56,7 +56,7 @@ class Server:
 
     async def probe(self, request, body):
         if self.version == os.environ.get("FAKE_BREAK_PROBE") and not self.marked("broke a probe"):
-            while self.requests:  # answers end before the weights are verified
+            while self.requests:  # noqa: ASYNC110 - answers end before the weights are verified
                 await asyncio.sleep(TICK_S)
             return self.broken_off(request)
         is_wrong = self.version == os.environ.get("FAKE_WRONG_PROBE")
@@ -64,7 +64,9 @@ class Server:
             is_wrong = True
         if self.version == os.environ.get("FAKE_ODD_PROBE"):
             return web.json_response({"choices": [], "prompt_logprobs": [None, None]})
-        rows = [None] + [{str(one): {"logprob": -0.9 if is_wrong else -0.5, "rank": 1}} for one in body["token_ids"][1:]]
+        rows = [None] + [
+            {str(one): {"logprob": -0.9 if is_wrong else -0.5, "rank": 1}} for one in body["token_ids"][1:]
+        ]
         return web.json_response({"choices": [], "prompt_logprobs": rows})
 
     def broken_off(self, request):
