@@ -28,14 +28,14 @@ quickstart: $(VENV)/.installed
 
 # SGLang on a CPU, in an environment of its own; rebuilt when its pins change.
 sglang-cpu:
-	@$(PYTHON) tests/fixtures/sglang_cpu/build.py $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	@$(PYTHON) tests/fixtures/engine_environments.py sglang $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 sglang-cpu-if-possible:
 	@$(MAKE) --no-print-directory sglang-cpu || echo "no SGLang here: the tests that need it are skipped"
 
 # vLLM on a CPU, likewise.
 vllm-cpu:
-	@$(PYTHON) tests/fixtures/vllm_cpu/build.py $(VLLM_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	@$(PYTHON) tests/fixtures/engine_environments.py vllm $(VLLM_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 vllm-cpu-if-possible:
 	@$(MAKE) --no-print-directory vllm-cpu || echo "no vLLM here: the tests that need it are skipped"

@@ -132,8 +132,8 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(
         "--accept-loss", action="store_true",
-        help="continue even if files of the run are missing or older than others, from the newest state that ledger "
-        "and checkpoints share; later checkpoints are set aside",
+        help="continue from the newest state that is in both the ledger and the checkpoints, even if files of the run "
+        "are missing or older than others; later checkpoints are set aside",
     )  # fmt: skip
     resume.add_argument(
         "--past-early-stop", action="store_true", help="continue a run that early_stop ended, with early_stop disabled"

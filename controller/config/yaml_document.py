@@ -101,7 +101,7 @@ def parse_value(text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         short = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
         raise UserError(
-            f"`{short}` is not a YAML value ({_problem(error)})", remedy="quote it: 'key=\"text: with signs\"'"
+            f"`{short}` is not a valid YAML value ({_problem(error)})", remedy="quote it: 'key=\"text: with signs\"'"
         ) from error
 
 

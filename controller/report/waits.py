@@ -325,6 +325,6 @@ def _swaps(data: RunData, shares: Shares) -> list[Rated]:
         f"Weight swaps are slow: rollout workers were paused for them {percent(shares.rollout_paused)} of the time",
         sentences(median),
         "Swap less often (larger groups_per_step), keep weights in shared memory (trainer.weights.kind: shm), or try "
-        "rollout.interruption: keep_kv, which avoids the second prefill",
+        "rollout.interruption: keep_kv, which avoids a second prefill of interrupted answers",
     )
     return [Rated(Weight.MACHINE, finding, shares.rollout_paused)]

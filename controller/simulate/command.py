@@ -101,9 +101,9 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
             *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
     if conflicting:
         raise UserError(
-            "measured costs are those of the run's machines and model, which this option cannot change",
+            "--calibrate uses the costs measured with the run's machines and model, which these options cannot change",
             where=f"{', '.join(conflicting)} together with --calibrate",
-            remedy="leave out one of the two; set the number of workers with rollout.num_workers",
+            remedy="leave out --calibrate or these options; set the number of workers with rollout.num_workers",
         )
 
 

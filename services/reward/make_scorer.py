@@ -44,8 +44,10 @@ def _options(kind: type[Settings], options: Mapping[str, Any], where: str) -> Se
         return kind.model_validate(dict(options))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "as a whole"
+        key = ".".join(str(part) for part in first["loc"])
         remedy = f"options are {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
         raise UserError(
-            f"option {key}: {first['msg'].removeprefix('Value error, ')}", where=where, remedy=remedy
+            f"{f'option {key}' if key else 'options'}: {first['msg'].removeprefix('Value error, ')}",
+            where=where,
+            remedy=remedy,
         ) from None

@@ -68,7 +68,7 @@ def shared_memory(machine: Machine) -> Finding:
     how = "docker run --shm-size=16g, or mount -o remount,size=16g /dev/shm"
     if not os.access(SHARED_MEMORY, os.W_OK):
         return warning(
-            f"{SHARED_MEMORY} cannot be written",
+            f"{SHARED_MEMORY} is not writable",
             "weights are transferred through the run folder; to fix it: chmod 1777 /dev/shm",
         )
     if free < STORE_BYTES:

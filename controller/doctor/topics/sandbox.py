@@ -37,7 +37,7 @@ def namespaces(machine: Machine) -> Finding:
     words = ", ".join(f"{name} ({fault})" for name, fault in refused.items())
     return warning(
         f"refused: {words}",
-        f"{_who_refuses(machine, words)}; without namespaces, code rewards have only weaker layers",
+        f"{_who_refuses(machine, words)}; without namespaces, code rewards can only use weaker layers of the sandbox",
         **answer.data,
     )
 

@@ -455,7 +455,7 @@ def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_pa
     for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b", "--gpus 16",
                   "--gpu h200", "--tp 2", "--rollout-share 0.5"):  # fmt: skip
         assert main([*command, *extra.split()]) == 2
-        assert "together with --calibrate: measured costs are those of the run" in capsys.readouterr().err
+        assert "together with --calibrate: --calibrate uses the costs measured with the run" in capsys.readouterr().err
     assert main(["simulate", "configs/quickstart.yaml", "--calibrate", "no-such-run"]) == 2
     assert "no-such-run" in capsys.readouterr().err
 
