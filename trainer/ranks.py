@@ -10,9 +10,10 @@ There are five groups of torch.distributed, so that no operation waits in the qu
   batches   the samples of the next step, from rank 0; used by the packing thread, in the background of a step
   versions  every rank's part of a version, to rank 0; used by the thread that writes it, in the background of a step
   saves     the same for a checkpoint
-The last four always use gloo; the deadline of orders, batches and versions allows for a trainer that waits for its next
-batch. With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its
-own.
+The last four always use gloo. The deadline of orders allows for a trainer that waits for its next batch, and that of
+batches and versions also for a step, because they are awaited in its background. A rank that hangs is found by the
+deadlines of the others.
+With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -44,6 +45,8 @@ from trainer.part_channel import PartChannel
 from trainer.peer_errors import peer_errors_as_rank_lost
 
 LISTEN_BACKLOG = 4096
+LONGEST_STEP_S = 14400.0
+"""Time that a step may take in addition to the wait for its batch."""
 
 
 class MeetingPlaceTaken(OperationError):
@@ -113,8 +116,9 @@ class Ranks:
             )
             ranks._timeout = deadline
             ranks._orders = dist.new_group(backend="gloo", timeout=order_deadline)
-            ranks._batches = dist.new_group(backend="gloo", timeout=order_deadline)
-            versions = dist.new_group(backend="gloo", timeout=order_deadline)
+            background_deadline = order_deadline + datetime.timedelta(seconds=LONGEST_STEP_S)
+            ranks._batches = dist.new_group(backend="gloo", timeout=background_deadline)
+            versions = dist.new_group(backend="gloo", timeout=background_deadline)
             saves = dist.new_group(backend="gloo", timeout=deadline)
             if ranks.size > 1:
                 ranks.versions = PartChannel(versions, ranks.size, "a version")
