@@ -15,18 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.folders import REPOSITORY
 from benchmarks.memory import allocated_by
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, environment, write
+from benchmarks.rank_processes import results_of_ranks
+from benchmarks.runs import command_of, write
 
 RANKS = (1, 2, 4)
 TOKENS, QUICK_TOKENS, SHORT, PROMPT = 32_768, 512, 96, 16
@@ -80,26 +76,11 @@ def main() -> None:
 
 def of_ranks(num_ranks: int, tokens: int) -> Row:
     """Measure one step on this many ranks. Raises SystemExit with the output of one that fails."""
-    variables = environment() | {"OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.long_sequences", "--rank",
-                 str(rank), str(num_ranks), str(tokens), meeting],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=variables,
-            )
-            for rank in range(num_ranks)
-        ]  # fmt: skip
-        try:
-            said = [process.communicate(timeout=TIMEOUT_S) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    for process, (out, err) in zip(started, said, strict=True):
-        if process.returncode:
-            raise SystemExit(f"{num_ranks} ranks\n{out}{err}")
-    found: list[Row] = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    found: list[Row] = results_of_ranks(
+        "benchmarks.long_sequences",
+        lambda rank, meeting: ["--rank", str(rank), str(num_ranks), str(tokens), meeting],
+        num_ranks, timeout_s=TIMEOUT_S, title=f"{num_ranks} ranks",
+    )  # fmt: skip
     return found[0] | {key: max(row[key] for row in found) for key in ("peak_bytes", "largest_bytes", "seconds")}
 
 

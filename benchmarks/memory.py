@@ -18,15 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.folders import REPOSITORY
-from benchmarks.runs import environment, write
+from benchmarks.rank_processes import results_of_ranks
+from benchmarks.runs import write
 
 TIMEOUT_S = 900.0
 QWEN3 = {"model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 32,
@@ -143,25 +139,10 @@ def config_of(name: str) -> Any:
 
 def peaks_of(name: str, num_ranks: int) -> list[int]:
     """Measure the peak of every rank, each in its own process. Raises SystemExit with the output of one that fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.memory", "--case", name]
-        variables = environment() | {"OMP_NUM_THREADS": "1"}
-        started = [
-            subprocess.Popen(
-                [*command, str(rank), str(Path(folder) / "meeting")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, cwd=REPOSITORY, env=variables,
-            )
-            for rank in range(num_ranks)
-        ]  # fmt: skip
-        try:
-            said = [process.communicate(timeout=TIMEOUT_S) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    for process, (out, err) in zip(started, said, strict=True):
-        if process.returncode:
-            raise SystemExit(f"{name}\n{out}{err}")
-    return [int(json.loads(out.splitlines()[-1])) for out, _ in said]
+    return results_of_ranks(
+        "benchmarks.memory", lambda rank, meeting: ["--case", name, str(rank), meeting], num_ranks,
+        timeout_s=TIMEOUT_S, title=name,
+    )  # fmt: skip
 
 
 def measure(name: str, rank: int, meeting: str) -> int:

@@ -17,6 +17,7 @@ from rollout.engine.descriptor import (
     EngineMemory,
     ServingDemand,
 )
+from rollout.engine.server.descriptor_parts import server_recoveries, settings_with_more_gpus
 from rollout.engine.sglang import option_rules
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import ENVIRONMENT, PYTHON
@@ -119,11 +120,7 @@ class SGLangDescriptor(EngineDescriptor):
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
         """Settings with more GPUs per worker."""
-        size = job.settings.sglang.tp_size * 2
-        while size <= 64:
-            sglang = job.settings.sglang.model_copy(update={"tp_size": size})
-            yield f"rollout.engine.sglang.tp_size: {size}", job.settings.model_copy(update={"sglang": sglang})
-            size *= 2
+        return settings_with_more_gpus("sglang", job.settings)
 
     def rounding_key(self, settings: EngineSettings) -> str:
         """The setting of fp8 weights or of an fp8 cache."""
@@ -133,16 +130,7 @@ class SGLangDescriptor(EngineDescriptor):
         """Recoveries from servers that hang: they are replaced."""
         sglang = job.settings.sglang
         start_s = sglang.control_timeout_s if sglang.attach else job.startup_timeout_s
-        yield Recovery(
-            "an SGLang server that hangs during generation is replaced",
-            ("rollout.engine.sglang.stall_timeout_s", "launch.startup_timeout_s"),
-            sglang.stall_timeout_s + start_s,
-        )
-        yield Recovery(
-            "an SGLang server that hangs while loading weights is replaced by one that loads them again",
-            ("rollout.engine.sglang.load_timeout_s", "launch.startup_timeout_s"),
-            2 * sglang.load_timeout_s + start_s,
-        )
+        return server_recoveries("sglang", "an SGLang server", job.settings, start_s)
 
     def advice(self, job: EngineJob) -> Iterator[str]:
         """Advice on shared devices, which have no effect on CPUs."""

@@ -17,6 +17,7 @@ from rollout.engine.descriptor import (
     EngineMemory,
     ServingDemand,
 )
+from rollout.engine.server.descriptor_parts import server_recoveries, settings_with_more_gpus
 from rollout.engine.vllm import option_rules
 from rollout.engine.vllm.arguments import extra_words
 from rollout.engine.vllm.environment import ENVIRONMENT, PYTHON
@@ -92,25 +93,11 @@ class VLLMDescriptor(EngineDescriptor):
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
         """Settings with more GPUs per worker."""
-        size = job.settings.vllm.tp_size * 2
-        while size <= 64:
-            vllm = job.settings.vllm.model_copy(update={"tp_size": size})
-            yield f"rollout.engine.vllm.tp_size: {size}", job.settings.model_copy(update={"vllm": vllm})
-            size *= 2
+        return settings_with_more_gpus("vllm", job.settings)
 
     def recoveries(self, job: EngineJob) -> Iterator[Recovery]:
         """Recoveries from servers that hang: they are replaced."""
-        vllm = job.settings.vllm
-        yield Recovery(
-            "a vLLM server that hangs during generation is replaced",
-            ("rollout.engine.vllm.stall_timeout_s", "launch.startup_timeout_s"),
-            vllm.stall_timeout_s + job.startup_timeout_s,
-        )
-        yield Recovery(
-            "a vLLM server that hangs while loading weights is replaced by one that loads them again",
-            ("rollout.engine.vllm.load_timeout_s", "launch.startup_timeout_s"),
-            2 * vllm.load_timeout_s + job.startup_timeout_s,
-        )
+        return server_recoveries("vllm", "a vLLM server", job.settings, job.startup_timeout_s)
 
 
 VLLM = VLLMDescriptor()
