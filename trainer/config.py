@@ -431,6 +431,19 @@ class TrainerSettings(Settings):
         return "" if self.teacher is None or self.teacher.model is None else self.teacher.model
 
 
+class SftOptimizerSettings(OptimizerSettings):
+    """AdamW and its schedule, for supervised training. A section that sets one key keeps the other defaults."""
+
+    lr: float = Field(2e-3, ge=0)
+    """Peak learning rate."""
+    warmup_steps: int = Field(20, ge=0, le=limits.STEPS)
+    """Linear warm-up, in steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Shape after warm-up over num_steps."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end as a share of lr."""
+
+
 class SftSettings(Settings):
     """Supervised warm start."""
 
@@ -438,8 +451,8 @@ class SftSettings(Settings):
     """Optimizer updates."""
     batch_size: int = Field(64, gt=0, le=limits.GROUPS)
     """Sequences per update."""
-    optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
-    """AdamW."""
+    optimizer: SftOptimizerSettings = SftOptimizerSettings()
+    """AdamW, with defaults for supervised training of small models."""
     lora: AdapterSettings | None = None
     """Train an adapter (LoRA), which is merged into the model at the end; null: train the full model."""
     device: str = AUTO

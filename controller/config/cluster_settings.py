@@ -28,6 +28,13 @@ class PoolSettings(Settings):
     """Ray's placement strategy: few nodes (PACK), many (SPREAD), exactly one, or one for each process (STRICT_...)."""
 
 
+class RolloutPoolSettings(PoolSettings):
+    """Rollout workers need not be close to each other."""
+
+    strategy: Strategy = "SPREAD"
+    """Ray's placement strategy: few nodes (PACK), many (SPREAD), exactly one, or one for each process (STRICT_...)."""
+
+
 class RaySettings(Settings):
     """For `launch.kind: ray` (extra `[ray]`): one placement group per pool, on an existing cluster."""
 
@@ -35,7 +42,7 @@ class RaySettings(Settings):
     """The cluster's GCS, host:port; `auto`: RAY_ADDRESS, or the cluster this machine belongs to."""
     host: str | None = None
     """Address the controller binds and advertises; null: that of its node in the cluster."""
-    rollout: PoolSettings = PoolSettings(strategy="SPREAD")
+    rollout: RolloutPoolSettings = RolloutPoolSettings()
     """The rollout workers, one process each."""
     trainer: PoolSettings = PoolSettings()
     """The trainer's ranks; the starting model is prepared in the placement of the first."""

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
-from trainer.config import OptimizerSettings, SftSettings
+from trainer.config import SftSettings
 from trainer.model.attention import AttentionChoice
 from trainer.model.model import make_model
 from trainer.model.tokenizers import build_tokenizer
@@ -277,7 +277,7 @@ def test_loss_is_the_mean_over_response_tokens(tokenizer: PreTrainedTokenizerBas
 
 def test_supervised_steps_learn_the_rows(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     losses: dict[int, float] = {}
-    optimizer = OptimizerSettings(lr=2e-2, warmup_steps=3)
+    optimizer = {"lr": 2e-2, "warmup_steps": 3, "schedule": "constant"}
     run_sft(
         model,
         SDPA,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic
 import pytest
 
 from areal_like.config import StalenessSettings
+from areal_like.settings import Settings
+from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from rollout.config import EngineSettings, RolloutSettings
 from trainer.config import TrainerSettings
@@ -127,3 +130,28 @@ def test_every_key_says_what_it_means() -> None:
 def test_reading_a_config_imports_no_torch() -> None:
     code = "import sys, controller.config.loading, controller.preflight.preflight; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+
+def sections(model: type[Settings]) -> Iterator[tuple[str, Settings]]:
+    """Every section that has a default, at any depth, with the name of its key."""
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True) if not field.is_required() else None
+        if isinstance(default, Settings):
+            yield f"{model.__name__}.{name}", default
+            yield from sections(type(default))
+
+
+@pytest.mark.parametrize("model", [RunConfig, OfflineConfig])
+def test_setting_one_key_of_a_section_keeps_the_defaults_of_its_other_keys(model: type[Settings]) -> None:
+    """A default such as `Section(lr=2e-3)` would be replaced by `Section()` as soon as a user sets one key."""
+    found = dict(sections(model))
+    assert len(found) > 5
+    assert [name for name, default in found.items() if default != type(default)()] == []
+
+
+def test_one_key_of_the_supervised_optimizer_keeps_warm_up_and_schedule() -> None:
+    warm_start = {"data": {"generator": "running_sum"}, "sft": {"optimizer": {"lr": 1e-3}}}
+    chosen = make(warm_start=warm_start).warm_start
+    assert chosen is not None
+    optimizer = chosen.sft.optimizer
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.schedule) == (1e-3, 20, "cosine")
