@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem environments test test-all test-fast mutation check lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
-	@echo "The quickstart takes about two minutes on two cores: supervised steps, then 60 steps of RL."
+	@echo "The quickstart takes about two minutes on two cores: supervised steps, then 70 steps of RL."
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
 
 # SGLang on a CPU, in an environment of its own; rebuilt when its pins change.

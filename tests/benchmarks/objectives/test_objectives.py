@@ -162,7 +162,7 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
 @pytest.mark.parametrize("name", quickstarts.JOBS)
 def test_every_job_is_a_valid_configuration(name: str) -> None:
     config = load_config(str(quickstarts.CONFIG), list(quickstarts.JOBS[name])).config
-    assert config.num_steps == 60
+    assert config.num_steps == 70
 
 
 def test_a_teacher_is_the_job_that_was_run_and_is_not_run_again(
