@@ -69,8 +69,9 @@ def run(set_up: SetUp, folder: Path) -> None:
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder of the run in a set-up's folder."""
-    return folder / "runs" / "run"
+    """The folder of the run in a set-up's folder: its name has the suffix -eval for an evaluation."""
+    evaluation = folder / "runs" / "run-eval"
+    return evaluation if evaluation.exists() else folder / "runs" / "run"
 
 
 def _start(words: Sequence[str], folder: Path, output: Any) -> subprocess.Popen[bytes]:
@@ -143,6 +144,9 @@ def judge(set_up: SetUp, folder: Path) -> dict[str, Any]:
     """Get the first finding of `status --why` and whether it is right."""
     from controller.cli.main import main as areal_like
 
+    if not run_folder(folder).exists():
+        said = (folder / "output.txt").read_text().strip().splitlines()
+        raise SystemExit(f"{set_up.name}: there is no run: {said[-1] if said else 'no output'}")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         areal_like(["status", str(run_folder(folder)), "--why", "--json"])

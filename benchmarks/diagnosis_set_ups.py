@@ -24,6 +24,11 @@ def fair(row, response, **info):
     return sum(character in "13579" for character in response) / max(1, len(response))
 
 
+def near(row, response, **info):
+    """Needs another answer for each prompt: repeating one character is worth a tenth on average."""
+    return response.count(row["answer"]) / max(1, len(response))
+
+
 def zero(row, response, **info):
     return 0.0
 
@@ -44,7 +49,10 @@ def slow(row, response, **info):
 
 
 def raises(row, response, **info):
-    raise ValueError("no column named solution")
+    """Raise for everything but the row's own answer, which is tried before a run starts."""
+    if response != row["answer"] and not response.endswith("#" + row["answer"]):
+        raise ValueError("no answer found")
+    return 1.0
 
 
 def raises_often(row, response, **info):
@@ -67,8 +75,14 @@ def seldom_differs(row, response, **info):
 
 ''',
     "my_losses.py": '''\
+calls = 0
+
+
 def not_a_number(logprobs_N, tokens):
-    return logprobs_N * float("nan")
+    """Fails after the start of a run, before which a loss is tried."""
+    global calls
+    calls += 1
+    return logprobs_N * (float("nan") if calls > 4 else -1.0)
 ''',
 }  # fmt: skip
 """Modules of the user, in the folder in which the command is run."""
@@ -134,9 +148,10 @@ SICK = (
     _sick("scorer too slow", "scoring_stalls", *BALANCED, scorer("slow")),
     _sick("rewards always 0", "no_signal", *OWN, scorer("zero")),
     _sick("rewards always 1", "no_signal", *OWN, scorer("one")),
-    _sick("absurd learning rate", "policy_collapsed policy_unstable", *OWN, scorer("fair"), "groups_per_step=8",
+    _sick("absurd learning rate", "policy_collapsed policy_unstable", *OWN, scorer("near"), "groups_per_step=8",
           "trainer.optimizer.lr=1.0", "trainer.optimizer.warmup_steps=0", "num_steps=14"),
-    _sick("answers cut at the limit", "answers_cut", *OWN, scorer("if_ended"), "sampling.max_new_tokens=2"),
+    _sick("answers cut at the limit", "answers_cut", *OWN, scorer("if_ended"), "sampling.max_new_tokens=2",
+          "trainer.optimizer.lr=1e-6"),
     _sick("no group with a signal", "failed:signal", *OWN, scorer("of_prompt"), "filter_zero_signal=true"),
     _sick("few groups with a signal", "groups_filtered", *OWN, scorer("seldom_differs"), "filter_zero_signal=true"),
     _sick("worker dies until the budget ends", "failed:process", *BALANCED, "rollout.num_workers=1",

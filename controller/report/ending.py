@@ -53,11 +53,14 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("prompts", r"prompts were rejected|most were rejected", ("groups_dropped",)),
     Explained("process", r"most were lost_too_often", ("processes_lost",)),
     Explained("scoring", r"groups in a row", ("scoring_stalls", "scoring_fails")),
+    Explained(
+        "process", r"no rollout worker is left for batch \d+ \([\w-]+: lost(; [\w-]+: lost)*\)", ("processes_lost",)
+    ),
     Explained("version", r"no rollout worker is left for batch", ("version_not_loaded", "processes_lost")),
     Explained(
         "disk",
         r"no space left|disk quota|file too large|read-only file system|input/output error|disk (is )?full"
-        r"|cannot write|could not be written",
+        r"|cannot write|(cannot|could not) be written",
     ),
     Explained("ledger", r"ledger", ("audit_broken", "audit_impossible")),
     Explained("scoring", r"scorer|scoring|verdict", ("scoring_stalls", "scoring_fails")),

@@ -104,10 +104,7 @@ def measure(data: RunData) -> Shares:
         idle_for_scores=_part(rollout["wait_score_s"], spent) if "wait_score_s" in rollout else NAN,
         idle_for_work=_part(rollout["wait_work_s"], spent) if "wait_work_s" in rollout else NAN,
         slots_full=_part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0) * slots),
-        scoring_busy=_part(
-            _mean(_gauge(pulse, "reward", SCORING) for pulse in pulses[1:]),
-            float(whole(data, "reward.num_workers", 1) * whole(data, "reward.num_services", 1)),
-        ),
+        scoring_busy=_scoring_busy(data, pulses, reward.get("busy_s", 0.0), wall_s),
         waiting_for_score=_waiting(rollout, in_service, spent, wall_s),
         rollout_workers=_mean(float(n) for pulse in pulses if (n := _present(pulse, "rollout"))),
         cores=available(data),
@@ -229,6 +226,18 @@ def _present(pulse: Row, role: str) -> int:
 def _mean(values: Iterable[float]) -> float:
     found = [value for value in values if not math.isnan(value)]
     return sum(found) / len(found) if found else NAN
+
+
+def _scoring_busy(data: RunData, pulses: Sequence[Row], busy_s: float, wall_s: float) -> float:
+    """Share of the scoring processes' time that they scored. busy_s: seconds of all scores that ended in `wall_s`.
+
+    The number of busy processes is only known at the pulses. In a short run of short answers these can all fall into
+    the moments of scoring, and the time of the scores shows that there was little of it. Scores that have not ended are
+    only in the number, which stands alone as long as no score has ended.
+    """
+    processes = float(whole(data, "reward.num_workers", 1) * whole(data, "reward.num_services", 1))
+    sampled = _part(_mean(_gauge(pulse, "reward", SCORING) for pulse in pulses[1:]), processes)
+    return min(sampled, _part(busy_s, wall_s * processes)) if busy_s > 0 and wall_s > 0 else sampled
 
 
 def _part(part: float, whole: float) -> float:
