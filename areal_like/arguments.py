@@ -16,7 +16,7 @@ def seconds(text: str) -> float:
         value = math.nan
     if not 0.0 < value <= limits.SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds above 0 and at most {limits.SECONDS:,.0f}"
+            f"{text!r} is not a number of seconds greater than 0 and at most {limits.SECONDS:,.0f}"
         )
     return value
 
@@ -52,7 +52,9 @@ def sample_name(text: str) -> tuple[int, int | None]:
     try:
         return whole(group), whole(index) if dot else None
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a sample: write GROUP.SAMPLE, such as 12.3") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a sample; write GROUP.SAMPLE, for example 12.3"
+        ) from error
 
 
 def share(text: str) -> float:
@@ -62,5 +64,5 @@ def share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0.0 < value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction greater than 0 and at most 1")
     return value

@@ -40,12 +40,12 @@ class ModelSettings(Settings):
     """Which language model is trained: a Hugging Face folder, or a new model created from a config."""
 
     path: str | None = None
-    """Folder (or hub name where there is a hub) with config.json, weights and tokenizer."""
+    """Folder (or Hugging Face Hub name) with config.json, weights and tokenizer."""
     init: dict[str, Any] | None = None
     """Instead of `path`: a transformers config as a dict with `model_type`; weights are drawn from the run's seed."""
     tokenizer: str = "from_model"
     """`from_model`, a tokenizer folder, or `characters:running_sum` / `characters:tool_sum` /
-    `characters:guess_number` / `bytes` / `chat:tool_sum` for those built in code."""
+    `characters:guess_number` / `bytes` / `chat:tool_sum` for built-in tokenizers."""
     dtype: DType = "float32"
     """Parameter dtype of the published weights and of the engine."""
 
@@ -66,9 +66,9 @@ class SamplingSettings(Settings):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS)], ...] = Field(
         (), max_length=limits.STOP_STRINGS
     )
-    """Texts that end an answer, wherever the borders of its tokens are. The answer ends with the token that completes
-    one: the text stays in it, is trained on and scored, and the finish reason is `stop`. They hold for evaluation
-    too."""
+    """Strings that end an answer, regardless of token boundaries. The answer ends with the token that completes a
+    string; the string remains part of the answer, is trained on and scored, and the finish reason is `stop`. The
+    strings also apply to evaluations."""
     forced_lengths: str | None = None
     """For benchmarks: each training answer ends at a length drawn from this distribution, and at no other token.
     `thinking@MEAN`, `MEAN`, `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens
@@ -138,7 +138,7 @@ class StartSpec(Settings):
             return cls.model_validate_json(path.read_text())
         except (OSError, pydantic.ValidationError) as error:
             what = f"not a {cls.__name__} ({error})"
-            raise UserError(what, where=str(path), remedy="start jobs with areal-like") from error
+            raise UserError(what, where=str(path), remedy="use the command areal-like to start a job") from error
 
 
 class ProcessSpec(StartSpec):

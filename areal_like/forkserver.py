@@ -180,12 +180,18 @@ def _listen(path: str) -> socket.socket:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Import the requested modules, then serve (see the module's docstring)."""
     parser = argparse.ArgumentParser(
-        description="Forks processes from one that has already imported their modules; started by areal-like."
+        description="Fork the processes of a run from a process that has already imported their modules. The "
+        "areal-like command starts this server."
     )
     parser.add_argument(
-        "--starter", type=int, required=True, help="process id of the parent; the server exits when its parent exits"
+        "--starter",
+        type=int,
+        required=True,
+        help="process ID of the parent process; the server exits when the parent exits",
     )
-    parser.add_argument("--listen", metavar="SOCKET", help="serve any number of runs (AREAL_LIKE_FORKSERVER=SOCKET)")
+    parser.add_argument(
+        "--listen", metavar="SOCKET", help="serve several runs, which connect with AREAL_LIKE_FORKSERVER=SOCKET"
+    )
     parser.add_argument("modules", nargs="*", help="modules to import")
     options = parser.parse_args(argv)
     die_with_starter(options.starter)

@@ -74,9 +74,9 @@ def check_own_module(module: str, where: str) -> None:
     theirs = next((path for path in (folder / f"{top}.py", folder / top) if path.exists() and folder != HOME), None)
     if theirs is not None:
         raise UserError(
-            f"`{top}` is also the name of a package of areal_like, which is found before {theirs}",
+            f"`{top}` is also the name of a package of areal_like, which Python imports instead of {theirs}",
             where=where,
-            remedy=f"rename it, for instance to my_{theirs.name}, and name that module here",
+            remedy=f"rename your module, for example to my_{theirs.name}, and use the new name here",
         )
 
 
@@ -90,10 +90,12 @@ def _location(file: str | None, holder: object) -> Path | None:
 
 def _check_location(name: str, found: Path | None) -> None:
     if found is None:
-        raise UserError(f"the package {name} of this installation is missing", where=str(HOME), remedy="reinstall")
+        raise UserError(
+            f"the package {name} is missing from this installation", where=str(HOME), remedy="install areal_like again"
+        )
     if found.resolve() != HOME / name / "__init__.py":
         raise UserError(
-            f"Python would import this instead of areal_like's package {name} (in {HOME / name})",
+            f"Python would import this module instead of areal_like's package {name} (in {HOME / name})",
             where=str(found),
-            remedy="rename or move it, or start from another folder",
+            remedy="rename or move this module, or start the program in a different folder",
         )

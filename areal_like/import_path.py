@@ -45,7 +45,7 @@ def import_object(name: str, where: str) -> Any:
         what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         cause = None if is_missing else error  # only an error of the user's own module needs a traceback
-        raise UserError(what, where=where, remedy="put it in the current folder, or install it") from cause
+        raise UserError(what, where=where, remedy="put the module into the current folder, or install it") from cause
     found: Any = module
     parts = attribute.split(".")
     for index, part in enumerate(parts):
@@ -63,7 +63,7 @@ def import_factory(name: str, where: str) -> Any:
     """Import the function or class that creates an implementation. Raises UserError; may import torch."""
     factory = import_object(name, where)
     if not callable(factory):
-        raise UserError(f"{name} is not callable", where=where, remedy="name a function or a class")
+        raise UserError(f"{name} is not callable", where=where, remedy="specify a function or a class")
     return factory
 
 
@@ -92,7 +92,7 @@ def check_arguments(name: str, factory: Any, arguments: Mapping[str, Any], where
         f"{what} {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
     ]
     if faults:
-        remedy = f"it takes {', '.join(known)}" if known else "it takes none"
+        remedy = f"use these options: {', '.join(known)}" if known else "remove all options: it accepts none"
         raise UserError(f"options of {name}: {'; '.join(faults)}", where=where, remedy=remedy)
 
 
@@ -125,6 +125,6 @@ def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: s
         raise UserError(
             f"{name} is not a {base.__name__}",
             where=where,
-            remedy=f"name a subclass of {base.__module__}.{base.__name__}",
+            remedy=f"specify a subclass of {base.__module__}.{base.__name__}",
         )
     return found

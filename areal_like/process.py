@@ -96,7 +96,9 @@ def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoRetur
 
 def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run `main(spec)` to its end and exit, with the logging, the signals and the exit statuses of this module."""
-    parser = argparse.ArgumentParser(description="One process of a run; started by areal-like, not by hand.")
+    parser = argparse.ArgumentParser(
+        description="One process of a run. The areal-like command starts it; do not start it manually."
+    )
     parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
     arguments = parser.parse_args(argv)
     os.umask(PRIVATE_UMASK)
@@ -310,7 +312,7 @@ def _leave_within(grace_s: float, error: BaseException | None) -> None:
         time.sleep(grace_s)
         status = ORDERLY
         try:
-            log.warning("exiting with threads that did not end: %s", [t.name for t in threading.enumerate()])
+            log.warning("exiting although these threads have not ended: %s", [t.name for t in threading.enumerate()])
             status = report_end(error) if error is not None else ORDERLY
         finally:
             os._exit(status)

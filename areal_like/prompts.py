@@ -43,10 +43,12 @@ class PromptEncoder:
             raise UserError(
                 f"the template has no {PLACEHOLDER}",
                 where="rollout.prompt_template",
-                remedy=f"write {PLACEHOLDER} in it",
+                remedy=f"add {PLACEHOLDER} to the template",
             )
         if add_bos == "always" and tokenizer.bos_token_id is None:
-            raise UserError("the tokenizer has no BOS token", where="rollout.add_bos", remedy="use auto or never")
+            raise UserError(
+                "the tokenizer has no BOS token", where="rollout.add_bos", remedy="set add_bos to auto or never"
+            )
         self._tokenizer = tokenizer
         self._template = template
         self._add_bos = add_bos
@@ -72,7 +74,7 @@ class PromptEncoder:
         else:
             prompt_P = self._encode_text_of(row)
         if not prompt_P:
-            raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
+            raise UserError("the prompt is empty", remedy="remove the row, or correct data.columns")
         return prompt_P
 
     def with_system_prompt(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -81,8 +83,8 @@ class PromptEncoder:
         chat = _chat_of(row)
         if chat and not self._has_chat_template:
             raise UserError(
-                "data.*.system_prompt and chat_template_kwargs need a chat template, and the tokenizer has none",
-                remedy="remove them, or choose another model.tokenizer",
+                "data.*.system_prompt and chat_template_kwargs require a chat template, but the tokenizer has none",
+                remedy="remove these settings, or set model.tokenizer to a tokenizer with a chat template",
             )
         text = chat.get("system_prompt")
         if text is None:
@@ -183,11 +185,11 @@ class PromptEncoder:
         text = row.get("prompt")
         if not isinstance(text, str):
             raise UserError(
-                f"a row needs `prompt` (text) or `messages` (a list); this one has {sorted(row)}",
-                remedy="name the columns in data.columns",
+                f"a row needs `prompt` (text) or `messages` (a list); this row has {sorted(row)}",
+                remedy="map your columns in data.columns",
             )
         if not text.strip():
-            raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
+            raise UserError("the prompt is empty", remedy="remove the row, or correct data.columns")
         if self._template is not None:
             return self._encode(self._template.replace(PLACEHOLDER, text), is_chat=False)
         if self._has_chat_template:
@@ -200,7 +202,7 @@ class PromptEncoder:
         messages."""
         if not self._has_chat_template:
             raise UserError(
-                "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column"
+                "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column instead"
             )
         is_list = isinstance(messages, (list, tuple)) and len(messages) > 0
         if not is_list or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages):
@@ -238,7 +240,7 @@ def _after_stop(text: str, stop: str, number: int) -> str:
     parts = text.split(stop, number) if number else []
     if len(parts) <= number:
         raise UserError(
-            f"the chat template does not end the assistant's turns with {stop!r}", remedy="give rows with `spans`"
+            f"the chat template does not end the assistant's turns with {stop!r}", remedy="use rows with `spans`"
         )
     return parts[number]
 
@@ -250,15 +252,20 @@ def _chat_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
     text = row.get("prompt")
     if not isinstance(text, str) or not text.strip():
-        raise UserError("a row needs `prompt` (text) or `messages`", remedy="name the columns in data.columns")
+        raise UserError("a row needs `prompt` (text) or `messages`", remedy="map your columns in data.columns")
     return {"role": "user", "content": text}
 
 
 def _plain_content(message: Mapping[str, Any]) -> str:
     if message.get("tool_calls"):
-        raise UserError("an assistant's `tool_calls` cannot be trained on", remedy="write the call as its `content`")
+        raise UserError(
+            "the `tool_calls` of an assistant message cannot be used for training",
+            remedy="write the tool call into the message's `content`",
+        )
     if not isinstance(message["content"], str) or not message["content"]:
-        raise UserError("an assistant's `content` must be text", remedy="remove the row, or that turn")
+        raise UserError(
+            "the `content` of an assistant message must be non-empty text", remedy="remove the row or that message"
+        )
     return message["content"]
 
 
@@ -273,7 +280,8 @@ def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:
         ]
         reason = f"it has no token for {', '.join(shown)}" if shown else first_line(error)
         raise UserError(
-            f"the tokenizer cannot express {what}: {reason}", remedy="fix the row, or choose another model.tokenizer"
+            f"the tokenizer cannot express {what}: {reason}",
+            remedy="correct the row, or set model.tokenizer to a different tokenizer",
         ) from error
 
 

@@ -60,10 +60,10 @@ def check_tokenizer(folder: Path) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError("cannot be read", where=str(file), remedy="export the reward model again") from error
+        raise UserError("the file cannot be read", where=str(file), remedy="export the reward model again") from error
     if recorded != tokenizer_digest(folder):
         raise UserError(
-            "the tokenizer is not the one that the reward model was trained with",
+            "the tokenizer differs from the one that the reward model was trained with",
             where=str(folder),
-            remedy="restore the tokenizer's files: run areal-like export on the run that trained the model",
+            remedy="restore the tokenizer files by running areal-like export on the run that trained the model",
         )

@@ -58,7 +58,7 @@ def check_sources(sources: Sequence[TokenSource], loss_mask_T: np.ndarray, versi
             )
         part = slice(one.start, one.end)
         if bool((versions_T[part][loss_mask_T[part]] != one.version).any()):
-            raise ValueError(f"versions_T must equal the version of the source where loss_mask_T is True: {one}")
+            raise ValueError(f"where loss_mask_T is True, versions_T must equal the version of the source, got {one}")
         before = one.end
 
 

@@ -70,7 +70,9 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
     if not callable(function) or isinstance(function, type) or _NAME.fullmatch(name) is None:
         what = f"{name} is not a named function"
         raise UserError(
-            what, where=where, remedy="use a function defined by `def` or `async def`, or an areal_like.tools.Tool"
+            what,
+            where=where,
+            remedy="use a function defined with `def` or `async def`, or an instance of areal_like.tools.Tool",
         )
     fields = _fields(function, name, where)
     try:
@@ -79,7 +81,9 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
     except (TypeError, NotImplementedError) as error:
         what = f"the annotations of tool {name} cannot be expressed in JSON ({first_line(error)})"
         raise UserError(
-            what, where=where, remedy="use numbers, str, bool, list, dict, Literal, Optional or dataclasses"
+            what,
+            where=where,
+            remedy="annotate with int, float, str, bool, list, dict, Literal, Optional or dataclasses",
         ) from None
     summary, about = _documentation(function)
     schema = dict(definitions.pop(root["$ref"].rsplit("/", 1)[1]))
@@ -129,7 +133,9 @@ def by_name(tools: Sequence[Tool], where: str) -> dict[str, Tool]:
     named: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in named:
-            raise UserError(f"two tools have the name {tool.name}", where=where, remedy="rename one, or leave it out")
+            raise UserError(
+                f"two tools have the name {tool.name}", where=where, remedy="rename or remove one of the two tools"
+            )
         named[tool.name] = tool
     return named
 
@@ -148,9 +154,9 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
     for one in inspect.signature(function).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             what = f"parameter {one.name} of tool {name} cannot be passed by name"
-            raise UserError(what, where=where, remedy="use plain parameters, or a dict")
+            raise UserError(what, where=where, remedy="use ordinary parameters or a single dict parameter")
         if one.name not in hints:
-            remedy = f"write its type, as in `{one.name}: str`"
+            remedy = f"add a type annotation, for example `{one.name}: str`"
             raise UserError(f"parameter {one.name} of tool {name} has no annotation", where=where, remedy=remedy)
         kind = hints[one.name]
         if one.default is one.empty:

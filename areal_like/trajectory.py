@@ -30,7 +30,7 @@ def _check_array(name: str, array: np.ndarray, dtype: type, length: int) -> None
     if array.dtype != dtype:
         raise ValueError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
     if len(array) != length:
-        raise ValueError(f"{name} has {len(array)} entries where {length} were expected")
+        raise ValueError(f"{name} has {len(array)} entries, expected {length}")
 
 
 def _decreases(versions: np.ndarray) -> bool:
@@ -58,7 +58,7 @@ class Segment(msgspec.Struct, frozen=True):
         if length:
             if int(self.versions_R[0]) < 0 or _decreases(self.versions_R):
                 raise ValueError(
-                    "versions_R must be non-negative and never decrease along an answer (`stamped-versions`)"
+                    "versions_R must be non-negative and non-decreasing within an answer (invariant `stamped-versions`)"
                 )
             if not (self.logprobs_R.max() <= 1e-3 and self.logprobs_R.min() > -np.inf):  # also catches NaN
                 raise ValueError("logprobs_R must be finite and at most 0")
@@ -140,7 +140,7 @@ def as_experts(experts: np.ndarray) -> np.ndarray:
         dtype('uint16')
     """
     if experts.size and (int(experts.min()) < 0 or int(experts.max()) > np.iinfo(np.uint16).max):
-        raise ValueError("routed_experts must be expert numbers from 0 to 65535")
+        raise ValueError("routed_experts must contain expert indices from 0 to 65535")
     is_small = not experts.size or int(experts.max()) <= np.iinfo(np.uint8).max
     return np.ascontiguousarray(experts, np.uint8 if is_small else np.uint16)
 
@@ -149,20 +149,21 @@ def _check_experts(experts: np.ndarray, length: int) -> None:
     if not isinstance(experts, np.ndarray) or experts.ndim != 3 or experts.dtype not in EXPERT_TYPES:
         raise ValueError("routed_experts must be a 3-D array of dtype uint8 or uint16")
     if len(experts) != length - 1:
-        raise ValueError(f"routed_experts has {len(experts)} positions where {length - 1} were expected")
+        raise ValueError(f"routed_experts has {len(experts)} positions, expected {length - 1}")
 
 
 def _check_ends(name: str, ends: np.ndarray, num_sampled: int) -> None:
     _check_array(name, ends, np.int32, len(ends))
     if not len(ends) or int(ends[0]) <= 0 or bool((np.diff(ends) <= 0).any()) or int(ends[-1]) != num_sampled:
         raise ValueError(
-            f"{name} must be positive, strictly increase and end at {num_sampled}, the number of sampled tokens"
+            f"{name} must be positive and strictly increasing, and its last entry must be {num_sampled}, the number of "
+            "sampled tokens"
         )
 
 
 def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled: int) -> None:
     if ends is None or ids is None:
-        raise ValueError("answer_ends_A and answer_ids_A must be given together")
+        raise ValueError("answer_ends_A and answer_ids_A must be passed together")
     _check_ends("answer_ends_A", ends, num_sampled)
     _check_array("answer_ids_A", ids, np.int32, len(ends))
     if int(ids.min()) < 0:
@@ -171,7 +172,7 @@ def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled:
 
 def _check_turns(ends: np.ndarray | None, rewards: np.ndarray | None, num_sampled: int) -> None:
     if ends is None or rewards is None:
-        raise ValueError("turn_ends_K and turn_rewards_K must be given together")
+        raise ValueError("turn_ends_K and turn_rewards_K must be passed together")
     _check_ends("turn_ends_K", ends, num_sampled)
     _check_array("turn_rewards_K", rewards, np.float32, len(ends))
     if not bool(np.isfinite(rewards).all()):
@@ -222,7 +223,9 @@ class Trajectory(msgspec.Struct, frozen=True):
         if not len(sampled):
             raise ValueError("a trajectory needs at least one sampled token")
         if int(sampled[0]) < 0 or _decreases(sampled):
-            raise ValueError("versions_T must be non-negative and never decrease where sampled (`stamped-versions`)")
+            raise ValueError(
+                "versions_T must be non-negative and non-decreasing over sampled tokens (invariant `stamped-versions`)"
+            )
         if bool((self.versions_T[~mask] != NO_VERSION).any()):
             raise ValueError("versions_T must be -1 where loss_mask_T is False")
         if bool((self.logprobs_T[~mask] != 0.0).any()):
@@ -319,13 +322,13 @@ def check_disjoint(trajectories: Sequence[Trajectory]) -> None:
     """
     if len(trajectories) > 1 and any(one.answer_ids_A is None for one in trajectories):
         raise ValueError(
-            "one of several trajectories does not say which answers it has; build each with a Transcript, and add "
-            "answers as tools.generate returned them"
+            "one of the trajectories does not record which answers it contains; build each trajectory with a "
+            "Transcript, and add answers exactly as tools.generate returned them"
         )
     if twice := repeated_answers(trajectories):
         raise ValueError(
-            f"answer {twice[0]} of the sample would be trained on twice; continue in a copy made by "
-            "`transcript.forked()`, or add it with `sampled` to one transcript and with `given` to the others"
+            f"answer {twice[0]} of the sample would be trained on twice; continue in a copy created by "
+            "`transcript.forked()`, or add the answer to one transcript with `sampled` and to the others with `given`"
         )
 
 

@@ -34,9 +34,9 @@ class TurnCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         arrays = (self.given_places_G, self.given_tokens_G)
         if not all(isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == np.int32 for array in arrays):
-            raise ValueError("given tokens and their places must be one-dimensional int32 arrays")
+            raise ValueError("given tokens and their positions must be one-dimensional int32 arrays")
         places = self.given_places_G
         if len(places) != len(self.given_tokens_G) or (len(places) and (places[0] < 0 or (np.diff(places) < 0).any())):
-            raise ValueError("each given token needs a place of at least 0, and places must not decrease")
+            raise ValueError("each given token needs a position of at least 0, and positions must not decrease")
         if self.num_turns < 0 or len(self.state) > MAX_STATE_BYTES:
-            raise ValueError(f"num_turns must be at least 0, and the state must have at most {MAX_STATE_BYTES} bytes")
+            raise ValueError(f"num_turns must be at least 0, and the state must not exceed {MAX_STATE_BYTES} bytes")

@@ -314,7 +314,7 @@ def checked(parts: Sequence[str], runs: Sequence[Sequence[Path]]) -> Sequence[st
             raise SystemExit(f"--runs: {folder} is not the folder of a run (it has no config.yaml).")
     for folders in runs:
         if len(folders) == 1 and load_config(str(folders[0])).config.emulation is None:
-            raise SystemExit(f"--runs: {folders[0]} gives the costs; name another run to predict with them.")
+            raise SystemExit(f"--runs: {folders[0]} gives the costs; specify a different run to predict with them.")
     return parts
 
 

@@ -46,9 +46,9 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     check_models(workflow, [model.name for model in settings.models], spec.teacher_model)
     if spec.model.path is None:
         raise UserError(
-            "no model folder",
+            "no model folder is set",
             where="model.path",
-            remedy="set it to a model folder (the launcher prepares one from model.init)",
+            remedy="set this key to a model folder (the launcher creates one from model.init)",
         )
     model_dir = Path(spec.model.path)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)

@@ -55,9 +55,9 @@ def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[Chat
     template = tokens.chat_template
     if not template:
         raise UserError(
-            "agents need a chat template, but the tokenizer has none",
+            "the workflow `agent` requires a chat template, but the tokenizer has none",
             where="model.tokenizer",
-            remedy="choose another tokenizer",
+            remedy="choose a tokenizer with a chat template",
         )
     try:
         return find_format(template, name=name, where=where), ""

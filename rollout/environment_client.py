@@ -130,7 +130,7 @@ class EnvironmentEpisode:
         parts = {**(components or {}), **self.components}
         value = sum(self.rewards)
         if not math.isfinite(value):
-            return self.fail("invalid", f"the sum of its rewards is {value}")
+            return self.fail("invalid", f"the sum of the episode's rewards is {value}")
         return Verdict(kind="scored", value=value, components=parts, scorer=FAILED_IN)
 
     def history(self, turn: int) -> EpisodeHistory:
@@ -143,8 +143,8 @@ class EnvironmentEpisode:
         assert not self.is_done, "the environment has ended the episode"
         assert turn == len(self._digests), "`reset` comes first, and once"
         if (num_chars := num_action_chars(action)) > MAX_ACTION_CHARS or turn > MAX_TURNS:
-            what = f"an action of {num_chars} characters in turn {turn}"
-            self.fail("invalid", f"{what}: at most {MAX_ACTION_CHARS} characters and {MAX_TURNS} turns are allowed")
+            what = f"the action in turn {turn} has {num_chars} characters"
+            self.fail("invalid", f"{what}, but at most {MAX_ACTION_CHARS} characters and {MAX_TURNS} turns are allowed")
             return None
         action = _as_sent(action)
         self._watch(True)
@@ -246,7 +246,7 @@ class EnvironmentClient:
                 return await self._ask(episode, turn, action)
         except TimeoutError:
             waited_s = self._clock.monotonic_s() - started_s
-            reason = f"no reply from the environment in {waited_s:.0f} s (rollout.score_timeout_s)"
+            reason = f"the environment did not reply within {waited_s:.0f} s (rollout.score_timeout_s)"
             return EnvironmentReply(episode_id=episode.id, turn=turn, status="crashed", reason=reason)
 
     async def _ask(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:

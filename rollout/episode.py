@@ -87,7 +87,7 @@ class EnvironmentWorkflow:
             try:
                 given = _words(tools, answer, step.observation)
             except UserError as error:  # a verdict of this sample: the other samples of its group continue
-                episode.fail("invalid", f"its observation in turn {episode.num_turns}: {error.what}")
+                episode.fail("invalid", f"the observation in turn {episode.num_turns} is invalid: {error.what}")
                 return "environment"
             if len(transcript) + len(given) >= tools.tokens.max_context:
                 episode.over_context = True
@@ -109,7 +109,7 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
     try:
         return tools.tokens.prompt(with_observation(row, first.observation))
     except UserError as error:
-        episode.fail("invalid", f"its first observation: {error.what}")
+        episode.fail("invalid", f"the first observation is invalid: {error.what}")
         return prompt_P
 
 

@@ -157,7 +157,7 @@ class SamplePool:
         except UserError as error:
             run.cut("rejected", printable(str(error)))
         except DeadlineExceeded as error:
-            log.warning("lease %d returned: %s", lease_id, error)
+            log.warning("returned lease %d: %s", lease_id, error)
             run.cut("drain")
         if run.engine_error is not None:
             raise run.engine_error

@@ -271,10 +271,10 @@ class RewardClient:
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict:
         """The verdict on one answer: the service's, or `invalid` / `crashed` with the reason why there is none."""
         if not self._links:
-            return Verdict(kind="invalid", reason="no reward service: reward.scorers is empty")
+            return Verdict(kind="invalid", reason="there is no reward service, because reward.scorers is empty")
         if len(response) > MAX_RESPONSE_CHARS:
             self.count("verdict_invalid")
-            reason = f"the answer has {len(response)} characters, more than {MAX_RESPONSE_CHARS}"
+            reason = f"the answer has {len(response)} characters, but at most {MAX_RESPONSE_CHARS} are allowed"
             return Verdict(kind="invalid", reason=reason)
         started_s = self.clock.monotonic_s()
         request = self._request(task, response, finish_reason, num_tokens)
@@ -356,6 +356,10 @@ class RewardClient:
         waited_s = self.clock.monotonic_s() - started_s
         if any(link.is_up for link in self._links):
             return Verdict(
-                kind="crashed", reason=f"no verdict from the reward service in {waited_s:.0f} s", wall_s=waited_s
+                kind="crashed",
+                reason=f"the reward service did not return a verdict within {waited_s:.0f} s",
+                wall_s=waited_s,
             )
-        return Verdict(kind="crashed", reason=f"reward service unreachable for {waited_s:.0f} s", wall_s=waited_s)
+        return Verdict(
+            kind="crashed", reason=f"the reward service was unreachable for {waited_s:.0f} s", wall_s=waited_s
+        )

@@ -136,7 +136,7 @@ class SampleRun:
     ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError if the engine failed; the worker then exits."""
         if self._bench.models.has_roles:
-            what = "the policy has roles, and must be called through one of them"
+            what = "the policy has roles, so the workflow must call one of these roles"
             raise UserError(what, where=MODELS_KEY, remedy='use tools.models["ROLE"]')
         asked = {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "temperature": temperature}
         return await self.generate_as(None, prompt, **asked)

@@ -37,7 +37,10 @@ from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
 GRACE_S = 10.0
 BACKLOG = 128
 ENDING = (signal.SIGINT, signal.SIGTERM)
-WRONG_KEY = "this is not the key of this server: it printed one at its start, or was given one (AREAL_LIKE_API_KEY)"
+WRONG_KEY = (
+    "the API key is not valid for this server; use the key that the server printed when it started, or the key in its "
+    "AREAL_LIKE_API_KEY"
+)
 Say = Callable[[str], None]
 
 
@@ -92,7 +95,7 @@ async def _answer(
             raise endpoint.engine_error
         if number := endpoint.num_running:
             noun = "answer" if number == 1 else "answers"
-            say(f"waiting at most {GRACE_S:g} s for {number} running {noun} (interrupt again to exit at once)")
+            say(f"waiting at most {GRACE_S:g} s for {number} running {noun} (interrupt again to exit immediately)")
             await _first_of(endpoint.idle, cut, timeout_s=GRACE_S)
     finally:
         await runner.cleanup()
@@ -121,7 +124,9 @@ def _listener(host: str, port: int) -> socket.socket:
         made.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"port {port} of {host} is in use", where="--port", remedy="use 0 for a free one"
+                f"port {port} on {host} is in use",
+                where="--port",
+                remedy="choose a different port, or 0 for any free port",
             ) from error
         raise UserError(f"cannot listen on {host}:{port} ({error.strerror})", where="--host, --port") from error
     return made

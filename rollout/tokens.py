@@ -99,7 +99,7 @@ class PromptTokens:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_P)} tokens and leaves no room for an answer in a context of "
                 f"{self.max_context}",
-                remedy="shorten the prompt, filter long rows, or raise rollout.engine.max_context",
+                remedy="shorten the prompt, remove long rows, or increase rollout.engine.max_context",
             )
         return np.asarray(prompt_P, np.int32)
 
@@ -219,9 +219,9 @@ def _eos_of(path: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read as JSON ({error})", where=str(path)) from error
+        raise UserError(f"the file cannot be read as JSON ({error})", where=str(path)) from error
     if not isinstance(config, dict):
-        raise UserError("not a JSON object", where=str(path))
+        raise UserError("the file is not a JSON object", where=str(path))
     value = config.get("eos_token_id")
     if value is None and isinstance(config.get("text_config"), dict):
         value = config["text_config"].get("eos_token_id")

@@ -120,7 +120,7 @@ class ToolWorkflow:
             try:
                 given = _given(tools, chat, turns.last.calls, step, answer.stop_token)
             except UserError as error:  # a verdict of this sample: the other samples of its group continue
-                episode.fail("invalid", f"the results of turn {episode.num_turns}: {error.what}")
+                episode.fail("invalid", f"the results of turn {episode.num_turns} are invalid: {error.what}")
                 return "environment"
             if len(transcript) + len(given) >= tools.tokens.max_context:
                 episode.over_context = True
@@ -140,7 +140,7 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
         raise UserError(
             "the environment declares no tools",
             where="reward.environment.kind",
-            remedy="use the environment tools, or return Step(tools=...) from reset",
+            remedy="use the environment `tools`, or return Step(tools=...) from `reset`",
         )
     if first is not None and first.observation:
         row = with_observation(row, first.observation)
@@ -153,7 +153,7 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
 def _given(tools: SampleTools, chat: ChatFormat, calls: Sequence[ToolCall], step: Step, stop_token: int) -> np.ndarray:
     """Tokens of the results, up to the start of the next answer. Raises UserError if they cannot be encoded."""
     if len(step.results) > len(calls):
-        raise UserError(f"{len(step.results)} results for {len(calls)} calls")
+        raise UserError(f"the environment returned {len(step.results)} results for {len(calls)} calls")
     results = [
         {"role": "tool", "tool_call_id": call_id(index), "name": call.name or "unknown", "content": result}
         for index, (call, result) in enumerate(zip(calls, step.results, strict=False))

@@ -112,7 +112,8 @@ class Transcript:
         if isinstance(answer, Answer) and not answer.is_trainable:
             whose = f" by {answer.model}, which is not trained, or" if answer.model else ""
             raise ValueError(
-                f"an answer sampled{whose} at another temperature than the run's cannot be trained on; add it with"
+                f"an answer sampled{whose} at a temperature different from that of the run cannot be used for "
+                "training; add it with"
                 " `given`"
             )
         segment = answer.segment if isinstance(answer, Answer) else answer
@@ -149,7 +150,9 @@ class Transcript:
             what = what.segment.tokens_R
         if isinstance(what, str):
             if self._encode is None:
-                raise TypeError("a transcript without a tokenizer cannot take text; pass `encode=tools.tokens.encode`")
+                raise TypeError(
+                    "a transcript without a tokenizer does not accept text; pass `encode=tools.tokens.encode`"
+                )
             what = self._encode(what)
         ids = np.asarray(what, np.int32)
         if ids.ndim != 1:

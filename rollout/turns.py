@@ -81,14 +81,14 @@ class Turns:
         """See `SampleTools.checkpoint`."""
         if self._is_resumable:
             raise UserError(
-                "a workflow with is_resumable = True cannot save checkpoints of its own",
-                remedy="set is_resumable = False on it",
+                "a workflow with is_resumable = True cannot save its own checkpoints",
+                remedy="set is_resumable = False on the workflow",
             )
         if transcript is not self._transcript:  # the same transcript can only have grown
             known = self._put_together()[0].tokens_R
             if not np.array_equal(transcript.sampled_tokens.tokens_R[: len(known)], known):
                 raise UserError(
-                    "a checkpoint must continue the previous one", remedy="start with the transcript of tools.resumed"
+                    "a checkpoint must continue the previous one", remedy="start with the transcript in tools.resumed"
                 )
         try:
             encoded = msgspec.msgpack.encode(state)

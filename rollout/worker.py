@@ -221,7 +221,7 @@ class RolloutWorker:
 
         The controller is notified first, because it would otherwise lease the returned samples to this worker again.
         """
-        log.info("leaving (%s) within %.0f s", reason, deadline_s)
+        log.info("exiting (%s) within %.0f s", reason, deadline_s)
         self._is_leaving = self._pool.is_closed = True
         self._post(Draining(reason=reason))
         await self._pool.hand_back_all(ending_too=False)
@@ -233,7 +233,7 @@ class RolloutWorker:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            log.warning("exited with %d finished samples unacknowledged", len(self._book.unacked))
+            log.warning("exited with %d finished samples that were not acknowledged", len(self._book.unacked))
 
     # ------------------------------------------------------------ loops
 
@@ -281,7 +281,7 @@ class RolloutWorker:
         Answers that only wait for their verdict are kept, and finished samples are sent again, because the controller
         accepts late ones.
         """
-        log.warning("the controller had declared this worker lost; registering again")
+        log.warning("the controller had considered this worker lost; registering again")
         self._count("given_up")
         self._pool.abandon_unfinished()
         self._book.send_again()
@@ -344,7 +344,7 @@ class RolloutWorker:
             await self._peer.send(message, timeout_s=self._spec.controller_silence_s)
         except OperationError as error:
             self._count("send_failures")
-            log.warning("%s not sent: %s", type(message).__name__, error)
+            log.warning("the message %s was not sent: %s", type(message).__name__, error)
             return False
         return True
 

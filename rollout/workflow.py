@@ -243,7 +243,7 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     except Exception as error:  # the user's own code may raise anything
         raise UserError(f"{name} cannot be created with these options ({error})", where=OPTIONS_KEY) from error
     if not isinstance(workflow, Workflow):
-        raise UserError(f"{name} needs `is_resumable` and `async run(task, tools)`", where=where)
+        raise UserError(f"{name} must define `is_resumable` and `async run(task, tools)`", where=where)
     return workflow
 
 
@@ -258,13 +258,13 @@ def check_models(workflow: Workflow, declared: Sequence[str], teacher: str = "")
     name = type(workflow).__name__
     called = getattr(workflow, "models", ())
     if isinstance(called, str) or not all(isinstance(one, str) for one in called):
-        what = f"the attribute `models` of {name} must be names of models, not {called!r}"
-        raise UserError(
-            what, where="rollout.workflow", remedy='set it to a tuple of names, for example models = ("judge",)'
-        )
+        what = f"the attribute `models` of {name} must be a tuple of model names, not {called!r}"
+        raise UserError(what, where="rollout.workflow", remedy='set the attribute, for example, to models = ("judge",)')
     for missing in (one for one in called if one not in declared):
-        what = f"{name} calls a model `{missing}` that is not declared"
+        what = f"{name} calls a model `{missing}`, which is not declared"
         raise UserError(what, where=MODELS_KEY, remedy=f"{MODELS_KEY}: [{{name: {missing}, ...}}]")
     for unused in (one for one in declared if one not in called and one != teacher):
         what = f"`{unused}` is declared, but {name} does not call it"
-        raise UserError(what, where=MODELS_KEY, remedy=f"remove it from {MODELS_KEY}, or name it in {name}.models")
+        raise UserError(
+            what, where=MODELS_KEY, remedy=f"remove the model from {MODELS_KEY}, or add its name to {name}.models"
+        )

@@ -87,7 +87,9 @@ def _check_names(folder: Path, names: Collection[str]) -> None:
         with safe_open(str(file), framework="pt") as opened:
             stored |= set(opened.keys())
     if missing := sorted(set(names) - stored):
-        what = f"workers cannot merge the adapter: the model's safetensors files have no {missing[0]}"
+        what = (
+            f"workers cannot merge the adapter, because the safetensors files of the model do not contain {missing[0]}"
+        )
         raise UserError(what, where="trainer.lora.publish", remedy="publish: merged")
 
 
@@ -105,9 +107,15 @@ def check_kind(checkpoint: Path, settings: AdapterSettings | None) -> None:
     """Raise UserError if a checkpoint has an adapter and the run has none, or the other way round."""
     has_adapter = (checkpoint / ADAPTER).is_file()
     if has_adapter and settings is None:
-        what, remedy = "the checkpoint holds an adapter, but trainer.lora is not set", "set trainer.lora as it was"
+        what, remedy = (
+            "the checkpoint contains an adapter, but trainer.lora is not set",
+            "set trainer.lora as in the original run",
+        )
     elif settings is not None and not has_adapter:
-        what, remedy = "trainer.lora is set, and the checkpoint holds a whole model", "lora: null, or start a new run"
+        what, remedy = (
+            "trainer.lora is set, but the checkpoint contains a full model",
+            "set lora: null, or start a new run",
+        )
     else:
         return
     raise UserError(what, where=str(checkpoint), remedy=remedy)

@@ -130,10 +130,11 @@ class AdapterCheck:
 def _another_policy(version: int, other: str, error: float, near: float) -> UserError:
     """Return the error. Distances are root mean squares in nats."""
     return UserError(
-        f"the engine samples with {other}: answers stamped with version {version} differ by {error:.2g} nats from that"
-        f" version and by {near:.2g} nats from {other.partition(',')[0]} (root mean square of the tokens' log-probs)",
+        f"the engine samples with {other}: the log-probs of answers stamped with version {version} differ by "
+        f"{error:.2g} nats from those of that version, and by {near:.2g} nats from those of {other.partition(',')[0]} "
+        "(root mean square over tokens)",
         where="rollout.engine",
-        remedy="use an engine that loads the versions it is given, or set trainer.lora: null",
+        remedy="use an engine that loads the published versions, or set trainer.lora: null",
     )
 
 

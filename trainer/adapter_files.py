@@ -158,4 +158,4 @@ def _describe(folder: Path) -> str:
         config: Any = json.loads((folder / ADAPTER_CONFIG).read_text())
         return f"rank {config['r']}, targets {', '.join(config['target_modules'])}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "its adapter_config.json is damaged"
+        return "adapter_config.json is damaged"

@@ -73,7 +73,7 @@ def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) ->
         raise
     except Exception as error:  # the user's code
         what = f"{settings.kind} failed on four samples ({type(error).__name__}: {error})"
-        remedy = "it is called as advantage(samples, **options)"
+        remedy = "check the code of the function, which is called as advantage(samples, **options)"
         raise UserError(what, where=ADVANTAGE_KEY, remedy=remedy) from error
 
 

@@ -101,10 +101,10 @@ class LossSettings(Settings):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference); 0: no reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimate of it from sampled tokens: `k1`: c - r; `k2`: (c - r)^2 / 2; `k3`: exp(r - c) - (r - c) - 1."""
+    """Estimator of the KL from sampled tokens: `k1`: c - r; `k2`: (c - r)^2 / 2; `k3`: exp(r - c) - (r - c) - 1."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """`loss`: added to the loss of each token; `reward`: of the policy that sampled, subtracted from the reward before
-    advantages are computed."""
+    """`loss`: the KL is added to the loss of each token; `reward`: the KL of the policy that sampled is subtracted from
+    the reward before advantages are computed."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
 
@@ -175,9 +175,8 @@ class LoraSettings(AdapterSettings):
     """The policy is an adapter on the starting model, which does not change and is also the reference model."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What is published of a version. `merged`: W + (alpha / rank) B A in place of W, full versions as without an
-    adapter; `adapter`: A and B alone, which each worker merges into the starting model that it reads from its own
-    folder."""
+    """What is published for each version. `merged`: full versions, with W + (alpha / rank) B A in place of W;
+    `adapter`: only A and B, which each worker merges into the starting model that it reads from its own folder."""
 
 
 class CheckpointSettings(Settings):
@@ -187,14 +186,15 @@ class CheckpointSettings(Settings):
     every_steps: int = Field(20, ge=0, le=limits.STEPS)
     """Steps between checkpoints; 0: not by steps."""
     every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """Also after the step in which this many seconds have passed since the last one; null: not by time."""
+    """Also write a checkpoint after the step in which this many seconds have passed since the last one; null: not by
+    time."""
     keep: int = Field(2, gt=0, le=limits.STEPS)
     """Number of newest checkpoints kept."""
     keep_every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """Of the older ones, one per this many seconds is kept as well; null: none."""
+    """Of the older checkpoints, one per this many seconds is also kept; null: none."""
     best: BestSettings | None = None
-    """Keep the checkpoint of the version with the best value of a metric of the evaluations, in RUN/best, in addition;
-    `{}`: by accuracy; null: none."""
+    """Also keep, in RUN/best, the checkpoint of the version with the best value of an evaluation metric; `{}`: use the
+    accuracy; null: none."""
 
 
 class DeltaSettings(Settings):
@@ -214,10 +214,10 @@ class GroupSettings(Settings):
     bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
     """Tensors are sent together in messages of about this size, MB."""
     gather_s: float = Field(3.0, gt=0, le=limits.SECONDS)
-    """Longest wait for a worker that took part before; one that is later receives the version as a stream."""
+    """Longest wait for a worker that took part before; a worker that is later receives the version as a stream."""
     transfer_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """Deadline for joining, and for the payload, during which generation pauses; after it the version is sent as a
-    stream."""
+    """Deadline for joining and for the transfer, during which generation pauses; after the deadline, the version is
+    sent as a stream."""
 
     @property
     def bucket_bytes(self) -> int:
@@ -331,14 +331,14 @@ class ZeroSettings(Settings):
     def _raw_keys_are_known(cls, raw: dict[str, Any]) -> dict[str, Any]:
         for key in raw:
             if key in OURS_TO_DECIDE:
-                raise ValueError(f"{key} follows from the trainer's own settings: remove it")
+                raise ValueError(f"{key} is derived from the trainer's other settings and must be removed")
             if key not in PASSED_ON:
                 near = difflib.get_close_matches(str(key), PASSED_ON, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(PASSED_ON)}"
-                raise ValueError(f"DeepSpeed's configuration has no {key}; {hint}")
+                raise ValueError(f"DeepSpeed's configuration has no key {key}; {hint}")
         zero = raw.get("zero_optimization", {})
         if not isinstance(zero, dict) or "stage" in zero:
-            raise ValueError("zero_optimization must be a mapping without `stage`: set trainer.deepspeed.stage instead")
+            raise ValueError("zero_optimization must be a mapping without `stage`; set trainer.deepspeed.stage instead")
         return raw
 
 
@@ -360,7 +360,7 @@ class TrainerSettings(Settings):
     """Mixture-of-experts models: route each token to the experts that the engine used, instead of those that the
     trainer's routers choose; needs `rollout.engine.sglang.routed_experts`."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
-    """A rank that makes the others wait for longer ends the trainer."""
+    """The trainer is terminated if a rank makes the others wait for longer."""
     fsdp: FsdpSettings = FsdpSettings()
     """For `backend: fsdp`."""
     deepspeed: ZeroSettings = ZeroSettings()
@@ -377,12 +377,13 @@ class TrainerSettings(Settings):
     mini_batches: int = Field(1, gt=0, le=limits.GROUPS)
     """Optimizer updates per pass over a batch: per step, unless passes_per_batch says otherwise."""
     passes_per_batch: int = Field(1, gt=0, le=64)
-    """How often a step passes over its batch. Each sample is still in one step only; the ledger records the passes."""
+    """Number of passes of a step over its batch. Each sample is still used in one step only; the ledger records the
+    passes."""
     micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch (Algorithm 1), on one rank or on those that share it."""
     bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
-    """Most of the model, MB, that a rank holds in addition to its own part while several ranks load, publish, save or
-    export; these move the model in pieces of this size."""
+    """Maximum size, in MB, of the model parts that a rank holds in addition to its own part while several ranks load,
+    publish, save or export the model, which they do in pieces of this size."""
     logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Tokens whose logits are in memory at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -418,7 +419,7 @@ class TrainerSettings(Settings):
     max_batch_wait_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
     """The trainer fails if no batch arrives for this long."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
-    """How often a trainer that died (one of its ranks, or all) is restarted from its last checkpoint."""
+    """Number of times that a failed trainer (one or all of its ranks) is restarted from its last checkpoint."""
 
     @property
     def bucket_bytes(self) -> int:

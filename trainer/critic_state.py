@@ -49,7 +49,7 @@ def load_critic_weights(folder: Path, model: PreTrainedModel) -> None:
     file = folder / CRITIC
     if not file.is_file():
         raise UserError(
-            "the checkpoint holds no critic: the run was trained without one",
+            "the checkpoint contains no critic, because the run was trained without one",
             where=str(folder),
             remedy="remove trainer.critic, or start a new run from this policy",
         )
@@ -82,4 +82,4 @@ def _check_names(file: Path, keys: Iterable[str], weights: Mapping[str, torch.Te
     stored = {key.removeprefix(_WEIGHT) for key in keys if key.startswith(_WEIGHT)}
     if different := sorted(stored ^ weights.keys()):
         where = "file" if different[0] in stored else "model"
-        raise WeightError(f"{file} belongs to another model: tensor {different[0]} is only in the {where}")
+        raise WeightError(f"{file} belongs to a different model: the tensor {different[0]} is only in the {where}")

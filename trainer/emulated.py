@@ -48,7 +48,7 @@ class EmulatedTraining(Training):
         self._record_setup(
             {
                 "backend": "emulated",
-                "backend_reason": f"{what}, {emulation.speedup:g} times as fast; nothing is learned",
+                "backend_reason": f"{what}, emulated {emulation.speedup:g} times as fast; nothing is learned",
                 "ranks": 1,
                 "attention": self.attention.name,
                 "attention_reason": "nothing is computed",

@@ -86,7 +86,9 @@ def write_generation_config(folder: Path, *, eos_token_id: int | list[int], toke
         try:
             known = dict(json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
-            raise UserError("is not a JSON object", where=str(file), remedy="fix or remove it") from error
+            raise UserError(
+                "the file is not a JSON object", where=str(file), remedy="correct or remove the file"
+            ) from error
         if known.get("eos_token_id") is not None:
             return
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -39,7 +39,7 @@ def load_policy(
         source = sliced_source(folder, model, settings.bucket_bytes)
         if source is not None:
             return model, source
-        log.warning("%s cannot be read in parts: every rank loads the full model before it is distributed", folder)
+        log.warning("%s cannot be read in parts, so every rank loads the full model before it is distributed", folder)
     return load_causal_lm(folder, device=device), None
 
 

@@ -91,12 +91,14 @@ def _prepare(spec: PrepareSpec, target: Path, progress: PrepareProgress) -> Path
 def _check_request(spec: PrepareSpec, target: Path) -> None:
     if (spec.model.path is None) == (spec.model.init is None):
         raise UserError(
-            "give either a model folder or a config to create one from",
+            "set either a model folder or a config from which a model is created",
             where="model",
-            remedy="set path or init, not both",
+            remedy="set exactly one of path and init",
         )
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError("exists already", where=str(target), remedy="name another folder, or remove it")
+        raise UserError(
+            "the folder already exists", where=str(target), remedy="choose a different folder, or remove this one"
+        )
 
 
 def _starting_model(
@@ -153,7 +155,7 @@ def _supervise(
     if settings.lora is not None:
         add_adapter(model, settings.lora, seed=spec.seed, where="warm_start.sft.lora")
     log.info(
-        "supervised training: %d rows, %d steps with batch size %d, %s",
+        "supervised training on %d rows: %d steps with batch size %d, %s",
         len(rows),
         settings.steps,
         settings.batch_size,

@@ -38,5 +38,5 @@ class PrepareSpec(StartSpec):
     @pydantic.model_validator(mode="after")
     def _sft_is_whole(self) -> PrepareSpec:
         if (self.sft_rows is None) != (self.sft is None):
-            raise ValueError("sft_rows and sft must be set together: the rows, and how to train on them")
+            raise ValueError("sft_rows (the rows) and sft (the training settings) must be set together")
         return self

@@ -141,10 +141,10 @@ class Saving:
             raise
         except (OperationError, UserError) as error:  # writing failed: previous checkpoints are unchanged
             if is_last:
-                remedy = "free disk space there, then continue with areal-like resume"
-                raise UserError(f"the last checkpoint is missing: {error}", remedy=remedy) from error
+                remedy = "free some disk space, then continue with areal-like resume"
+                raise UserError(f"the last checkpoint could not be written: {error}", remedy=remedy) from error
             self._activity.num_failed_checkpoints += 1
-            log.warning("no checkpoint of version %d: %s", version, error)
+            log.warning("no checkpoint of version %d was written: %s", version, error)
             await self._link.send(CheckpointFailed(version=version, reason=str(error)))
             return
         self._activity.num_checkpoints += 1

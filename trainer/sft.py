@@ -74,10 +74,11 @@ def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
     is_list = isinstance(spans, list) and all(isinstance(one, list | tuple) and len(one) == 2 for one in spans)
     if not is_list or not all(isinstance(text, str) and isinstance(is_trained, bool) for text, is_trained in spans):
         raise UserError(
-            "`spans` must be a list of [text, true or false]", remedy="use true for text that the model is trained on"
+            "`spans` must be a list of [text, true or false]",
+            remedy="write [text, true] for text on which the model is trained, and [text, false] for other text",
         )
     if not any(text and is_trained for text, is_trained in spans):
-        raise UserError("no span is trained on", remedy="give at least one [text, true]")
+        raise UserError("no span is marked for training", remedy="add at least one [text, true]")
     return [(text, is_trained) for text, is_trained in spans]
 
 
@@ -99,7 +100,7 @@ class ExampleEncoder:
         max_tokens: int,
         prompt_template: str | None = None,
         add_bos: AddBos = "auto",
-        length_remedy: str = "shorten the row, or raise sft.max_tokens (at most the model's max_position_embeddings)",
+        length_remedy: str = "shorten the row, or increase sft.max_tokens (up to the model's max_position_embeddings)",
     ) -> None:
         self._tokenizer, self._eos, self._max_tokens = tokenizer, eos_token_id, max_tokens
         self._length_remedy = length_remedy
@@ -123,7 +124,7 @@ class ExampleEncoder:
         tokens = list(itertools.chain.from_iterable(ids for ids, _ in parts))
         if len(tokens) > self._max_tokens:
             raise SequenceTooLong(
-                f"prompt and response have {len(tokens)} tokens, the limit is {self._max_tokens}",
+                f"prompt and response have {len(tokens)} tokens, but the limit is {self._max_tokens}",
                 where=where,
                 remedy=self._length_remedy,
             )
@@ -175,7 +176,7 @@ def run_sft(
         if num_bad >= MAX_BAD_UPDATES:
             raise OperationError(
                 f"supervised step {step}: the gradient was not finite {num_bad} times in a row; "
-                "lower sft.optimizer.lr or check the rows"
+                "reduce sft.optimizer.lr, or check the rows"
             )
         if step % settings.log_every == 0 or step in (1, settings.steps):
             report(step, loss, time.monotonic() - started_s)

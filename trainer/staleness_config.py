@@ -16,8 +16,8 @@ class LrByEssSettings(Settings):
     power: float = Field(0.5, gt=0, le=1)
     """0.5 for optimizers such as AdamW; 1: in proportion."""
     reference: float = Field(1.0, gt=0, le=1)
-    """Share from which on the rate is not reduced: the share of a run without staleness, in which engine and trainer
-    still differ."""
+    """The learning rate is not reduced if rho is at least this value. It should be the value of a run without
+    staleness, in which only engine and trainer differ."""
 
 
 class VersionLogprobsSettings(Settings):

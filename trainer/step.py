@@ -135,7 +135,7 @@ class TrainStep:
         is_held = needs_reference(settings.loss, settings.advantage)
         if is_held and reference is None and settings.lora is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
-            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or use another loss")
+            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or use a different loss")
         assert (critic is None) == (settings.critic is None)
         self.policy, self.critic, self.settings = policy, critic, settings
         self.groups_per_step = groups_per_step

@@ -273,7 +273,7 @@ class Training:
         if folder == checkpoint.checkpoint_folder(self.run_dir, state.version):
             self._saved = folder
         if state.config_digest != self._digest():
-            log.warning("settings differ from those the checkpoint was made with: the run continues with the new ones")
+            log.warning("the settings differ from those of the checkpoint; the run continues with the new settings")
         log.info("resumed version %d of lineage %s from %s", state.version, state.lineage, folder)
 
     def _record_setup(self, chosen: dict[str, Any]) -> None:
@@ -329,7 +329,7 @@ class Training:
         self.staleness.update(self._position.staleness)
         self._bad_steps = self._bad_steps + 1 if num_skipped else 0
         if self._bad_steps:
-            log.warning("step %d: the gradient was not finite, the update was skipped", self.version)
+            log.warning("step %d: the gradient was not finite; the update was skipped", self.version)
         if self._bad_steps >= MAX_BAD_STEPS:
             what = f"the gradient was not finite in {self._bad_steps} steps in a row, up to step {self.version}"
             raise PolicyDiverged(self.version - self._bad_steps, what)
@@ -357,7 +357,7 @@ class Training:
             bad = self._take_parts(self._parts)
             self._devices.leave()
             if bad is not None:
-                raise PolicyDiverged(version, f"{bad} holds a value that is not finite")
+                raise PolicyDiverged(version, f"{bad} contains a value that is not finite")
             parts = self._parts
             return lambda: self._writer.write(version, lineage, parts)
         if self.ranks.is_leader:
@@ -374,7 +374,7 @@ class Training:
             tensors = snapshot(policy, dtype=self.spec.model.dtype)
         self._devices.leave()
         if (name := first_not_finite(tensors)) is not None:
-            raise PolicyDiverged(version, f"{name} holds a value that is not finite")
+            raise PolicyDiverged(version, f"{name} contains a value that is not finite")
         return lambda: self._writer.write(version, lineage, tensors, note)
 
     def _take_parts(self, parts: VersionParts) -> str | None:

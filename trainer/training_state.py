@@ -139,7 +139,7 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
         with safe_open(str(file), framework="pt") as opened:
             stored = set(opened.keys())
             if _GENERATOR + "cpu" not in stored:
-                raise WeightError(f"{file} holds no generator state")
+                raise WeightError(f"{file} contains no random generator state")
             _restore_torch_generators({name: opened.get_tensor(name) for name in stored if name.startswith(_GENERATOR)})
             kinds: dict[str, list[str]] = {}
             for key in sorted(stored):
@@ -147,7 +147,9 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
                 if key.startswith(_GENERATOR):
                     continue
                 if name not in known:
-                    raise WeightError(f"{file} belongs to another model: this one has no parameter {name}")
+                    raise WeightError(
+                        f"{file} belongs to a different model: the model of this run has no parameter {name}"
+                    )
                 kinds.setdefault(name, []).append(kind)
 
             backend.load_moments(moment_reader(file, kinds))
@@ -171,9 +173,9 @@ def check_architecture(checkpoint: Path, prepared: Path) -> None:
             difference = difference or f"{name} is {shapes}"
     if difference:
         raise UserError(
-            f"the checkpoint is of another architecture: {difference}",
+            f"the checkpoint has a different architecture: {difference}",
             where=str(checkpoint),
-            remedy="resume with the model it was made from, or start a new run",
+            remedy="resume with the model of the original run, or start a new run",
         )
 
 

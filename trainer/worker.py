@@ -230,14 +230,14 @@ class TrainerWorker:
                 if wanted.lineage == self._spec.lineage:
                     written = await asyncio.to_thread(self._training.publish_again, wanted.version)
                 if written is None:
-                    reason = "a newer version takes its place"
+                    reason = "a newer version has replaced it"
                 else:
                     if self._sender is not None:
                         self._sender.rewritten(wanted.version, wanted.lineage)
                     place = await self._publish_location(written, wanted.version)
             except WeightError as error:
                 reason = str(error)
-        log.warning("version %d is written again: %s", wanted.version, reason or place)
+        log.warning("writing version %d again: %s", wanted.version, reason or place)
         if place and self._published is not None and self._published.version == wanted.version:
             self._published = msgspec.structs.replace(self._published, manifest_path=place)
         await self._link.send(
@@ -274,7 +274,7 @@ class TrainerWorker:
             case Batch():
                 self._take_batch(message)
             case NoMoreBatches():
-                log.info("no batches after step %d: %s", message.last_step, message.reason)
+                log.info("there will be no batches after step %d: %s", message.last_step, message.reason)
                 self._last_step, self._end_reason = message.last_step, message.reason
             case RewriteVersion():
                 self._group.create_task(self._write_again(message), name=f"rewrite:{message.version}")
@@ -299,7 +299,7 @@ class TrainerWorker:
                 f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
             )
             log.error(
-                "refused the batch of step %d (%s): step %d of lineage %s was requested",
+                "rejected the batch of step %d (%s), because step %d of lineage %s was requested",
                 batch.step, why, self._requested, self._spec.lineage,
             )  # fmt: skip
             return
@@ -314,7 +314,7 @@ class TrainerWorker:
 
     async def _report_again(self) -> None:
         """Repeat what the hub must know after it lost its state."""
-        log.warning("the controller restarted this connection: reporting published and requested versions again")
+        log.warning("the controller restarted this connection; reporting published and requested versions again")
         if self._published is not None:
             await self._link.send(self._published)
         if self._requested and (self._packing is None or self._packing[0] != self._requested):

@@ -109,7 +109,7 @@ def model_named(name: str, where: str = "--model") -> Model:
         try:
             config = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot be read as a model config ({error})", where=str(file)) from error
+            raise UserError(f"the file cannot be read as a model config ({error})", where=str(file)) from error
         return model_of(config, name=path.name, where=str(file))
     return _named(MODELS, name.rsplit("/", 1)[-1].lower(), where)
 
@@ -139,10 +139,10 @@ def _refuse_experts(config: Mapping[str, Any], where: str) -> None:
         count = config.get(key)
         if isinstance(count, int) and count > 1:
             raise UserError(
-                f"this is a mixture of experts ({key}: {count}), and only dense models are supported",
+                f"the model is a mixture of experts ({key}: {count}), but only dense models are supported",
                 where=where,
-                remedy="name a dense model of similar cost, or use the measured costs of a run: "
-                "areal-like simulate --calibrate RUN",
+                remedy="choose a dense model of similar cost, or use the costs measured in a run: areal-like simulate "
+                "--calibrate RUN",
             )
 
 
@@ -151,7 +151,7 @@ def _named(table: Mapping[str, T], name: str, where: str) -> T:
         return table[name]
     near = get_close_matches(name, table, n=1)
     raise UserError(
-        f"{name!r} is not known" + (f"; did you mean {near[0]!r}?" if near else ""),
+        f"{name!r} is not a known name" + (f"; did you mean {near[0]!r}?" if near else ""),
         where=where,
-        remedy=f"known: {', '.join(table)}",
+        remedy=f"use one of {', '.join(table)}",
     )

@@ -10,10 +10,9 @@ from areal_like.settings import Settings
 
 
 class EmulationSettings(Settings):
-    """Emulated devices: they wait for as long as a roofline of a GPU and a model gives for batch and lengths, and
-    everything else is real. Nothing is learned, and every figure is an estimate
-    (docs/decisions/0030-emulated-devices.md).
-    """
+    """Emulated devices: they wait for the time that a roofline model of a GPU gives for the batch and the lengths.
+    Everything else is real. Nothing is learned, and every figure is an estimate
+    (docs/decisions/0030-emulated-devices.md)."""
 
     gpu: str = "h800"
     """Kind of GPU: h800, h100, h200, h20, a100, l40s, b200."""

@@ -54,7 +54,7 @@ class ReasoningGymOptions(Settings):
     def _weights_belong_to_tasks(self) -> ReasoningGymOptions:
         for name, weight in self.weights.items():
             if name not in self.tasks:
-                raise ValueError(f"weights.{name}: there is no task of this name in `tasks`")
+                raise ValueError(f"weights.{name}: `tasks` has no task of this name")
             if not 0 < weight < math.inf:
                 raise ValueError(f"weights.{name}: must be a positive number, not {weight}")
         return self
@@ -103,11 +103,11 @@ def entry_at(place: TaskOrigin) -> tuple[Any, dict[str, Any]]:
     tasks = dataset(place.task, place.config, place.seed)
     entry = tasks[place.index]
     if digest_of(entry["question"]) != place.digest:
-        what = "generates a different question than when the row was created"
+        what = "generates a question that differs from the one in the row"
         raise UserError(
             what,
             where=f"{_WHERE} task {place.task}",
-            remedy="install the version of reasoning-gym that created the row",
+            remedy="install the version of reasoning-gym that the row was created with",
         )
     return tasks, entry
 
@@ -132,14 +132,20 @@ def dataset(task: str, config: str, seed: int) -> Any:
         import difflib
 
         near = difflib.get_close_matches(task, DATASETS, n=2)
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"there are {len(DATASETS)}, such as chain_sum"
-        raise UserError("there is no such task in reasoning-gym", where=where, remedy=remedy)
+        remedy = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"choose one of its {len(DATASETS)} tasks, such as chain_sum"
+        )
+        raise UserError("reasoning-gym has no task of this name", where=where, remedy=remedy)
     try:
         return reasoning_gym.create_dataset(task, seed=seed, size=_MAX_SIZE, **msgspec.json.decode(config))
     except (TypeError, ValueError, AssertionError, AttributeError) as error:
         known = ", ".join(name for name in DATASETS[task][1].__dataclass_fields__ if name not in ("seed", "size"))
         reason = str(error) or type(error).__name__
-        raise UserError(f"rejects its configuration ({reason})", where=where, remedy=f"it has {known}") from error
+        raise UserError(
+            f"the task rejects its configuration ({reason})", where=where, remedy=f"use its options: {known}"
+        ) from error
 
 
 def part_of(question: str) -> Split:
@@ -160,14 +166,16 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
         try:
             entry = tasks[index]
         except Exception as error:  # fault boundary: a task's generator may raise anything
-            what = f"cannot make entry {index} ({type(error).__name__}: {error})"
-            raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose another configuration") from error
+            what = f"cannot generate entry {index} ({type(error).__name__}: {error})"
+            raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose a different configuration") from error
         if part_of(entry["question"]) != split:
             num_tries += 1
             if num_tries > MAX_TRIES:
-                what = f"has too few different questions to make `{split}` rows of its own"
+                what = f"has too few different questions for a separate set of `{split}` rows"
                 raise UserError(
-                    what, where=f"{_WHERE} task {task}", remedy="choose a configuration with more different questions"
+                    what,
+                    where=f"{_WHERE} task {task}",
+                    remedy="choose a configuration that generates more distinct questions",
                 )
             continue
         num_tries = 0
@@ -187,7 +195,7 @@ def _check_reproducible(task: str, config: str, seed: int) -> None:
     first = [dataset(task, config, seed)[index]["question"] for index in (0, 1)]
     if [again[index]["question"] for index in (1, 0)] != first[::-1]:
         raise UserError(
-            "is not reproducible: its questions depend on more than the seed",
+            "the task is not reproducible: its questions do not depend on the seed alone",
             where=f"{_WHERE} task {task}",
-            remedy="leave it out",
+            remedy="remove this task",
         )

@@ -98,9 +98,13 @@ def rows(
     options do not allow as many. Raises UserError for an unknown split, a bad option or a negative limit.
     """
     if split not in get_args(Split):
-        raise UserError(f"unknown split {split!r}", where="running_sum split", remedy="use sft, train or eval")
+        raise UserError(
+            f"unknown split {split!r}", where="running_sum split", remedy="use the split sft, train or eval"
+        )
     if limit is not None and limit < 0:
-        raise UserError(f"{limit} rows cannot be generated", where="running_sum limit", remedy="give 0 or more")
+        raise UserError(
+            f"{limit} rows cannot be generated", where="running_sum limit", remedy="set the limit to 0 or more"
+        )
     checked = RunningSumOptions.parse(options)
     draws = _draws(random.Random(f"running_sum/{split}/{seed}"), split, checked)
     if split != "eval":
@@ -186,7 +190,7 @@ def solve(prompt: str) -> str:
     body = prompt.removesuffix("=")
     terms = body.split("+")
     if body == prompt or len(terms) < 2 or not all(len(term) == 1 and term in "0123456789" for term in terms):
-        raise ValueError(f"not a running sum: {prompt!r}")
+        raise ValueError(f"the prompt is not a running sum: {prompt!r}")
     return _work([int(term) for term in terms], None, None)
 
 

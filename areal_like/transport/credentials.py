@@ -91,7 +91,7 @@ def make_service_credentials(folder: Path) -> None:
     except OSError as error:
         if not (folder / "server.secret").exists():
             what = f"cannot create keys here: {error.strerror}"
-            raise UserError(what, where=str(folder), remedy="use an empty or a new folder") from error
+            raise UserError(what, where=str(folder), remedy="use a new or an empty folder") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -122,7 +122,11 @@ def _make_secret(folder: Path, audience: Audience) -> None:
 def _read_hex(path: Path) -> bytes:
     found = read_private(path)
     if not _HEX.fullmatch(found):
-        raise UserError("not a join secret or token", where=str(path), remedy="start the run again, or create new keys")
+        raise UserError(
+            "the file is not a join secret or token",
+            where=str(path),
+            remedy="start the run again, or create new keys with `python -m services.reward keys`",
+        )
     return found
 
 

@@ -151,7 +151,7 @@ def write_private(path: Path, content: bytes) -> None:
             file.write(content + b"\n")
     if not is_private:
         temporary.unlink()
-        what = "the file system of this folder has no file modes, so others could read a key in it"
+        what = "the file system of this folder has no file modes, so other users could read a key in it"
         raise UserError(what, where=str(path.parent), remedy=f"use a folder {PLACE_WITH_MODES}")
     os.replace(temporary, path)
 
@@ -170,7 +170,7 @@ def read_private(path: Path) -> bytes:
         raise UserError(what, where=str(path), remedy=remedy) from error
     if stat.S_IMODE(mode) & 0o077:
         remedy = f"chmod 600, or create new keys; if chmod has no effect there, keep the keys {PLACE_WITH_MODES}"
-        raise UserError("other users may read this key", where=str(path), remedy=remedy)
+        raise UserError("other users can read this key", where=str(path), remedy=remedy)
     return content
 
 
@@ -190,5 +190,5 @@ def _read_key(path: Path) -> bytes:
     except (KeyError, ValueError, ArithmeticError, TypeError):
         is_key = False
     if not is_key:
-        raise UserError("not a CURVE key", where=str(path))
+        raise UserError("the file is not a CURVE key", where=str(path))
     return key

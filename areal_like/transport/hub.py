@@ -134,7 +134,7 @@ class Hub:
         except zmq.ZMQError as error:
             await self.close()
             what = "port is in use" if error.errno == errno.EADDRINUSE else f"cannot bind: {error.strerror}"
-            raise UserError(what, where=self._bind, remedy="choose another port, or 0 for a free one") from error
+            raise UserError(what, where=self._bind, remedy="choose a different port, or 0 for any free port") from error
         self._socket.attach()
         return raw.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -329,7 +329,7 @@ class Hub:
         other = self._names.get(route, hello.name)
         if other != hello.name:  # a connection has one name: the newest
             self.forget(other)
-            self._pending.append((other, Goodbye(reason=f"its connection is now used by {hello.name}")))
+            self._pending.append((other, Goodbye(reason=f"{hello.name} now uses this connection")))
         if known is None or is_new:
             registration = secrets.token_hex(16)
             known = PeerInfo(hello.name, hello.role, hello.pid, hello.incarnation, route, registration)

@@ -40,4 +40,4 @@ def unused_port(host: str = "127.0.0.1") -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise OperationError("no free port on this machine")
+    raise OperationError("this machine has no free port")

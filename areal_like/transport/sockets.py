@@ -113,7 +113,9 @@ class RateLimitedLog:
             return
         suppressed = self._suppressed.pop(kind, 0)
         self._next_s[kind] = now_s + self.INTERVAL_S
-        self._log.warning("%s: %s%s", kind, text, f" (and {suppressed} suppressed before)" if suppressed else "")
+        self._log.warning(
+            "%s: %s%s", kind, text, f" ({suppressed} similar messages were suppressed)" if suppressed else ""
+        )
 
 
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -192,7 +194,7 @@ def check_address(address: str) -> None:
     """Raise UserError for anything other than tcp://host:port."""
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.netloc or ":" not in parts.netloc:
-        raise UserError(f"not an address: {address!r}", remedy="write tcp://host:port")
+        raise UserError(f"invalid address: {address!r}", remedy="write tcp://host:port")
 
 
 def own_host(hub_address: str) -> str:
@@ -207,7 +209,9 @@ def own_host(hub_address: str) -> str:
         try:
             probe.connect((host, port))
         except OSError as error:
-            raise UserError(f"no network route to the controller: {error.strerror}", where=hub_address) from error
+            raise UserError(
+                f"there is no network route to the controller: {error.strerror}", where=hub_address
+            ) from error
         name = str(probe.getsockname()[0])
     return f"[{name}]" if family == socket.AF_INET6 else name
 

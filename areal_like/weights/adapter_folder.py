@@ -54,7 +54,7 @@ def read_adapter(folder: Path) -> AdapterFolder:
             not supported.
     """
     if not folder.is_dir():
-        raise UserError("no such folder", where=str(folder), remedy="give the folder of an adapter in peft's format")
+        raise UserError("no such folder", where=str(folder), remedy="specify the folder of an adapter in peft's format")
     rank, scale = _checked(_settings(folder), str(folder / SETTINGS))
     if not (folder / TENSORS).is_file():
         raise UserError(f"has no {TENSORS}", where=str(folder), remedy="save the adapter with peft's save_pretrained")
@@ -63,7 +63,7 @@ def read_adapter(folder: Path) -> AdapterFolder:
     except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"cannot be read ({error})", where=str(folder / TENSORS)) from error
+        raise UserError(f"the file cannot be read ({error})", where=str(folder / TENSORS)) from error
     return AdapterFolder(folder, rank, scale, _modules(tensors, rank, str(folder / TENSORS)))
 
 
@@ -75,15 +75,19 @@ def base_problem(adapter: AdapterFolder, weights: Mapping[str, tuple[int, ...]])
     linear = {name.removesuffix(".weight"): shape for name, shape in weights.items() if is_linear(name, shape)}
     for module, (inputs, outputs) in adapter.shapes.items():
         if f"{module}.weight" in weights and module not in linear:
-            what = f"changes {module}: an embedding, the head or a norm cannot have an adapter"
-            return UserError(what, where=str(adapter.folder), remedy="train it on other linear modules")
+            what = f"changes {module}, but an embedding, the head or a norm cannot have an adapter"
+            return UserError(what, where=str(adapter.folder), remedy="train the adapter on other linear modules")
         if module not in linear:
             near = difflib.get_close_matches(module, list(linear), n=1)
-            remedy = f"it has {near[0]}" if near else "use the model that the adapter was trained on"
-            return UserError(f"the base has no linear module {module}", where=str(adapter.folder), remedy=remedy)
+            remedy = (
+                f"the most similar module is {near[0]}" if near else "use the model that the adapter was trained on"
+            )
+            return UserError(f"the base model has no linear module {module}", where=str(adapter.folder), remedy=remedy)
         if linear[module] not in ((), (outputs, inputs)):
             has = " x ".join(str(size) for size in linear[module])
-            what = f"is for a base in which {module} has {outputs} x {inputs} weights, but it has {has}"
+            what = (
+                f"was trained on a base model in which {module} has {outputs} x {inputs} weights, but here it has {has}"
+            )
             return UserError(what, where=str(adapter.folder), remedy="use the model that the adapter was trained on")
     return None
 
@@ -99,14 +103,18 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
         raise UserError(
-            f"has no {SETTINGS}", where=str(folder), remedy="give the folder of an adapter in peft's format"
+            f"has no {SETTINGS}", where=str(folder), remedy="specify the folder of an adapter in peft's format"
         )
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"is not JSON ({error})", where=str(path)) from error
+        raise UserError(f"the file is not JSON ({error})", where=str(path)) from error
     if not isinstance(found, dict):
-        raise UserError("is not a JSON object", where=str(path))
+        raise UserError(
+            "the file is not a JSON object",
+            where=str(path),
+            remedy="save the adapter again with peft's save_pretrained",
+        )
     return found
 
 
@@ -114,24 +122,29 @@ def _checked(settings: Mapping[str, Any], where: str) -> tuple[int, float]:
     """Rank and scale. Raises UserError."""
     kind = settings.get("peft_type")
     if kind != "LORA":
-        raise UserError(f"peft_type is {kind}, but only LORA is supported", where=where)
+        raise UserError(f"peft_type is {kind}, but only LORA adapters are supported", where=where)
     changed = [key for key in UNUSED if settings.get(key)]
     if settings.get("bias", "none") != "none":
         changed.append("bias")
     if changed:
         what = f"{changed[0]} is {json.dumps(settings[changed[0]])}, which is not supported"
-        raise UserError(what, where=where, remedy="merge the adapter into its base with peft, and use that model")
+        raise UserError(
+            what, where=where, remedy="merge the adapter into its base model with peft, and use the merged model"
+        )
     init = settings.get("init_lora_weights", True)
     if init not in PLAIN_INITS:
-        what = f"init_lora_weights is {json.dumps(init)}, which changes the base"
+        what = f"init_lora_weights is {json.dumps(init)}, which changes the base model"
         raise UserError(
-            what, where=where, remedy="convert it when it is saved: path_initial_model_for_weight_conversion"
+            what,
+            where=where,
+            remedy="convert the adapter when you save it: pass path_initial_model_for_weight_conversion to "
+            "save_pretrained",
         )
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
-        raise UserError(f"r is {rank}, not a rank of 1 to {MAX_RANK}", where=where)
+        raise UserError(f"r must be an integer from 1 to {MAX_RANK}, not {rank}", where=where)
     if not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:  # also NaN
-        raise UserError(f"lora_alpha is {alpha}, not a finite number", where=where)
+        raise UserError(f"lora_alpha must be a finite number, not {alpha}", where=where)
     return rank, float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
@@ -142,16 +155,19 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], rank: int, where: str) -> d
         try:
             module, _, part = own_name(name).rpartition(".")
         except ValueError:
-            what = f"contains {name}, which is not A or B of a linear module"
+            what = f"contains {name}, which is not the matrix A or B of a linear module"
             raise UserError(
-                what, where=where, remedy="merge the adapter into its base with peft, and use that model"
+                what, where=where, remedy="merge the adapter into its base model with peft, and use the merged model"
             ) from None
         found.setdefault(module, {})[part] = shape
     modules = {}
     for module, parts in found.items():
         first, second = (parts.get(part, ()) for part in PARTS)
         if len(first) != 2 or len(second) != 2 or not first[0] == second[1] == rank:
-            what = f"A and B of {module} have the shapes {list(first)} and {list(second)}, which do not fit rank {rank}"
+            what = (
+                f"the matrices A and B of {module} have the shapes {list(first)} and {list(second)}, which do not fit "
+                f"rank {rank}"
+            )
             raise UserError(what, where=where, remedy="save the adapter with peft's save_pretrained")
         modules[module] = (first[1], second[0])
     if not modules:

@@ -64,14 +64,14 @@ class DeltaManifest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.payload != os.path.basename(self.payload) or not 0 <= self.base_version < self.result.version:
             raise ValueError(
-                f"invalid delta {self.payload!r} from version {self.base_version} to {self.result.version}: it must be "
-                "a file name, and lead to a newer version"
+                f"invalid delta {self.payload!r} from version {self.base_version} to {self.result.version}: the "
+                "payload must be a file name, and the result must be a newer version"
             )
         if [part.name for part in self.tensors] != [entry.name for entry in self.result.tensors]:
-            raise ValueError("a delta must name the tensors of its result in the same order")
+            raise ValueError("a delta must list the tensors of its result in the same order")
         for part in self.tensors:
             if part.offset < 0 or part.num_bytes < 0 or part.offset + part.num_bytes > self.num_bytes:
-                raise ValueError(f"blocks of {part.name} are outside the delta")
+                raise ValueError(f"the blocks of {part.name} are outside the delta's payload")
 
 
 class Offer(NamedTuple):
@@ -146,7 +146,7 @@ def encode_tensor(base: memoryview, new: memoryview, dtype: str, level: int) -> 
     unsigned = _UNSIGNED[ITEM_BYTES[dtype]]
     old_N, new_N = np.frombuffer(base, unsigned), np.frombuffer(new, unsigned)
     if len(old_N) != len(new_N):
-        raise ValueError(f"base and new tensor differ in size: {len(base)} and {len(new)} bytes")
+        raise ValueError(f"the base tensor and the new tensor differ in size: {len(base)} and {len(new)} bytes")
     if np.array_equal(old_N, new_N):
         return
     compressor = zstandard.ZstdCompressor(level=level)

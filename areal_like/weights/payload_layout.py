@@ -104,7 +104,7 @@ def _safetensors_header(entries: list[TensorEntry]) -> bytes:
 def expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Size of a tensor. Raises ValueError for an unknown dtype or a negative size."""
     if dtype not in ITEM_BYTES or any(size < 0 for size in shape):
-        raise ValueError(f"unknown dtype {dtype} or negative size in {shape}")
+        raise ValueError(f"the dtype {dtype} is unknown, or the shape {shape} contains a negative size")
     count = ITEM_BYTES[dtype]
     for size in shape:
         count *= size

@@ -66,7 +66,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_bytes < 1 or self.chunk_bytes < 1 or not re.fullmatch(r"[\w.-]{1,128}", self.name):
             raise ValueError(
                 f"invalid payload {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}: sizes must "
-                "be positive, and the name a file name"
+                "be positive, and the name must be a file name"
             )
         if self.chunk_crcs.dtype != np.uint32 or self.chunk_crcs.shape != (self.num_chunks,):
             raise ValueError(
@@ -82,7 +82,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     def span(self, index: int) -> slice:
         """Bytes of a chunk. Raises WeightError for one that does not exist."""
         if not 0 <= index < self.num_chunks:
-            raise WeightError(f"payload {self.name} has no chunk {index}")
+            raise WeightError(f"the payload {self.name} has no chunk {index}")
         start = index * self.chunk_bytes
         return slice(start, min(start + self.chunk_bytes, self.num_bytes))
 

@@ -70,7 +70,8 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"tensor {entry.name} is outside the payload")
             if entry.num_bytes != expected_bytes(entry.dtype, entry.shape):
                 raise ValueError(
-                    f"tensor {entry.name}: {entry.num_bytes} bytes do not match {entry.dtype}{entry.shape}"
+                    f"tensor {entry.name}: {entry.num_bytes} bytes do not match dtype {entry.dtype} and shape "
+                    f"{entry.shape}"
                 )
 
 
@@ -153,8 +154,8 @@ class WeightStore:
         """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
             raise ValueError(
-                f"cannot publish version {version} of lineage {lineage!r} with {len(tensors)} tensors: needs a version "
-                "of at least 0, a lineage of 1 to 64 letters, digits or `_.-`, and at least one tensor"
+                f"cannot publish version {version} of lineage {lineage!r} with {len(tensors)} tensors: a version of at "
+                "least 0, a lineage name of 1 to 64 letters, digits or `_.-`, and at least one tensor are required"
             )
         stem = _stem(version, lineage)
         payload, manifest_path = self.root / (stem + _SUFFIX[self.kind]), self.root / (stem + _MANIFEST_SUFFIX)
@@ -320,7 +321,7 @@ def default_root(run_id: str, kind: StoreKind, run_dir: Path, need_bytes: int = 
         shared = SHARED_MEMORY / f"{STORE_PREFIX}{run_id}-{os.getuid()}"
         obstacle = _obstacle(shared, need_bytes)
         if obstacle:
-            log.warning("weights are transferred through %s, not shared memory: %s", root, obstacle)
+            log.warning("weights are transferred through %s instead of shared memory: %s", root, obstacle)
         else:
             root = shared
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -359,7 +360,7 @@ def _write_payload(
             crc32, num_bytes = zlib.crc32(data, crc32), num_bytes + len(data)
             name, data = next(chunks, _NO_CHUNK)
         if num_bytes != entry.num_bytes:
-            raise ValueError(f"tensor {entry.name}: {num_bytes} bytes were given, expected {entry.num_bytes}")
+            raise ValueError(f"tensor {entry.name}: got {num_bytes} bytes, expected {entry.num_bytes}")
         written.append(msgspec.structs.replace(entry, crc32=crc32))
     return written
 

@@ -31,13 +31,13 @@ def read_batch(stream: BinaryIO) -> Batch:
     """Read the next batch. Raises WireError if the stream ends early or holds something else."""
     (size,) = _HEAD.unpack(_read(stream, _HEAD.size))
     if size > _MAX_TABLE_BYTES:
-        raise WireError("not a stream of batches")
+        raise WireError("the data is not a stream of batches")
     try:
         sizes = msgspec.msgpack.decode(_read(stream, size), type=list[int])
     except msgspec.MsgspecError as error:
-        raise WireError(f"not a stream of batches ({error})") from error
+        raise WireError(f"the data is not a stream of batches ({error})") from error
     if min(sizes, default=-1) < 0 or sum(sizes) > WireLimits().max_message_bytes:
-        raise WireError("not a stream of batches")
+        raise WireError("the data is not a stream of batches")
     batch = decode([_read(stream, one) for one in sizes], frozenset({Batch}))
     assert isinstance(batch, Batch)
     return batch

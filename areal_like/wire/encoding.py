@@ -130,24 +130,24 @@ _buffers = _Buffers()
 
 def _read_array(code: int, data: memoryview) -> np.ndarray:
     if code != _ARRAY or len(data) < _DESCRIPTOR.size:
-        raise ValueError("unknown extension or truncated array descriptor")
+        raise ValueError("the message contains an unknown extension or a truncated array descriptor")
     dtype_code, num_dims, frame, offset = _DESCRIPTOR.unpack_from(data)
     if dtype_code >= len(_DTYPE_OF) or num_dims > MAX_DIMENSIONS or len(data) != _DESCRIPTOR.size + 8 * num_dims:
-        raise ValueError("array descriptor with an unknown dtype or a wrong length")
+        raise ValueError("an array descriptor has an unknown dtype or a wrong length")
     dtype = _DTYPE_OF[dtype_code]
     shape = struct.unpack_from(f"<{num_dims}Q", data, _DESCRIPTOR.size)
     count = 1
     for size in shape:
         count *= size
     if frame >= len(_buffers.frames):
-        raise ValueError(f"array refers to frame {frame}, but there are only {len(_buffers.frames)}")
+        raise ValueError(f"an array refers to frame {frame}, but the message has only {len(_buffers.frames)} frames")
     buffer = _buffers.frames[frame]
     num_bytes = count * dtype.itemsize
     if offset % ALIGNMENT or offset + num_bytes > len(buffer):
-        raise ValueError("array outside its frame, or misaligned")
+        raise ValueError("an array extends beyond its frame or is misaligned")
     array = np.frombuffer(buffer, dtype, count, offset) if count else np.zeros(0, dtype)
     if dtype_code == 0 and count and int(array.view(np.uint8).max()) > 1:
-        raise ValueError("bool array contains bytes other than 0 and 1")
+        raise ValueError("a bool array contains bytes other than 0 and 1")
     array = array.reshape(shape)
     array.flags.writeable = False
     return array
@@ -192,11 +192,11 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
         return list(pieces)
     max_pieces = limits.max_frames + limits.max_message_bytes // MAX_FRAME_BYTES + 1
     if len(pieces) > max_pieces or sum(map(len, pieces)) > limits.max_message_bytes:
-        raise WireError(f"message of {len(pieces)} pieces, {sum(map(len, pieces))} bytes exceeds the limit")
+        raise WireError(f"a message of {len(pieces)} pieces and {sum(map(len, pieces))} bytes exceeds the limit")
     try:
         sizes = _TABLE.decode(pieces[0][1:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"message in pieces has no valid table: {error}") from error
+        raise WireError(f"the message in pieces has no valid table: {error}") from error
     frames: list[Frame] = []
     at = 1
     for size in sizes:
@@ -204,10 +204,10 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
         parts = pieces[at : at + num_pieces]
         at += num_pieces
         if sum(map(len, parts)) != size:
-            raise WireError("pieces of a message do not match its table")
+            raise WireError("the pieces of a message do not match its table")
         frames.append(parts[0] if len(parts) == 1 else b"".join(parts))
     if at != len(pieces):
-        raise WireError("message has more pieces than its table says")
+        raise WireError("the message has more pieces than its table lists")
     return frames
 
 
@@ -234,15 +234,17 @@ def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits 
     """
     limits = limits or _DEFAULT_LIMITS
     if not frames or len(frames) > limits.max_frames:
-        raise WireError(f"message of {len(frames)} frames, expected 1 to {limits.max_frames}")
+        raise WireError(f"the message has {len(frames)} frames, expected 1 to {limits.max_frames}")
     if len(frames[0]) > limits.max_header_bytes or sum(map(len, frames)) > limits.max_message_bytes:
-        raise WireError(f"message of {sum(map(len, frames))} bytes with a header of {len(frames[0])} exceeds the limit")
+        raise WireError(
+            f"a message of {sum(map(len, frames))} bytes with a header of {len(frames[0])} bytes exceeds the limit"
+        )
     decoder = _decoder(accept)
     try:
         _buffers.frames = [_aligned(frame) for frame in frames[1:]]
         return decoder(frames[0])
     except _DECODE_ERRORS as error:
-        raise WireError(f"message refused: {type(error).__name__}: {str(error)[:300]}") from error
+        raise WireError(f"the message is invalid: {type(error).__name__}: {str(error)[:300]}") from error
     finally:
         _buffers.frames = ()
 

@@ -42,7 +42,7 @@ _TOP_EPILOG = """\
   no run        data, serve, score, import, mcp
   this machine  doctor
 
-Every command explains itself: areal-like COMMAND --help
+For help on a command: areal-like COMMAND --help
 
 exit status: 0 done; 1 failed; 2 a user error (command line, config or files); 3 the run belongs to another
 machine; 130 interrupted. See `status --help` and `stop --help` for what they mean there.
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(str(value), map(str, action.choices or ()), 1)
             if not near:
                 raise
-            raise argparse.ArgumentError(action, f"no such choice: {value!r}; did you mean {near[0]}?") from error
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean {near[0]}?") from error
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(Parser.complain(f"{message} (see {self.prog} --help)"))
@@ -104,39 +104,57 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     top.add_argument("--version", action="version", version=f"areal-like {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, text in (
-        ("train", "run a job"),
-        ("validate", "print the resolved config with its derived numbers, or every error at once"),
-        ("sft", "supervised training from files (docs/offline.md), or only the warm_start of a config with rollouts"),
-        ("dpo", "train on preferences from files (docs/offline.md)"),
-        ("reward-model", "train a reward model on preferences from files (docs/offline.md)"),
-        ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
-        ("probe", "sample the starting model a few times: would the reward stay flat, and why"),
+        ("train", "train a model with the settings of a config"),
+        ("validate", "check a config; print it with all defaults and derived numbers, or list all errors"),
+        ("sft", "run supervised fine-tuning from files (docs/offline.md), or only the warm start of a config"),
+        ("dpo", "train on preference pairs from files with DPO (docs/offline.md)"),
+        ("reward-model", "train a reward model on preference pairs from files (docs/offline.md)"),
+        ("eval", "evaluate a model on data.eval; set model.path=FOLDER to evaluate a checkpoint"),
+        ("probe", "check before training whether the starting model can learn from its rewards"),
     ):
         command = _command(commands, name, text)
         command.make_epilog = _config_epilog
-        command.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
+        command.add_argument(
+            "config", metavar="CONFIG", help="a YAML file, a run's folder, or the name of a shipped config"
+        )
         command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
         if name == "train":
             add_keep_alive(command)
         if name == "validate":
-            command.add_argument("--price", type=seconds, metavar="P", help="price of a GPU-hour, for the run's cost")
-            command.add_argument("--lengths", default="", metavar="L", help="lengths of answers, as for `simulate`")
-        if name == "probe":
-            command.add_argument("-m", "--prompts", type=processes, default=4, metavar="M", help="prompts (4)")
             command.add_argument(
-                "-n", "--samples", type=processes, default=8, metavar="N", help="samples of each prompt (8)"
+                "--price", type=seconds, metavar="P", help="price of a GPU-hour, used to estimate the cost of the run"
             )
-            command.add_argument("--warm-start", action="store_true", help="run the supervised steps first")
-            command.add_argument("--json", action="store_true", help="one JSON object")
+            command.add_argument(
+                "--lengths",
+                default="",
+                metavar="L",
+                help="distribution of answer lengths, in the format of `simulate --lengths`",
+            )
+        if name == "probe":
+            command.add_argument(
+                "-m", "--prompts", type=processes, default=4, metavar="M", help="number of prompts (default: 4)"
+            )
+            command.add_argument(
+                "-n",
+                "--samples",
+                type=processes,
+                default=8,
+                metavar="N",
+                help="number of samples per prompt (default: 8)",
+            )
+            command.add_argument("--warm-start", action="store_true", help="run the supervised warm start first")
+            command.add_argument("--json", action="store_true", help="print one JSON object")
     resume = _command(commands, "resume", "continue an interrupted or crashed run")
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(
         "--accept-loss", action="store_true",
         help="continue from the newest state that is in both the ledger and the checkpoints, even if files of the run "
-        "are missing or older than others; later checkpoints are set aside",
+        "are missing or older than others; later checkpoints are moved to a separate folder",
     )  # fmt: skip
     resume.add_argument(
-        "--past-early-stop", action="store_true", help="continue a run that early_stop ended, with early_stop disabled"
+        "--past-early-stop",
+        action="store_true",
+        help="continue a run that was ended by early_stop, with early_stop disabled",
     )
     add_keep_alive(resume)
     add_init(commands, _command)
@@ -153,8 +171,8 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     add_data(commands, _command)
     _add_score(commands)
     add_serve(commands, _command)
-    _command(commands, "mcp", "serve these commands to a coding agent, over stdin and stdout (docs/mcp.md)")
-    _command(commands, "reference", "print the reference page of all configuration keys")
+    _command(commands, "mcp", "make these commands available to a coding agent over stdin and stdout (docs/mcp.md)")
+    _command(commands, "reference", "print the reference page of all config keys")
     return top
 
 
@@ -177,184 +195,219 @@ def _command(commands: Any, name: str, text: str, epilog: str = "", long: str = 
 
 def _add_looking(commands: Any) -> None:
     status = _command(
-        commands, "status", "show a run's status: health, progress, who waits for whom", _STATUS_EPILOG,
-        "Show a run's status, from any terminal: health, step, time left, who waits for whom, each process, accuracy.",
+        commands, "status",
+        "show the status of a run: health, progress, and which process waits for which", _STATUS_EPILOG,
+        "Show the status of a run from any terminal: health, current step, remaining time, which process waits for "
+        "which, the state of each process, and accuracy.",
     )  # fmt: skip
     status.add_argument("run", metavar="RUN", help=_RUN_HELP)
     how = status.add_mutually_exclusive_group()
-    how.add_argument("-w", "--watch", action="store_true", help="keep showing it live until the run ends")
+    how.add_argument("-w", "--watch", action="store_true", help="update the status continuously until the run ends")
     how.add_argument(
-        "--why", action="store_true", help="also diagnose its metrics and advise what to change (reads all metrics)"
+        "--why", action="store_true", help="also diagnose the run from all its metrics and suggest changes"
     )
     status.add_argument(
-        "--json", action="store_true", help="one JSON object (with --watch one per line, on each change)"
+        "--json",
+        action="store_true",
+        help="print one JSON object; with --watch, print one object per line after each change",
     )
     status.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="S", help="refresh interval of --watch, in seconds (1)"
+        "--interval", type=seconds, default=1.0, metavar="S", help="refresh interval of --watch in seconds (default: 1)"
     )
     logs = _command(
         commands, "logs", "show the logs of a run's processes, in chronological order", _LOGS_EPILOG,
-        "Show the logs of a run's processes: all of them merged by time, or those named.",
+        "Show the logs of all processes of a run, merged in chronological order, or only those of selected processes.",
     )  # fmt: skip
     logs.add_argument("run", metavar="RUN", help=_RUN_HELP)
     logs.add_argument(
         "-p", "--process", action="append", default=[], metavar="P",
-        help="show only this process: controller, trainer, reward, rollout-0, ...; `rollout` means all rollout "
-        "workers; may be given several times",
+        help="show only this process: controller, trainer, reward, rollout-0, ...; `rollout` selects all rollout "
+        "workers; this option can be repeated",
     )  # fmt: skip
-    logs.add_argument("-f", "--follow", action="store_true", help="keep showing new lines until the run ends")
+    logs.add_argument("-f", "--follow", action="store_true", help="continue to show new lines until the run ends")
     logs.add_argument(
-        "-n", "--tail", type=whole_or_all, default=100, metavar="N", help="the last N lines (100); `all` for all lines"
+        "-n",
+        "--tail",
+        type=whole_or_all,
+        default=100,
+        metavar="N",
+        help="show the last N lines (default: 100), or `all` lines",
     )
     listing = _command(
         commands,
         "ps",
-        "list the runs of this machine",
+        "list the runs on this machine",
         _PS_EPILOG,
-        "List the runs of this machine, in whichever folder they are stored.",
+        "List the runs on this machine, regardless of the folder in which they are stored.",
     )
-    listing.add_argument("-a", "--all", action="store_true", help="also runs that have ended, crashed or run elsewhere")
     listing.add_argument(
-        "--runs-dir", action="append", default=[], metavar="D", help="also search this folder of runs; repeatable"
+        "-a", "--all", action="store_true", help="also list runs that have ended, crashed or run on other machines"
     )
-    listing.add_argument("--json", action="store_true", help="a JSON list")
+    listing.add_argument(
+        "--runs-dir",
+        action="append",
+        default=[],
+        metavar="D",
+        help="also search this folder of runs; this option can be repeated",
+    )
+    listing.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def _add_steering(commands: Any) -> None:
     stop = _command(
         commands, "stop", "stop a run gracefully and wait for it to exit", _STOP_EPILOG,
-        "Ask a run to end: it finishes the current step, saves, and exits with 0. Waits, and says how it ended.",
+        "Stop a run: it finishes the current step, saves a checkpoint and exits with status 0. The command waits for "
+        "the run to exit and prints how it ended.",
     )  # fmt: skip
     stop.add_argument("run", metavar="RUN", help=_RUN_HELP)
     stop.add_argument(
-        "--now", action="store_true", help="do not finish the step; resume continues from the last checkpoint"
+        "--now",
+        action="store_true",
+        help="stop immediately, without finishing the current step; `areal-like resume` then continues from the last "
+        "checkpoint",
     )
     stop.add_argument(
-        "--timeout", type=seconds, default=180.0, metavar="S", help="wait at most this many seconds (180)"
+        "--timeout", type=seconds, default=180.0, metavar="S", help="maximum time to wait, in seconds (default: 180)"
     )
 
     note = _command(
         commands, "note", "show or change a run's notes and tags", "",
-        "Notes and tags say what a run is for. They are shown by `areal-like ps`, the report and the dashboard, and "
-        "can be changed at any time. Without TEXT and --tag they are printed.",
+        "Show or change the notes and tags that describe a run. They appear in `areal-like ps`, in the report and on "
+        "the dashboard, and can be changed at any time. Without TEXT and --tag, the command prints them.",
     )  # fmt: skip
     note.add_argument("run", metavar="RUN", help=_RUN_HELP)
-    note.add_argument("text", metavar="TEXT", nargs="?", help="new notes, instead of the old ones; '' removes them")
+    note.add_argument(
+        "text", metavar="TEXT", nargs="?", help="new notes, which replace the old ones; '' removes the notes"
+    )
     note.add_argument(
         "--tag", dest="tags", action="append", metavar="TAG",
-        help="new tags, instead of the old ones; may be given several times; '' removes them",
+        help="new tag; repeat the option for several tags, which replace the old ones; '' removes all tags",
     )  # fmt: skip
     drain = _command(
         commands, "drain", "remove a rollout worker from a run in progress", _CREW_EPILOG,
-        "A rollout worker hands its running samples to the others and exits; it is not restarted. SIGTERM to its "
-        "process does the same (for example the termination notice of a spot machine).",
+        "Remove a rollout worker: its running samples continue on other workers, and its process exits and is not "
+        "restarted. Sending SIGTERM to the process has the same effect, for example when a spot instance is "
+        "terminated.",
     )  # fmt: skip
     add = _command(
         commands, "add", "add a rollout worker to a run in progress", _CREW_EPILOG,
-        "Start another rollout worker under the lowest free number: that of a drained worker, or a new one.",
+        "Start another rollout worker. It gets the lowest free number, which may be that of a drained worker.",
     )  # fmt: skip
     for command in (drain, add):
         command.add_argument("run", metavar="RUN", help=_RUN_HELP)
         command.add_argument(
-            "--timeout", type=seconds, default=60.0, metavar="S", help="wait at most this many seconds (60)"
+            "--timeout", type=seconds, default=60.0, metavar="S", help="maximum time to wait, in seconds (default: 60)"
         )
-    drain.add_argument("worker", metavar="WORKER", help="rollout-0, rollout-1, ..., as shown by `areal-like status`")
+    drain.add_argument(
+        "worker", metavar="WORKER", help="name of the worker as shown by `areal-like status`: rollout-0, rollout-1, ..."
+    )
 
 
 def _add_samples(commands: Any) -> None:
     samples = _command(
-        commands, "samples", "prompts, answers and rewards", _SAMPLES_EPILOG,
-        "Print finished training samples with prompt, answer, reward and its parts, versions, staleness and worker, "
-        "from the run's ledger, also while the run is in progress.",
+        commands, "samples", "show the prompts, answers and rewards of a run", _SAMPLES_EPILOG,
+        "Print finished training samples from the ledger of a run: prompt, answer, reward and its components, policy "
+        "versions, staleness and worker. The run may still be in progress.",
     )  # fmt: skip
     samples.add_argument("run", metavar="RUN", help=_RUN_HELP)
-    samples.add_argument("--step", type=whole, metavar="N", help="only samples that step N used")
-    samples.add_argument("--group", type=whole, metavar="G", help="only samples of one prompt, by group number")
+    samples.add_argument("--step", type=whole, metavar="N", help="show only samples that step N used")
+    samples.add_argument("--group", type=whole, metavar="G", help="show only the samples of the group with this number")
     samples.add_argument(
         "--life", type=sample_name, metavar="GROUP.SAMPLE",
-        help="tell the life of one sample instead: from its draw to its step, with times",
+        help="show instead the timeline of one sample, from drawing its prompt to the step that used it",
     )  # fmt: skip
     order = samples.add_mutually_exclusive_group()
-    order.add_argument("--worst", action="store_true", help="lowest reward first (samples without a score left out)")
-    order.add_argument("--best", action="store_true", help="highest reward first (samples without a score left out)")
+    order.add_argument("--worst", action="store_true", help="sort by ascending reward and omit samples without a score")
+    order.add_argument("--best", action="store_true", help="sort by descending reward and omit samples without a score")
     samples.add_argument(
-        "--grep", default="", metavar="TEXT", help="only samples with TEXT in the prompt or answer, ignoring case"
+        "--grep",
+        default="",
+        metavar="TEXT",
+        help="show only samples whose prompt or answer contains TEXT, ignoring case",
     )
     samples.add_argument(
         "--limit",
         type=whole_or_all,
         default=-1,
         metavar="N",
-        help="at most N samples (20; for jsonl and html 200); `all` for no limit",
+        help="show at most N samples (default: 20, or 200 for jsonl and html); `all` removes the limit",
     )
-    samples.add_argument("--format", choices=("text", "jsonl", "html"), default="text", help="output format (text)")
+    samples.add_argument(
+        "--format", choices=("text", "jsonl", "html"), default="text", help="output format (default: text)"
+    )
     samples.add_argument(
         "--out",
         default="",
         metavar="FILE",
-        help="write to this file, `-` for stdout (html: RUN/samples.html; other formats: stdout)",
+        help="write to this file, or to stdout if FILE is `-` (default: RUN/samples.html for html, otherwise stdout)",
     )
-    samples.add_argument("--full", action="store_true", help="do not shorten long texts")
+    samples.add_argument("--full", action="store_true", help="print long texts in full")
 
 
 def _add_reports(commands: Any) -> None:
     report = _command(
-        commands, "report", "draw report.html and report.png of a run", "",
-        "Draw report.html and report.png into the run's folder: diagnosis, learning curve, timeline, lengths, "
-        "staleness. A run writes them itself when it ends; this command works at any time.",
+        commands, "report", "write report.html and report.png for a run", "",
+        "Write report.html and report.png to the folder of a run: diagnosis, learning curve, timeline, answer lengths "
+        "and staleness. A run writes them when it ends; this command works at any time.",
     )  # fmt: skip
     report.add_argument("run", metavar="RUN", help=_RUN_HELP)
     compare = _command(
         commands, "compare", "compare runs side by side in a table and a plot", "",
-        "Print a table of several runs side by side, and write a page and a plot of them.",
+        "Print a table that compares several runs side by side, and write an HTML page and a plot of the comparison.",
     )  # fmt: skip
     compare.add_argument("runs", nargs="+", metavar="RUN", help=_RUN_HELP)
     compare.add_argument(
         "--out",
         default="",
         metavar="FOLDER",
-        help="folder of the page and the plot (next to the first run)",
+        help="folder for the page and the plot (default: the parent folder of the first run)",
     )
     doctor = _command(
-        commands, "doctor", "check what this machine can do, what is missing and how to get it", "",
-        "Check this machine: Python, torch and devices, memory, limits, optional packages, sandbox, disk; and print "
-        "how to get what is missing.",
+        commands, "doctor",
+        "check whether this machine can run areal-like, and explain how to install what is missing", "",
+        "Check this machine: Python, torch and devices, memory, resource limits, optional packages, sandbox and disk. "
+        "Print how to install what is missing.",
     )  # fmt: skip
-    doctor.add_argument("--bench", action="store_true", help="also run short benchmarks, for some seconds")
-    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.add_argument("--bench", action="store_true", help="also run benchmarks that take a few seconds")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_score(commands: Any) -> None:
     score = _command(
-        commands, "score", "score a file of answers, without a run", _SCORE_EPILOG,
+        commands, "score", "score a file of answers without starting a run", _SCORE_EPILOG,
         "Score every row of a JSONL file with a reward scorer, in separate processes: one verdict per line, in input "
         "order. If interrupted, run the same command again to continue.",
     )  # fmt: skip
-    score.add_argument("--scorer", required=True, metavar="S", help="math, code, or module:function of your own")
-    score.add_argument("--input", required=True, metavar="FILE", help="rows: JSON Lines, UTF-8")
     score.add_argument(
-        "--output", required=True, metavar="FILE", help="verdicts: line k is the verdict on line k of the input"
+        "--scorer", required=True, metavar="S", help="math, code, or your own function as module:function"
+    )
+    score.add_argument("--input", required=True, metavar="FILE", help="input rows, in JSON Lines format and UTF-8")
+    score.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="output file; line k contains the verdict on line k of the input",
     )
     score.add_argument(
-        "--workers", type=processes, default=0, metavar="N", help="scoring processes (as many as there are cores)"
+        "--workers", type=processes, default=0, metavar="N", help="number of scoring processes (default: one per core)"
     )
     score.add_argument(
         "--timeout", type=seconds, metavar="S",
-        help="time limit per row in seconds; a row that exceeds it is `timed_out` (10; code: 61.5, and a row may set "
-        "its own)",
+        help="time limit per row in seconds; a row that exceeds it gets the verdict `timed_out` (default: 10, or 61.5 "
+        "for code, where a row can set its own limit)",
     )  # fmt: skip
     score.add_argument(
-        "--overwrite", action="store_true", help="start from the beginning, whatever the output contains"
+        "--overwrite", action="store_true", help="discard the existing output and start from the beginning"
     )
     score.add_argument("options", nargs="*", default=[], metavar="key=value", help="options of the scorer")
 
 
 _STATUS_EPILOG = """\
-It works on every run: one in progress, one that is finished, stopped or failed, one whose controller was killed
-(crashed), and one that was started on another machine, which cannot be judged from here.
+The command works for runs in progress, finished runs, stopped runs, failed runs and crashed runs (whose controller was
+killed). The state of a run that was started on another machine cannot be determined from this machine.
 
-exit status: 0 it is running, is finished or was stopped; 1 it failed or crashed; 2 there is no such run, or its folder
-is damaged; 3 it belongs to another machine. Ctrl-C leaves --watch with 0.
+exit status: 0 the run is in progress, is finished or was stopped; 1 the run failed or crashed; 2 there is no such run,
+or its folder is damaged; 3 the run belongs to another machine. Ctrl-C ends --watch with status 0.
 """
 _LOGS_EPILOG = """\
 examples:
@@ -362,24 +415,24 @@ examples:
   areal-like logs quickstart -p trainer -n all  the trainer's whole log
   areal-like logs quickstart -p rollout -f      follow every rollout worker
 
-Ctrl-C leaves --follow with exit status 0. The run is not touched.
+Ctrl-C ends --follow with exit status 0. The run is not affected.
 """
 _PS_EPILOG = """\
 Every run records its location in $XDG_STATE_HOME/areal_like/runs (~/.local/state/...) when it starts; runs/ in the
-current folder and the processes of this machine are checked as well. Exit status 0, also when nothing runs.
+current folder and the processes on this machine are searched as well. The exit status is 0 even if there are no runs.
 """
 _STOP_EPILOG = """\
-The controller, and only the process that the run's folder names, gets SIGTERM (twice with --now).
+The command sends SIGTERM (twice with --now) only to the controller process that the run's folder records.
 
-exit status: 0 it has ended as asked, or nothing was going on; 1 it still runs after --timeout (and continues to
-shut down), or it ended as failed or was killed; 2 there is no such run, or it is another user's; 3 it runs on another
-machine and can only be stopped there.
+exit status: 0 the run has stopped, or was not running; 1 the run is still shutting down after --timeout, has failed, or
+was killed; 2 there is no such run, or it belongs to another user; 3 the run is on another machine and can only be
+stopped there.
 """
 _CREW_EPILOG = """\
 The request is passed to the run's controller through the run's folder; the controller replies within a second.
 
-exit status: 0 it is done; 1 it was refused (the only worker cannot be removed), or is not done after --timeout and
-continues; 2 there is no such run, or it is not running.
+exit status: 0 done; 1 the request was rejected (the only worker cannot be removed), or is still being processed after
+--timeout; 2 there is no such run, or the run is not running.
 """
 _SAMPLES_EPILOG = """\
 examples:
@@ -388,11 +441,11 @@ examples:
   areal-like samples quickstart --format jsonl --limit all --out samples.jsonl
   areal-like samples quickstart --life 12.3
 
-Without --out the page is stored in the run's folder: samples.html.
+Without --out, the HTML page is written to samples.html in the run's folder.
 
-Tokens are kept until a checkpoint covers them and ledger.keep_mb is full; older samples show
+Tokens are kept until a checkpoint covers them and ledger.keep_mb is exceeded; older samples show
 their metadata only, with a note.
-Answers of evaluations are not stored.
+Evaluation answers are not stored.
 """
 
 
@@ -410,21 +463,21 @@ rows:
                     "time_limit_s": 2, "memory_limit_mb": 256}
   module:function  {"response": "...", whatever the function reads}
 
-With scorer code a row contains code: its program, and its tests and prompt where they are Python. Both run in sandboxes
-of their own (no network, no environment, none of your files), so a file from elsewhere can be scored. Scorer math
-executes nothing of a row; a function of your own does what you wrote, with your rights.
+With the scorer `code`, a row contains code: its program, and its tests and prompt if these are Python. They run in
+separate sandboxes (no network, no environment, none of your files), so files from other sources can be scored. The
+scorer `math` executes no code from a row. Your own function runs with your permissions.
 
-Rows may have an `id` (else it is the line's number) and other fields. code takes data sets' own columns of tests as
-well, and with `response` instead of `program` the last block of Python in it.
+A row may have an `id` (default: its line number) and other fields. The scorer `code` also accepts the test columns of
+published data sets; with `response` instead of `program`, it uses the last Python block of the response.
 
 verdicts:
   {"id": 1, "verdict": "scored", "value": 1.0, "reason": "", "wall_s": 0.003, ...}
 
-`verdict` is scored, timed_out, crashed or invalid; `value` is null unless it is scored. A line that is not JSON, has no
-text to score or is too long is `invalid`, and says why. A bad row does not stop the command.
+`verdict` is scored, timed_out, crashed or invalid; `value` is null unless the row is scored. A line that is not JSON,
+has no text to score or is too long is `invalid`, with a reason. Invalid rows do not stop the command.
 
-exit status: 0 every row has its verdict; 2 a user error, or an output that belongs to another input or
-scorer; 130 interrupted (143 by SIGTERM): the same command continues.
+exit status: 0 every row has a verdict; 2 a user error, or the output belongs to a different input or
+scorer; 130 interrupted (143 by SIGTERM): run the same command again to continue.
 """
 
 

@@ -80,7 +80,11 @@ def _columns(arguments: argparse.Namespace) -> Mapping[str, str | None]:
         role, sign, name = pair.partition("=")
         value = parse_value(name)
         if not sign or not isinstance(value, str | None):
-            raise UserError(f"`{pair}` maps no column", where="--columns", remedy="write prompt=NAME")
+            raise UserError(
+                f"`{pair}` does not map a role to a column",
+                where="--columns",
+                remedy="write ROLE=NAME, for example prompt=question",
+            )
         columns[role] = value
     return columns
 
@@ -92,7 +96,7 @@ def _card(arguments: argparse.Namespace) -> int:
     for number, line in enumerate(lines, 1):
         fields, fault = parse(line)
         if fault:
-            raise UserError(fault, where=line.where, remedy="`areal-like data clean` removes such lines")
+            raise UserError(fault, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
         maker.add(Row(number, line.where, fields, columns))
         if number % 1_000 == 0:
             progress.show(number)
@@ -106,7 +110,7 @@ def _card(arguments: argparse.Namespace) -> int:
 def _page(report: Report, is_json: bool) -> str:
     if is_json:
         return json.dumps({**report.as_dict(), "notes": report.notes}, indent=2) + "\n"
-    lines = [f"{report.num_in:,} rows, {report.num_removed:,} with a fault, {report.num_out:,} without", ""]
+    lines = [f"{report.num_in:,} rows, {report.num_removed:,} with defects, {report.num_out:,} without", ""]
     lines += [f"  {one.kind:<22} {one.num_removed:>9,}  {_reasons(one.reasons)}" for one in report.stages]
     for one in report.stages:
         if one.examples:

@@ -26,91 +26,117 @@ stages.yaml:
     - exact_duplicates
     - {kind: near_duplicates, options: {threshold: 0.8}}
 
-stages, with the default ones marked by *: schema*, length*, language, unparseable_answer*, solution_disagrees*,
-secrets*, personal_data*, toxic, pass_rate, contamination, exact_duplicates*, near_duplicates*. Their options are in
-docs/cleaning.md.
+stages (the default stages are marked with *): schema*, length*, language, unparseable_answer*, solution_disagrees*,
+secrets*, personal_data*, toxic, pass_rate, contamination, exact_duplicates*, near_duplicates*. docs/cleaning.md
+describes their options.
 """
 
 
 def add_data(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command and its parts. make: as `_command` in arguments.py."""
     data = make(
-        commands, "data", "check, clean, describe or relabel rows (docs/cleaning.md)", _EPILOG,
-        "Check files of rows for faults, write a cleaned copy, describe them, or find wrong labels. The files are "
+        commands, "data", "check, clean, describe or relabel data files (docs/cleaning.md)", _EPILOG,
+        "Check data files for defects, write a cleaned copy, describe them, or find wrong labels. The input files are "
         "never changed.",
     )  # fmt: skip
     parts = data.add_subparsers(dest="part", required=True, metavar="PART", parser_class=type(data))
     check = make(
         parts, "check", "count the rows that `clean` would remove", _CHECK_EPILOG,
-        "Run the stages over the files, and print what each would remove, with examples. Writes nothing.",
+        "Run the stages on the files, and print the rows that each stage would remove, with examples. Nothing is "
+        "written.",
     )  # fmt: skip
     clean = make(
-        parts, "clean", "write the rows without faults to a new folder", _CLEAN_EPILOG,
-        "Run the stages over the files, and write the kept rows, the removed rows with their reasons, a manifest and a "
-        "card to a new folder.",
+        parts, "clean", "write the rows without defects to a new folder", _CLEAN_EPILOG,
+        "Run the stages on the files. Write the remaining rows, the removed rows with the reasons, a manifest and a "
+        "data card to a new folder.",
     )  # fmt: skip
     card = make(
-        parts, "card", "describe rows: columns, lengths, languages, sources", "",
-        "Print a card of the files in Markdown.",
+        parts, "card", "describe data files: columns, lengths, languages and sources", "",
+        "Print a data card of the files in Markdown.",
     )  # fmt: skip
     for part in (check, clean, card):
         part.add_argument(
-            "files", nargs="+", metavar="FILE", help="rows (.jsonl, .jsonl.gz, .json, .parquet), or a pattern"
+            "files", nargs="+", metavar="FILE", help="data file (.jsonl, .jsonl.gz, .json or .parquet) or glob pattern"
         )
         part.add_argument(
             "--columns", action="append", default=[], metavar="ROLE=NAME",
-            help="column of the prompt, answer or solution; answer=null: there are no answers",
+            help="map a role (prompt, answer or solution) to a column; answer=null means that there are no answers",
         )  # fmt: skip
         part.add_argument("--json", action="store_true", help="one JSON object")
     for part in (check, clean):
-        part.add_argument("--stages", metavar="FILE", help="YAML file with the stages (if omitted, the default stages)")
+        part.add_argument("--stages", metavar="FILE", help="YAML file that lists the stages (default: a built-in list)")
         part.add_argument(
             "--eval", action="append", default=[], metavar="FILE",
-            help="evaluation rows: adds the stage `contamination`; may be given several times",
+            help="file of evaluation rows, which adds the stage `contamination`; this option can be repeated",
         )  # fmt: skip
-        part.add_argument("--workers", type=processes, default=0, metavar="N", help="processes (one for each core)")
-        part.add_argument("--examples", type=whole, default=3, metavar="N", help="examples of each stage (3)")
+        part.add_argument(
+            "--workers", type=processes, default=0, metavar="N", help="number of processes (default: one per core)"
+        )
+        part.add_argument(
+            "--examples", type=whole, default=3, metavar="N", help="number of examples to print per stage (default: 3)"
+        )
     _add_labels(parts, make)
-    clean.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the new folder; must not exist")
+    clean.add_argument("-o", "--output", required=True, metavar="FOLDER", help="output folder, which must not exist")
 
 
 def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     labels = make(
-        parts, "labels", "list rows whose label is likely wrong", _LABELS_EPILOG,
-        "List the rows whose answers agree with one another and not with the row's label, from a run or from a file of "
-        "answers.",
+        parts, "labels", "list rows whose label is probably wrong", _LABELS_EPILOG,
+        "List the rows for which the generated answers agree with each other but not with the row's label. The answers "
+        "come from a run or from a file.",
     )  # fmt: skip
-    labels.add_argument("source", metavar="RUN|FILE", help="a run, or a file of answers (.jsonl)")
-    labels.add_argument("-o", "--output", default="", metavar="FILE", help="write the list to a new file (.jsonl)")
+    labels.add_argument("source", metavar="RUN|FILE", help="a run, or a file of answers in JSON Lines format (.jsonl)")
+    labels.add_argument(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        help="write the list to this new file in JSON Lines format (.jsonl)",
+    )
     labels.add_argument(
         "--answer", default="", metavar="REGEX",
-        help="finds the final answer of an answer: one group, the last match counts (without: as scorer math)",
+        help="regular expression with one group that extracts the final answer; the last match is used (default: the "
+        "rules of the scorer math)",
     )  # fmt: skip
     labels.add_argument(
         "--min-answers", type=processes, default=MIN_ANSWERS, metavar="N",
-        help=f"final answers of a row ({MIN_ANSWERS})",
+        help=f"minimum number of final answers per row (default: {MIN_ANSWERS})",
     )  # fmt: skip
     labels.add_argument(
         "--min-agreement", type=share, default=MIN_AGREEMENT, metavar="S",
-        help=f"share of them that must agree ({MIN_AGREEMENT:g})",
+        help=f"fraction of a row's final answers that must agree (default: {MIN_AGREEMENT:g})",
     )  # fmt: skip
     labels.add_argument(
-        "--most", type=processes, default=MOST, metavar="N", help=f"newest answers of a row taken ({MOST})"
+        "--most",
+        type=processes,
+        default=MOST,
+        metavar="N",
+        help=f"use only the newest N answers of each row (default: {MOST})",
     )
     labels.add_argument(
-        "--from-version", type=whole, metavar="N", help="only answers of version N or later (second half of a run)"
+        "--from-version",
+        type=whole,
+        metavar="N",
+        help="use only answers of policy version N or later (default: the second half of a run)",
     )
     labels.add_argument("--json", action="store_true", help="one JSON object")
     relabel = make(
-        parts, "relabel", "write a new set with reviewed labels", _RELABEL_EPILOG,
-        "Apply the decisions of a review to files of rows, and write a new set. The files are never changed.",
+        parts, "relabel", "write a copy of data files with reviewed labels", _RELABEL_EPILOG,
+        "Apply the decisions of a review to data files, and write the result to a new folder. The input files are "
+        "never changed.",
     )  # fmt: skip
-    relabel.add_argument("files", nargs="+", metavar="FILE", help="the rows, or a pattern")
-    relabel.add_argument("--review", required=True, metavar="FILE", help="the list, with `decision` in its lines")
-    relabel.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the new folder; must not exist")
-    relabel.add_argument("--accept-all", action="store_true", help="accept the lines without a decision")
-    relabel.add_argument("--id-column", default="id", metavar="NAME", help="column of `key` in the review (id)")
-    relabel.add_argument("--columns", action="append", default=[], metavar="ROLE=NAME", help="as for clean")
+    relabel.add_argument("files", nargs="+", metavar="FILE", help="data file or glob pattern")
+    relabel.add_argument(
+        "--review", required=True, metavar="FILE", help="the reviewed list, with a `decision` in each line"
+    )
+    relabel.add_argument("-o", "--output", required=True, metavar="FOLDER", help="output folder, which must not exist")
+    relabel.add_argument("--accept-all", action="store_true", help="also accept lines without a decision")
+    relabel.add_argument(
+        "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
+    )
+    relabel.add_argument(
+        "--columns", action="append", default=[], metavar="ROLE=NAME", help="as for `areal-like data clean`"
+    )
 
 
 _LABELS_EPILOG = """\
@@ -119,21 +145,22 @@ examples:
   areal-like data labels quickstart -o review.jsonl
   areal-like data labels answers.jsonl --answer 'ANSWER: (\\w+)' --json
 
-a line of a file of answers: {"id": 7, "response": "so \\\\boxed{42}", "gold": "41", "prompt": "..."}
+format of a line in a file of answers: {"id": 7, "response": "so \\\\boxed{42}", "gold": "41", "prompt": "..."}
 
 exit status: 0 done; 2 a user error.
 """
 _RELABEL_EPILOG = """\
-decisions: accept (the answer becomes the label), reject (the label stays), remove (the row is left out), null (none)
+decisions: accept (the answer replaces the label), reject (the label is kept), remove (the row is removed), null (no
+decision)
 
 exit status: 0 done; 1 failed; 2 a user error.
 """
 _CHECK_EPILOG = """\
-exit status: 0 no row would be removed; 1 some would; 2 a user error; 130 interrupted.
+exit status: 0 no row would be removed; 1 some rows would be removed; 2 a user error; 130 interrupted.
 """
 _CLEAN_EPILOG = """\
-The folder has rows.jsonl, removed.jsonl, manifest.json, card.md, card.json and croissant.json. It appears when all rows
-are written: an interrupted command leaves nothing, and is run again.
+The folder has rows.jsonl, removed.jsonl, manifest.json, card.md, card.json and croissant.json. It is created after all
+rows have been written: if the command is interrupted, run it again.
 
 exit status: 0 done; 1 failed; 2 a user error; 130 interrupted.
 """

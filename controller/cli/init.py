@@ -22,9 +22,9 @@ INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
 DEFAULTS = {"data": "train.jsonl", "answer": "math", "model": TINY, "hardware": "cpu", "tracker": "none"}
 QUESTIONS = {
-    "data": "Data: a .jsonl or .parquet file; held-out rows after a comma",
+    "data": "Data: a .jsonl or .parquet file, optionally followed by a comma and a file of held-out rows",
     "answer": "Answers: " + "; ".join(f"{kind} = {what}" for kind, what in ANSWER_KINDS.items()),
-    "model": f"Model: hub name, folder, or {TINY} (random weights, to try data and reward on a CPU)",
+    "model": f"Model: a Hugging Face Hub name, a folder, or {TINY} (random weights, to test data and reward on a CPU)",
     "hardware": "Hardware: " + "; ".join(f"{kind} = {what}" for kind, what in HARDWARE.items()),
     "tracker": f"Tracker: {', '.join(TRACKERS)}",
 }
@@ -42,7 +42,9 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
     if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
         ask = input
     if ask is None and "data" not in given:
-        raise UserError("no data file is given", where="--data", remedy="give --data train.jsonl[,heldout.jsonl]")
+        raise UserError(
+            "no data file was specified", where="--data", remedy="add the option --data train.jsonl[,heldout.jsonl]"
+        )
     target, answers = Path(arguments.config).expanduser(), {**DEFAULTS, **given}
     if ask is not None:
         try:
@@ -52,7 +54,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
             unanswered = UserError(
                 "the questions were not answered, so no file was written",
                 where="areal-like init",
-                remedy=f"answer them with flags: {' '.join(_flags(target))}",
+                remedy=f"use options instead: {' '.join(_flags(target))}",
             )
             if isinstance(error, EOFError):
                 raise unanswered from None
@@ -64,7 +66,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
         print(f"note: {note}")
     file = shlex.quote(str(target))
     _validate(target)
-    print(f"next: areal-like probe {file}, then areal-like train {file}")
+    print(f"next steps: areal-like probe {file}, then areal-like train {file}")
     if ask is not None and _wants_probe(ask):
         return run(["probe", str(target)])
     return 0
@@ -78,7 +80,7 @@ def _flags(target: Path) -> list[str]:
 
 def _wants_probe(ask: Ask) -> bool:
     try:
-        return ask("Probe it now (less than a minute on a small model)? [y/N] ").strip().lower() == "y"
+        return ask("Probe the config now (takes less than a minute with a small model)? [y/N] ").strip().lower() == "y"
     except EOFError:
         print()
         return False
@@ -96,7 +98,11 @@ def _write(files: Mapping[Path, str]) -> None:
     """Write all files or none. Raises UserError if one of them exists or cannot be written."""
     for path in files:
         if path.exists():
-            raise UserError("already exists, and is not overwritten", where=str(path), remedy="name another file")
+            raise UserError(
+                "the file already exists and will not be overwritten",
+                where=str(path),
+                remedy="choose a different file name",
+            )
     written: list[Path] = []
     for path, text in files.items():
         try:
@@ -106,8 +112,8 @@ def _write(files: Mapping[Path, str]) -> None:
         except OSError as error:
             for ours in written:
                 ours.unlink(missing_ok=True)
-            remedy = "name a folder that exists and can be written to"
-            raise UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
+            remedy = "choose an existing folder that is writable"
+            raise UserError(f"the file cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
     for path in written:
         print(f"wrote {path}")
 
@@ -120,4 +126,4 @@ def _validate(path: Path) -> None:
         print(f"note: {remark}")
     if found.problems:
         raise ConfigError([problem.placed(loaded.document.where) for problem in found.problems], loaded.source)
-    print(f"areal-like validate {shlex.quote(str(path))}: no error")
+    print(f"areal-like validate {shlex.quote(str(path))}: no errors")

@@ -11,13 +11,25 @@ from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TRACKERS
 def add_init(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command; `make` creates its parser."""
     command = make(
-        commands, "init", "write a first config, and a scorer with its test where one is needed", "",
-        "Ask five questions, or read the answers from flags, write a config based on the most similar recipe, and "
+        commands, "init", "write a first config and, if needed, a scorer with a test", "",
+        "Ask five questions (or read the answers from options), write a config based on the most similar recipe, and "
         "validate it. Existing files are never overwritten.",
     )  # fmt: skip
-    command.add_argument("config", nargs="?", default="job.yaml", metavar="FILE", help="file to write (job.yaml)")
-    command.add_argument("--data", metavar="ROWS", help="train.jsonl, or train.jsonl,heldout.jsonl")
-    command.add_argument("--answer", choices=list(ANSWER_KINDS), help="kind of the answers (math)")
-    command.add_argument("--model", metavar="M", help="hub name, folder, or tiny (the default: random weights)")
-    command.add_argument("--hardware", choices=list(HARDWARE), help="hardware that the job will run on (cpu)")
-    command.add_argument("--tracker", choices=list(TRACKERS), help="service that also receives the metrics (none)")
+    command.add_argument(
+        "config", nargs="?", default="job.yaml", metavar="FILE", help="config file to write (default: job.yaml)"
+    )
+    command.add_argument(
+        "--data",
+        metavar="ROWS",
+        help="training data, optionally with held-out data: train.jsonl or train.jsonl,heldout.jsonl",
+    )
+    command.add_argument("--answer", choices=list(ANSWER_KINDS), help="kind of answers (default: math)")
+    command.add_argument(
+        "--model",
+        metavar="M",
+        help="Hugging Face Hub name or folder of a model, or tiny, a small model with random weights (default: tiny)",
+    )
+    command.add_argument("--hardware", choices=list(HARDWARE), help="hardware that the job will run on (default: cpu)")
+    command.add_argument(
+        "--tracker", choices=list(TRACKERS), help="experiment tracker that also receives the metrics (default: none)"
+    )

@@ -95,17 +95,17 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
     state = folder.read_state()
     if (command := state.get("command", "train")) != "train":
         raise UserError(
-            f"this folder was created by `areal-like {command}`, which cannot be resumed",
+            f"the folder was created by `areal-like {command}`, which cannot be resumed",
             where=str(folder.root),
-            remedy="run that command again",
+            remedy=f"run `areal-like {command}` again",
         )
     has_stopped_early = str(state.get("reason", "")).startswith(EARLY_STOP)
     if state.get("status") == "finished" and has_stopped_early and not past_early_stop:
-        remedy = f"areal-like resume --past-early-stop {folder.root} continues without that rule"
-        raise UserError(f"this run is finished ({state['reason']})", where=str(folder.root), remedy=remedy)
+        remedy = f"run areal-like resume --past-early-stop {folder.root} to continue without early stopping"
+        raise UserError(f"the run is finished ({state['reason']})", where=str(folder.root), remedy=remedy)
     if state.get("status") == "finished" and not has_stopped_early:
         raise UserError(
-            "this run is finished", where=str(folder.root), remedy="start another run with more steps (num_steps=...)"
+            "the run is finished", where=str(folder.root), remedy="start a new run with more steps (num_steps=...)"
         )
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
@@ -120,7 +120,7 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
         folder.write_state("stopped", past_early_stop=True)
     if (mode := folder.make_private()) is not None:
         what = f"{folder.root} was accessible to other users (mode {mode:o})"
-        print(f"warning: {what}; now only you can access it", file=sys.stderr)
+        print(f"warning: {what}; its permissions were changed so that only you can access it", file=sys.stderr)
     for note in unused_gpus(config) if launcher_of(config).is_one_machine else ():
         print(f"note: {note}", file=sys.stderr)
     enlist(folder)
@@ -135,12 +135,14 @@ def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
     A model given by model.path is scored unchanged: warm_start is ignored.
     """
     if config.model.path is not None and config.warm_start is not None:
-        print(f"evaluating {config.model.path} as it is: warm_start is ignored")
+        print(f"evaluating {config.model.path} without a warm start: warm_start is ignored")
         config = config.model_copy(update={"warm_start": None})
     rows = JobRows.load(config, needs_train=False, tables=tables)
     if rows.eval_table is None:
         raise UserError(
-            "there is nothing to evaluate on", where="data.eval", remedy="name a data set: data.eval.path=..."
+            "there is no evaluation data",
+            where="data.eval",
+            remedy="specify a data set, for example data.eval.path=test.jsonl",
         )
     folder = new_folder(config, f"{config.name}-eval", "eval", rows.fingerprints)
     config = config.model_copy(update={"num_steps": 0, "eval": config.eval.model_copy(update={"at_start": True})})
@@ -152,15 +154,17 @@ def sft(config: RunConfig) -> int:
     """Run only the supervised warm start and write the model to `out` (or the run folder); return the exit status."""
     if config.warm_start is None:
         raise UserError(
-            "there are no supervised steps", where="warm_start", remedy="add warm_start.data and warm_start.sft"
+            "the config has no supervised warm start",
+            where="warm_start",
+            remedy="set warm_start.data and warm_start.sft",
         )
     out_dir = Path(config.out).expanduser().resolve() if config.out else None
     if out_dir is not None and out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise UserError("already exists", where=f"out: {out_dir}", remedy="name a new folder")
+        raise UserError("already exists", where=f"out: {out_dir}", remedy="choose a new folder")
     folder = new_folder(config, f"{config.name}-sft", "sft", {})
     out_dir = out_dir or folder.final
     if not run_to_end(_supervise(config, folder, out_dir)):
-        print("stopped; no model was written")
+        print("the command was stopped, and no model was written")
         return INTERRUPTED
     Console(soft_wrap=True, highlight=False, markup=False).print(f"model: {out_dir}")
     return 0
@@ -173,7 +177,9 @@ def read_config(folder: RunFolder) -> RunConfig:
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(folder.config), remedy="start a new run") from error
+        raise UserError(
+            f"the file cannot be read ({error})", where=str(folder.config), remedy="start a new run"
+        ) from error
     config, problems = build(upgrade(data) if isinstance(data, dict) else {})
     if config is None or problems:
         raise UserError("; ".join(str(problem) for problem in problems), where=str(folder.config))
@@ -237,9 +243,9 @@ def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> No
     """Raise UserError if the data has changed: draws are row numbers, so the ledger would refer to other prompts."""
     if not isinstance(recorded, dict) or not recorded:
         raise UserError(
-            "does not record which data the run was started with",
+            "the file does not record the data that the run was started with",
             where=str(folder.state),
-            remedy="restore it from a backup, or start a new run",
+            remedy="restore the file from a backup, or start a new run",
         )
     found = rows.fingerprints
     changed = [key for key, fingerprint in recorded.items() if found.get(key) != fingerprint]

@@ -94,8 +94,8 @@ class KeepAlive:
             if num_failures >= self._budget:
                 times = "once" if num_failures == 1 else f"{num_failures} times in a row"
                 print(
-                    f"error: {self._folder.name} failed {times} without finishing a step; the last time: {cause}. "
-                    f"To continue it: areal-like resume {self._folder.root}",
+                    f"error: {self._folder.name} failed {times} without finishing a step; the last failure: {cause}. "
+                    f"To continue the run: areal-like resume {self._folder.root}",
                     file=sys.stderr,
                 )
                 return 1

@@ -13,9 +13,10 @@ def add_keep_alive(command: argparse.ArgumentParser) -> None:
     """Add the options to a command that runs a job."""
     command.add_argument(
         "--keep-alive", action="store_true",
-        help="resume the run whenever its controller is killed, fails, or writes no status for five minutes",
+        help="resume the run automatically if its controller is killed, fails, or writes no status for five minutes",
     )  # fmt: skip
     command.add_argument(
         "--max-failures", type=processes, default=DEFAULT_FAILURES, metavar="N",
-        help=f"with --keep-alive: give up after N failures in a row without a finished step ({DEFAULT_FAILURES})",
+        help="with --keep-alive: give up after N consecutive failures without a finished step (default: "
+        f"{DEFAULT_FAILURES})",
     )  # fmt: skip

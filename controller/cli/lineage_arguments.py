@@ -16,29 +16,40 @@ examples:
   areal-like lineage runs/quickstart/checkpoints/step_000020
   areal-like lineage runs/quickstart/final
 
-A row is named by file and line, also those of the file that a cleaned set was made from, or by a column and its value.
-`--row` names every version, checkpoint and exported model that used the row (docs/verify.md).
+Specify a row by file and line, or by a column and its value. The file may also be the one from which a cleaned data set
+was made. `--row` lists every version, checkpoint and exported model that used the row (docs/verify.md).
 
-exit status: 0 done; 1 links of the run are missing, which are named; 2 a user error.
+exit status: 0 done; 1 links of the run are missing and are listed; 2 a user error.
 """
 
 
 def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> None:
     """Add the command to the parser."""
     lineage = command(
-        commands, "lineage", "show what a row, sample, step or model came from and went into", _EPILOG,
-        "Show lineage in both directions: file, row, sample, step, version, checkpoint, exported model. Without an "
-        "option: that of a run's newest version, and whether any link is missing. Changes nothing.",
+        commands, "lineage", "show what a row, sample, step or model was created from and used for", _EPILOG,
+        "Show lineage in both directions between files, rows, samples, steps, versions, checkpoints and exported "
+        "models. Without options, show the lineage of the newest version of a run and report missing links. Nothing is "
+        "changed.",
     )  # fmt: skip
     lineage.add_argument(
         "source", metavar="RUN|CHECKPOINT|FOLDER",
-        help=f"{run_help}; a checkpoint's folder; or the folder of an exported model",
+        help=f"{run_help}; the folder of a checkpoint; or the folder of an exported model",
     )  # fmt: skip
     what = lineage.add_mutually_exclusive_group()
-    what.add_argument("--row", metavar="ROW", help="a row: FILE:LINE, or COLUMN=VALUE")
-    what.add_argument("--sample", type=sample_name, metavar="NAME", help="a sample as GROUP.SAMPLE; GROUP: its samples")
-    what.add_argument("--batch", type=whole, metavar="N", help="the batch of step N")
-    what.add_argument("--version", type=whole, metavar="N", help="version N of the policy")
-    lineage.add_argument("--run", default="", metavar="RUN", help="run of a model that is stored elsewhere")
-    lineage.add_argument("--json", action="store_true", help="one JSON object with nodes and edges")
-    lineage.add_argument("--svg", default="", metavar="FILE", help="also write a picture to this file")
+    what.add_argument("--row", metavar="ROW", help="show a row, specified as FILE:LINE or COLUMN=VALUE")
+    what.add_argument(
+        "--sample",
+        type=sample_name,
+        metavar="NAME",
+        help="show a sample, specified as GROUP.SAMPLE, or all samples of a GROUP",
+    )
+    what.add_argument("--batch", type=whole, metavar="N", help="show the batch of step N")
+    what.add_argument("--version", type=whole, metavar="N", help="show version N of the policy")
+    lineage.add_argument(
+        "--run",
+        default="",
+        metavar="RUN",
+        help="the run that trained the model, if the model is stored outside the run's folder",
+    )
+    lineage.add_argument("--json", action="store_true", help="print one JSON object with nodes and edges")
+    lineage.add_argument("--svg", default="", metavar="FILE", help="also draw the lineage graph to this SVG file")

@@ -156,11 +156,13 @@ def _is_offline(arguments: argparse.Namespace) -> bool:
 
     is_offline, command = is_offline_file(arguments.config, arguments.overrides), arguments.command
     if command in ("dpo", "reward-model") and not is_offline:
-        what = "this is the config of a run with rollouts: its data.train is not a file"
-        raise UserError(what, where=arguments.config, remedy="data.train: rows.jsonl, see configs/offline")
+        what = "data.train is not a file, so this is the config of a run with rollouts"
+        raise UserError(
+            what, where=arguments.config, remedy="set data.train to a JSONL file; see configs/offline for examples"
+        )
     if command in ("train", "eval", "probe") and is_offline:
-        what = "this config trains from files: its data.train is a file"
-        remedy = "areal-like sft, dpo or reward-model; for rollouts data.train: {path: ...}"
+        what = "data.train is a file, so this config trains from files"
+        remedy = "use areal-like sft, dpo or reward-model, or set data.train: {path: ...} for a run with rollouts"
         raise UserError(what, where=arguments.config, remedy=remedy)
     return is_offline
 

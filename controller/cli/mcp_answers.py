@@ -139,10 +139,16 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
 
     if is_offline_file(config, overrides):
         raise UserError(
-            "this config trains from files: there is no reward", where=config, remedy="use areal-like validate"
+            "this config trains from files, so there are no rewards to probe",
+            where=config,
+            remedy="use the tool validate instead",
         )
     if prompts < 1 or num_samples < 1:
-        raise UserError("there is nothing to sample", where="prompts, samples", remedy="set both to 1 or more")
+        raise UserError(
+            "there are no samples to generate",
+            where="prompts, samples",
+            remedy="set both prompts and samples to 1 or more",
+        )
     loaded = load_config(config, overrides)
     table = look_at_machine(loaded, "probe").train
     assert table is not None, "preflight reads the rows"

@@ -16,8 +16,8 @@ from areal_like.errors import UserError
 
 ANSWER_KINDS: Mapping[str, str] = {
     "math": "a number or a formula, compared by value",
-    "code": "a program, run against the tests of its row",
-    "text": "a short text, compared by a generated function that you can change",
+    "code": "a program, which is run with the tests of its row",
+    "text": "a short text, which is compared by a generated function that you can edit",
 }
 HARDWARE: Mapping[str, str] = {
     "cpu": "two cores, no GPU", "1gpu": "one GPU, shared by engine and trainer", "8gpu": "one node of 8 GPUs",
@@ -51,11 +51,13 @@ class NewJob:
         from controller.run_folder.run_folder import NAME_REMEDY, is_run_name  # see find_config below
 
         if not is_run_name(self.target.stem) or not str(self.target).isprintable():
-            what = f"the run would be called {self.target.stem!r}, which cannot be the name of a folder"
-            raise UserError(what, where=repr(str(self.target)), remedy=f"choose another file name: {NAME_REMEDY}")
+            what = f"the run's folder would be named {self.target.stem!r}, which is not a valid folder name"
+            raise UserError(what, where=repr(str(self.target)), remedy=f"choose a different file name; {NAME_REMEDY}")
         if self.model == TINY and self.hardware != "cpu":
             raise UserError(
-                "the tiny model is only for a CPU", where="--model", remedy="use --hardware cpu, or name another model"
+                "the tiny model can only be used on a CPU",
+                where="--model",
+                remedy="use --hardware cpu, or choose a different model",
             )
         files = {self.target: self._config_text()}
         if self.answer == "text":
@@ -111,7 +113,7 @@ class NewJob:
     def _data(self) -> dict[str, Any]:
         places = [place.strip() for place in self.data.split(",")]
         if not all(places) or len(places) > 2:
-            what = f"`{self.data}` is not one or two data files"
+            what = f"`{self.data}` does not specify one or two data files"
             raise UserError(what, where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl")
         columns = {"columns": {"answer": None}} if self.answer == "code" else {}
         return {key: {"path": place, **columns} for key, place in zip(("train", "eval"), places, strict=False)}

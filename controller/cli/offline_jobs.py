@@ -53,8 +53,8 @@ def resume(folder: RunFolder) -> int:
     state = folder.read_state()
     objective = _objective_of(state, folder)
     if state.get("status") == "finished":
-        remedy = "start another from its model (model.path=...), or with more epochs"
-        raise UserError("this run is finished", where=str(folder.root), remedy=remedy)
+        remedy = "start a new run from its model (model.path=...), or a new run with more epochs"
+        raise UserError("the run is finished", where=str(folder.root), remedy=remedy)
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
     config = read_config(folder)
@@ -70,7 +70,9 @@ def _objective_of(state: Mapping[str, Any], folder: RunFolder) -> Objective:
     for known in COMMANDS.values():
         if known == found:
             return known
-    raise UserError(f"no such objective: {found}", where=str(folder.state), remedy="update areal_like")
+    raise UserError(
+        f"unknown training objective: {found}", where=str(folder.state), remedy="use a newer version of areal_like"
+    )
 
 
 def read_config(folder: RunFolder) -> OfflineConfig:
@@ -78,7 +80,9 @@ def read_config(folder: RunFolder) -> OfflineConfig:
     try:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(folder.config), remedy="start a new run") from error
+        raise UserError(
+            f"the file cannot be read ({error})", where=str(folder.config), remedy="start a new run"
+        ) from error
     config, problems = build_offline(data if isinstance(data, dict) else {})
     if config is None or problems:
         raise UserError("; ".join(str(problem) for problem in problems), where=str(folder.config))

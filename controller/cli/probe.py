@@ -21,7 +21,9 @@ def probe(arguments: argparse.Namespace, loaded: LoadedConfig, table: Table | No
     """Probe and print; return 0 if nothing was found, else 1. Raises UserError, OperationError."""
     config = loaded.config
     if arguments.warm_start and config.warm_start is None:
-        raise UserError("there are no supervised steps", where="warm_start", remedy="leave --warm-start out")
+        raise UserError(
+            "the config has no supervised warm start", where="warm_start", remedy="remove the option --warm-start"
+        )
     assert table is not None, "preflight reads the rows"
     looking = Probe(
         config, arguments.prompts, arguments.samples, arguments.warm_start,

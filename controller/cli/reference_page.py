@@ -18,7 +18,7 @@ _INTRO = """\
 Generated from the schema by `areal-like reference > docs/reference.md`; do not edit.
 
 A config is YAML. On the command line `key.path=value` overrides one key; entries of lists are numbered from 0
-(`reward.scorers.0.weight=0.5`). A number may be written `1e-4`. `null` is "none". Unknown keys are refused.
+(`reward.scorers.0.weight=0.5`). A number may be written `1e-4`. `null` means "none". Unknown keys are rejected.
 `areal-like validate CONFIG` prints a config with every key filled in and the numbers that follow from it.
 
 Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `probe`, `sft`, `dpo`,
@@ -32,7 +32,8 @@ files: its keys are at the end.
 _OFFLINE_INTRO = """\
 ## Keys of a config that trains from files
 
-Of `areal-like sft`, `dpo` and `reward-model`, where `data.train` names a file ([Training from files](offline.md)).
+Keys of the configs of `areal-like sft`, `dpo` and `reward-model`, in which `data.train` is a file ([Training from
+files](offline.md)).
 """
 
 
@@ -42,7 +43,11 @@ def reference_page() -> str:
     for path, section in _sections(RunConfig):
         title = f"`{path}`" if path else "Top level"
         parts.append(_section_text(title, section, _keys_of(RunConfig, path)))
-    derived = [(name, item.fget) for name, item in vars(RunConfig).items() if isinstance(item, property)]
+    derived = [
+        (name, item.fget)
+        for name, item in vars(RunConfig).items()
+        if isinstance(item, property) and not name.startswith("_")
+    ]
     lines = [f"| `{name}` | {' '.join((fget.__doc__ or '').split())} |" for name, fget in derived if fget]
     parts.append("## Derived numbers\n\n| Name | Formula |\n|---|---|\n" + "\n".join(lines) + "\n")
     return "\n".join([*parts, _OFFLINE_INTRO, *_offline_parts()])
@@ -57,7 +62,7 @@ def _offline_parts() -> Iterator[str]:
     for path, section in _sections(OfflineConfig):
         title = f"Training from files: `{path}`" if path else "Training from files"
         if section in shared:
-            yield f"## {title}\n\nKeys as of `{path if same.get(path) is section else shared[section]}`.\n"
+            yield f"## {title}\n\nThe same keys as in `{path if same.get(path) is section else shared[section]}`.\n"
         else:
             yield _section_text(title, section, _keys_of(OfflineConfig, path))
 

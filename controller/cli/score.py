@@ -76,8 +76,8 @@ def summary(standing: ScoreStatus, target: Path) -> str:
     totals = standing.totals
     num_new = totals.num_rows - standing.num_before
     rate = f", {num_new / standing.wall_s:,.1f} rows/s" if standing.wall_s > 0 else ""
-    before = f" ({standing.num_before:,} of them from an earlier run)" if standing.num_before else ""
-    lines = [f"{totals.num_rows:,} of {standing.num_rows:,} rows have their verdict{before}{rate}"]
+    before = f" ({standing.num_before:,} of them from an earlier invocation)" if standing.num_before else ""
+    lines = [f"{totals.num_rows:,} of {standing.num_rows:,} rows have a verdict{before}{rate}"]
     for kind, count in totals.counts.items():
         if count or kind == "scored":
             lines.append(f"  {kind:<10} {count:>8,}")

@@ -69,13 +69,14 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     if arguments.port and _is_ipv4(arguments.host) and not can_listen(arguments.port, arguments.host):
         # Checked here, because the preparation may take minutes.
         raise UserError(
-            f"port {arguments.port} of {arguments.host} is in use or not permitted", where="--port",
-            remedy="choose another port, or 0 for a free one",
+            f"port {arguments.port} on {arguments.host} is in use, or you do not have permission to use it",
+            where="--port",
+            remedy="choose a different port, or 0 for any free port",
         )  # fmt: skip
     found = find(arguments.model, arguments.version)
     if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
-        what = "its tokenizer has no chat template, which the messages of clients need"
-        raise UserError(what, where=arguments.model, remedy="serve a model with one, such as a chat model")
+        what = "the model's tokenizer has no chat template, which is required for the messages of clients"
+        raise UserError(what, where=arguments.model, remedy="serve a model that has a chat template")
     adapters = adapters_of(arguments.adapter, arguments.name or found.name)
     place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)
@@ -118,7 +119,7 @@ def prepare(
     run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
     manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
     if manifest is None:
-        raise OperationError("the preparation published nothing")
+        raise OperationError("preparing the model produced no weights")
     return ServeSpec(
         folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
         name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,
@@ -136,7 +137,9 @@ def find(source: str, version: int | None) -> Found:
     folder = Path(source).expanduser()
     is_model, name = (folder / "config.json").is_file(), folder.resolve().name
     if version is not None and (is_model or is_checkpoint(folder)):
-        raise UserError("only a run has several versions", where="--version", remedy="omit --version, or name the run")
+        raise UserError(
+            "--version can only be used with a run", where="--version", remedy="remove --version, or specify the run"
+        )
     if is_model:
         model_folder.check_weights(folder)
         return Found(name, str(folder.resolve()), None, {})
@@ -148,7 +151,9 @@ def find(source: str, version: int | None) -> Found:
         if model_folder.is_hub_name(source):
             model_folder.find_model(source)
             return Found(source, source, None, {})
-        raise UserError(f"{error.what}, and no model folder", where=error.where, remedy=error.remedy) from error
+        raise UserError(
+            f"{error.what}, and there is no model folder at this path either", where=error.where, remedy=error.remedy
+        ) from error
     facts = _facts(run)
     if version is None and (run.final / "config.json").is_file():
         model_folder.check_weights(run.final)
@@ -161,10 +166,16 @@ def adapters_of(given: Sequence[tuple[str, str]], model: str) -> dict[str, Adapt
     found: dict[str, AdapterFolder] = {}
     for name, folder in given:
         if name in (model, UNNAMED_MODEL):
-            what = f"{name} is the name of the base in requests"
-            raise UserError(what, where="--adapter", remedy="give the adapter another name, or the base with --name")
+            what = f"{name} is already the name of the base model"
+            raise UserError(
+                what,
+                where="--adapter",
+                remedy="choose a different name for the adapter, or set the name of the base model with --name",
+            )
         if name in found:
-            raise UserError(f"two adapters have the name {name}", where="--adapter", remedy="give each another name")
+            raise UserError(
+                f"two adapters have the name {name}", where="--adapter", remedy="give each adapter a different name"
+            )
         found[name] = read_adapter(Path(folder).expanduser().resolve())
     return found
 
@@ -181,12 +192,12 @@ def key_of(arguments: argparse.Namespace) -> str:
         except (OSError, ValueError) as error:
             raise UserError(f"{arguments.key_file} cannot be read ({error})", where=where) from error
         if not key:
-            raise UserError(f"{arguments.key_file} is empty", where=where)
+            raise UserError(f"{arguments.key_file} is empty", where=where, remedy="write an API key into the file")
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError("a key must consist of printable ASCII characters without spaces", where=where)
+        raise UserError("an API key must consist of printable ASCII characters without spaces", where=where)
     if not key and not is_loopback(arguments.host):
-        what = f"{arguments.host} is reachable from other machines, and there is no key"
-        raise UserError(what, where="--host", remedy=f"set {KEY_VARIABLE}, or give --key-file")
+        what = f"{arguments.host} is reachable from other machines, so an API key is required"
+        raise UserError(what, where="--host", remedy=f"set {KEY_VARIABLE}, or use --key-file")
     return key
 
 

@@ -18,45 +18,55 @@ examples:
 invariants (docs/architecture.md):
   {names}
 
-Digests are recorded while a run goes on (docs/verify.md). They find changes of what was recorded; they cannot find
-those of somebody who writes all digests again. Keep the policy digest elsewhere to find these too.
+Digests are recorded during a run (docs/verify.md). They detect later changes of the records, unless all digests were
+rewritten as well. To detect that too, keep a copy of the policy digest in a different place.
 
-exit status: 0 everything that was checked holds; 1 something differs, the first of which is named; 2 a user error.
+exit status: 0 all checks passed; 1 a check failed (the first failure is printed); 2 a user error.
 """
 _BLAME_EPILOG = """\
 examples:
   areal-like blame quickstart
   areal-like blame runs/quickstart/checkpoints/step_000020 --format json
 
-Rows are named by the data that the run's configuration names, if it can still be read.
+Rows are identified from the data files in the run's configuration, if these can still be read.
 """
 
 
 def add_verify(commands: Any, command: Callable[..., Any], run_help: str) -> None:
     """Add the commands to the parser."""
     verify = command(
-        commands, "verify", "check a run against everything that it recorded",
+        commands, "verify", "check that the records of a run are consistent and unchanged",
         _VERIFY_EPILOG.format(names="\n  ".join(INVARIANTS)),
-        "Recount the invariants of a run from its ledger, and compare ledger, tokens, metrics, checkpoints and "
-        "exported models with their digests. Changes nothing.",
+        "Check the invariants of a run from its ledger, and compare the ledger, tokens, metrics, checkpoints and "
+        "exported models with their recorded digests. Nothing is changed.",
     )  # fmt: skip
     verify.add_argument("source", metavar="RUN|FOLDER", help=f"{run_help}; or the folder of an exported model")
     verify.add_argument("--invariant", choices=INVARIANTS, metavar="NAME", help="check only this invariant")
     verify.add_argument(
         "--spot", type=processes, default=0, metavar="N",
-        help="also recompute the log-probs of N random samples from checkpoints, on the CPU",
+        help="also recompute the log-probs of N random samples on the CPU, from checkpoints",
     )  # fmt: skip
-    verify.add_argument("--seed", type=whole, default=0, metavar="S", help="seed of the choice of --spot (0)")
-    verify.add_argument("--run", default="", metavar="RUN", help="run of an exported model that is stored elsewhere")
+    verify.add_argument("--seed", type=whole, default=0, metavar="S", help="random seed of --spot (default: 0)")
+    verify.add_argument(
+        "--run",
+        default="",
+        metavar="RUN",
+        help="the run that trained the exported model, if the model is stored outside the run's folder",
+    )
     verify.add_argument("--json", action="store_true", help="one JSON object")
     blame = command(
-        commands, "blame", "list what a model was trained on", _BLAME_EPILOG,
-        "List what went into a model: steps, samples, rows by source and how often, versions, staleness, and groups "
-        "that were used again.",
+        commands, "blame", "list the data that a model was trained on", _BLAME_EPILOG,
+        "List what a model was trained on: steps, samples, rows with their source and number of uses, versions, "
+        "staleness, and reused groups.",
     )  # fmt: skip
     blame.add_argument(
         "source", metavar="RUN|CHECKPOINT|FOLDER",
-        help="a run (its newest version), a checkpoint's folder, or the folder of an exported model",
+        help="a run, whose newest version is used, the folder of a checkpoint, or the folder of an exported model",
     )  # fmt: skip
-    blame.add_argument("--run", default="", metavar="RUN", help="run of a model that is stored elsewhere")
-    blame.add_argument("--format", choices=("text", "json"), default="text", help="output format (text)")
+    blame.add_argument(
+        "--run",
+        default="",
+        metavar="RUN",
+        help="the run that trained the model, if the model is stored outside the run's folder",
+    )
+    blame.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")

@@ -42,7 +42,8 @@ class CurriculumSettings(Settings):
             raise ValueError("the last band must have `up_to: 1.0`")
         if ends != sorted(set(ends)):
             raise ValueError(
-                f"`up_to` must increase from band to band, but the values are {', '.join(f'{end:g}' for end in ends)}"
+                "the values of `up_to` must be strictly increasing, but they are "
+                f"{', '.join(f'{end:g}' for end in ends)}"
             )
         return self
 

@@ -56,7 +56,7 @@ def _replay_tokens(config: RunConfig) -> Derived:
         + config.samples_per_step * SAMPLE_BYTES
     )
     keep_mb = config.ledger.keep_mb
-    kept = "all are kept" if keep_mb is None else f"ledger.keep_mb: {keep_mb:,g} MB are kept, null keeps all"
+    kept = "all tokens are kept" if keep_mb is None else f"ledger.keep_mb keeps {keep_mb:,g} MB, null keeps all tokens"
     how = f"num_steps x (trained tokens x {TOKEN_BYTES} B + sampled tokens x {TEXT_BYTES} B of text); {kept}"
     return Derived("tokens for a replay of all steps", f"<= {size_text(num_bytes)}", how)
 
@@ -114,7 +114,7 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         place = f"{size_text(state.device_bytes)}" + (
             f" + {size_text(state.host_bytes)} host" if state.host_bytes else ""
         )
-        how = "weights, gradients, AdamW; activations and logits come on top"
+        how = "weights, gradients and AdamW; activations and logits need additional memory"
         found.append(Derived("trainer state per rank", place, f"{state.words}: {how}"))
     if num_rows:
         epochs = config.num_groups / num_rows
@@ -124,7 +124,11 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         size = units(pool.gpus, "GPU") if pool.gpus else units(pool.cpus, "CPU")
         found.append(Derived(f"{pool.name} pool", size, pool.words))
     if num_gpus := gpus_of_run(config):
-        how = "the largest pool: they share devices" if config.is_colocated else "all pools together"
+        how = (
+            "the size of the largest pool, because the pools share devices"
+            if config.is_colocated
+            else "all pools together"
+        )
         found.append(Derived("GPUs of the run", f"{num_gpus:g}", how))
     devices = config.rollout_devices
     if len(set(devices)) > 1:
@@ -161,8 +165,8 @@ def _length_advice(config: RunConfig) -> Iterator[str]:
     if config.staleness.over_age.loses_slow_groups:
         yield (
             f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training uses"
-            " shorter answers than the policy generates: in a simulated run by 22 % on average and 56 % at the 99th"
-            " percentile (docs/staleness.md; the summary's `lengths` say it of a run); wait loses none"
+            " shorter answers than the policy generates: in a simulated run, 22 % shorter on average and 56 % at the "
+            "99th percentile (docs/staleness.md; see `lengths` in the summary of a run); with `wait` no group is lost"
         )
     timeout_s, longest = config.staleness.group_timeout_s, config.sampling.max_new_tokens
     if longest / timeout_s > SLOW_TOKENS_PER_S:
@@ -178,8 +182,8 @@ def _teacher_advice(config: RunConfig) -> Iterator[str]:
         slots = model.num_slots or config.rollout.engine.num_slots
         if model.name == config.trainer.teacher_model and slots > 1 and not is_import_path(config.rollout.workflow):
             yield (
-                f"rollout.models: the teacher `{model.name}` gives no answers, so its cache for {slots} stays empty"
-                " (num_slots: 1)"
+                f"rollout.models: the teacher `{model.name}` generates no answers, so its cache for {slots} answers "
+                "stays empty; set num_slots: 1"
             )
 
 
@@ -189,40 +193,40 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
     in_flight = config.max_samples_in_flight
     if in_flight is not None and config.num_slots > in_flight:
         advice.append(
-            f"rollout.engine.num_slots: {config.num_slots} slots, but max_staleness allows at most {in_flight} samples"
-            " in flight: the rest stay empty"
+            f"rollout.engine.num_slots: {config.num_slots} slots, but max_staleness allows at most {in_flight} samples "
+            "in flight, so the other slots stay empty"
         )
     if config.group_size > config.worker_capacity:
         advice.append(
-            f"group_size: a worker holds {config.worker_capacity} samples, fewer than a group of {config.group_size}:"
-            " groups are split, and their prompt is prefilled more than once"
+            f"group_size: a worker holds {config.worker_capacity} samples, fewer than a group of {config.group_size}, "
+            "so groups are split and their prompts are prefilled more than once"
         )
     if config.groups_per_step % config.trainer.mini_batches:
         advice.append(
-            f"trainer.mini_batches: {config.groups_per_step} groups make {config.trainer.mini_batches} unequal"
-            " mini-batches"
+            f"trainer.mini_batches: {config.groups_per_step} groups are divided into {config.trainer.mini_batches} "
+            "mini-batches of unequal size"
         )
     shares = config.trainer.ranks * config.trainer.mini_batches
     if config.trainer.ranks > 1 and shares > config.samples_per_step:
         advice.append(
             f"trainer.ranks: {config.samples_per_step} samples are fewer than {config.trainer.mini_batches}"
-            f" mini-batches x {config.trainer.ranks} ranks: some ranks have no samples to compute"
+            f" mini-batches x {config.trainer.ranks} ranks, so some ranks have no samples to process"
         )
     if not config.staleness.over_age.is_strict and config.staleness.max_staleness != "unbounded":
         advice.append(
-            f"staleness.on_stale: {config.staleness.on_stale} bounds admission only; groups can be used later than"
-            " max_staleness says"
+            f"staleness.on_stale: {config.staleness.on_stale} limits only admission, so groups can be used even if "
+            "they exceed max_staleness"
         )
     advice += _length_advice(config)
     draws = None if num_rows is None or config.data.epochs is None else num_rows * config.data.epochs
     if draws is not None and draws < config.num_groups:
         advice.append(
-            f"data.epochs: {num_rows} rows x {config.data.epochs} epochs give {draws} groups, and num_steps x"
-            f" groups_per_step asks for {config.num_groups}: the run ends after about"
+            f"data.epochs: {num_rows} rows x {config.data.epochs} epochs give {draws} groups, but num_steps x "
+            f"groups_per_step requires {config.num_groups}, so the run ends after about"
             f" {draws // config.groups_per_step} steps"
         )
     advice += _teacher_advice(config)
     advice += engine_of(config).advice(engine_job(config))
     if not config.data.eval_sources:
-        advice.append("data.eval: not set, so the summary has no accuracy")
+        advice.append("data.eval is not set, so the summary has no accuracy")
     return advice

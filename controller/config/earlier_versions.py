@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-REMOVED: Mapping[str, str] = {"launch.curve": "removed: sockets are always encrypted; delete the line"}
+REMOVED: Mapping[str, str] = {"launch.curve": "remove this key: sockets are now always encrypted"}
 """Keys of earlier versions -> what to do about them."""
 REMOVED_KEY = "curve"
 """Former key of `launch`: whether sockets are encrypted. A file with this key was written with CHANGED_DEFAULTS."""

@@ -79,4 +79,4 @@ def model_problems(config: RunSettings, model: Mapping[str, Any]) -> Iterator[Pr
 def group_problems(config: RunSettings, model: Mapping[str, Any] | None) -> Iterator[Problem]:
     """Reasons why the engine cannot receive weights by a process group. `model`: its config, if known."""
     for problem in configured_engine(config).group_problems(engine_job(config), model):
-        yield Problem(("trainer.weights.kind", *problem.keys), problem.what, "kind: stream")
+        yield Problem(("trainer.weights.kind", *problem.keys), problem.what, "set kind: stream")

@@ -25,9 +25,9 @@ class LaunchSettings(Settings):
     ray: RaySettings = RaySettings()
     """For `kind: ray`."""
     start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    """`local`: `forkserver` imports torch and transformers once and forks trainer, rollout workers and reward
-    services from that: they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports
-    for itself; `auto`: `forkserver` on Linux where all devices are CPUs."""
+    """`local`: `forkserver` imports torch and transformers once and forks trainer, rollout workers and reward services
+    from that process, so that they start in a fraction of a second and share memory; `spawn`: each process imports its
+    own modules; `auto`: `forkserver` on Linux if all devices are CPUs."""
     host: str = "127.0.0.1"
     """`local`: address the controller binds and advertises."""
     port: int = Field(0, ge=0, le=65535)
@@ -42,10 +42,10 @@ class LaunchSettings(Settings):
     processes on its machine exit immediately by another mechanism, and processes on other machines after this time.
     """
     startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
-    """A process that has not reported within this time ends the run."""
+    """The run ends if a process has not reported within this time."""
     stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """No progress for this long, with work left: the run ends and reports which process waits for which. None: a minute
-    more than the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected.
-    """
+    """If there is no progress for this long although there is work left, the run ends and reports which process waits
+    for which. None: a minute more than the longest automatic recovery (`areal-like validate` shows it); a value below
+    that is rejected."""
     stop_grace_s: float = Field(60.0, gt=0, le=limits.SECONDS)
     """After Ctrl-C or SIGTERM: time for the current step and the checkpoint before processes are killed."""

@@ -183,12 +183,12 @@ def find_config(name: str) -> Path:
     if path.is_dir():
         if (path / "config.yaml").is_file():
             return path / "config.yaml"
-        raise UserError("this is a folder without a config.yaml", where=name, remedy=_shipped_text(name))
+        raise UserError("the folder contains no config.yaml", where=name, remedy=_shipped_text(name))
     for folder in (Path(), OFFLINE):
         for candidate in (SHIPPED / folder / path.name, SHIPPED / folder / f"{path.name}.yaml"):
             if path.parent in (folder, Path("configs") / folder) and candidate.is_file():
                 return candidate
-    raise UserError("no such config file", where=name, remedy=_shipped_text(name, path))
+    raise UserError("there is no such config file", where=name, remedy=_shipped_text(name, path))
 
 
 def _short(path: Path) -> str:
@@ -208,7 +208,7 @@ def shipped_offline_configs() -> list[str]:
 
 def _shipped_text(name: str, path: Path | None = None) -> str:
     shipped = shipped_configs() + shipped_offline_configs()
-    text = f"shipped configs: {', '.join(shipped)}" if shipped else "give a YAML file"
+    text = f"shipped configs: {', '.join(shipped)}" if shipped else "specify a YAML file"
     if path is None:
         return text
     siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
@@ -223,10 +223,10 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            "is not a UTF-8 text file", where=str(path), remedy="save the config as YAML text in UTF-8"
+            "the file is not UTF-8 text", where=str(path), remedy="save the config as UTF-8 text in YAML format"
         ) from error
 
 
@@ -241,7 +241,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[list[
         key, sign, value = text.partition("=")
         key = key.strip().removeprefix("--")
         if not sign or not key or not all(key.split(".")):
-            problems.append(Problem((), f"`{text}` is not an override", "write key.path=value", "command line"))
+            problems.append(Problem((), f"`{text}` is not a valid override", "write key.path=value", "command line"))
             continue
         try:
             parsed[key] = parse_value(value)
@@ -286,16 +286,20 @@ def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list
         bound = MODE_STALENESS[mode]
         if old is not None and old != bound:
             notes += _drop(
-                document, "staleness.max_staleness", f"mode={mode}: staleness.max_staleness is {bound}, not {old}"
+                document,
+                "staleness.max_staleness",
+                f"mode={mode} sets staleness.max_staleness to {bound} instead of {old}",
             )
     has_sets = bool(_get(document.data, ["data", "eval_sets"])) or any(
         key.startswith("data.eval_sets") for key in parsed
     )
     is_eval_off = "data.eval" in parsed and parsed["data.eval"] is None and "eval.every_steps" not in parsed
     if is_eval_off and not has_sets and _get(document.data, ["eval", "every_steps"]):
-        notes += _drop(document, "eval.every_steps", "data.eval=null: no evaluation, so eval.every_steps is 0")
+        notes += _drop(
+            document, "eval.every_steps", "data.eval=null disables evaluation, so eval.every_steps is set to 0"
+        )
     if mode == "one_step_off" and "rollout.interruption" not in parsed:
-        notes += _drop(document, "rollout.interruption", "mode=one_step_off: rollout.interruption is drain")
+        notes += _drop(document, "rollout.interruption", "mode=one_step_off sets rollout.interruption to drain")
     return notes
 
 
@@ -324,7 +328,7 @@ def _remove(data: Any, path: Sequence[str]) -> Any:
 def _entries(data: Sequence[Any]) -> str:
     """Text on how the entries of a list are numbered."""
     if len(data) <= 1:
-        return "it is empty" if not data else "its only entry is 0"
+        return "the list is empty" if not data else "its only entry is 0"
     return f"its entries are 0 to {len(data) - 1}"
 
 
@@ -338,7 +342,7 @@ def _set(data: Any, path: Sequence[str], value: Any) -> str:
         is_last = depth == len(path) - 1
         if isinstance(data, list):
             if not _is_index(part) or int(part) >= len(data):
-                return f"the list has no entry `{part}`: {_entries(data)}"
+                return f"the list has no entry `{part}`; {_entries(data)}"
             if is_last:
                 data[int(part)] = value
             else:

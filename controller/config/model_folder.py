@@ -28,20 +28,28 @@ def find_model(path: str) -> Path | None:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any(folder.iterdir()):
-            raise UserError("the folder is empty", where=path, remedy="it needs config.json and model.safetensors")
+            raise UserError(
+                "the folder is empty",
+                where=path,
+                remedy="specify a folder that contains config.json and model.safetensors",
+            )
         return folder
     if folder.exists():
-        raise UserError("is a file", where=path, remedy="name the folder that contains config.json")
+        raise UserError("is a file, not a folder", where=path, remedy="specify the folder that contains config.json")
     if is_hub_name(path):
         cached = _hub_snapshot(path)
         if cached is None and os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
             raise UserError(
-                "is not on this machine, and HF_HUB_OFFLINE is set", where=path, remedy="download it, or name a folder"
+                "the model is not on this machine, and HF_HUB_OFFLINE prevents downloading it",
+                where=path,
+                remedy="download the model, or specify a local folder",
             )
         return cached
     parent = folder.parent
     near = nearest(folder.name, [p.name for p in parent.iterdir() if p.is_dir()], count=2) if parent.is_dir() else []
-    remedy = f"did you mean {' or '.join(str(parent / name) for name in near)}?" if near else "give a model's folder"
+    remedy = (
+        f"did you mean {' or '.join(str(parent / name) for name in near)}?" if near else "specify the folder of a model"
+    )
     raise UserError("no such folder", where=path, remedy=remedy)
 
 
@@ -62,11 +70,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model. Raises UserError."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError("there is no config.json", where=str(folder), remedy="use a Hugging Face model folder")
+        raise UserError(
+            "the folder contains no config.json", where=str(folder), remedy="specify a Hugging Face model folder"
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"is not JSON ({error})", where=str(path), remedy="download the file again") from error
+        raise UserError(f"the file is not JSON ({error})", where=str(path), remedy="download the file again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")
     return config
@@ -87,10 +97,14 @@ def check_weights(folder: Path) -> None:
     else:
         files = [file for file in (folder / "model.safetensors",) if file.is_file()]
         if not files and (folder / "adapter_config.json").is_file():
-            remedy = "convert the checkpoint to a complete model with areal-like export, and name that"
-            raise UserError("contains only an adapter (LoRA)", where=str(folder), remedy=remedy)
+            remedy = (
+                "convert the checkpoint to a complete model with areal-like export, and specify the exported folder"
+            )
+            raise UserError("the folder contains only a LoRA adapter", where=str(folder), remedy=remedy)
         if not files and not list(folder.glob("pytorch_model*.bin*")):
-            raise UserError("contains no weights", where=str(folder), remedy="it must contain model.safetensors")
+            raise UserError(
+                "contains no weights", where=str(folder), remedy="specify a folder that contains model.safetensors"
+            )
     for file in files:
         read_header(file)
 
@@ -110,10 +124,16 @@ def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
 def check_tokenizer(folder: Path) -> None:
     """Check the tokenizer. Raises UserError if a folder has no tokenizer files."""
     if not folder.is_dir():
-        raise UserError("no such tokenizer folder", where=str(folder), remedy="use from_model, bytes, or a folder")
+        raise UserError(
+            "there is no such tokenizer folder",
+            where=str(folder),
+            remedy="set model.tokenizer to from_model, bytes, or an existing folder",
+        )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
-            "contains no tokenizer", where=str(folder), remedy="copy tokenizer.json there, or set model.tokenizer"
+            "contains no tokenizer",
+            where=str(folder),
+            remedy="copy tokenizer.json into this folder, or set model.tokenizer",
         )
 
 

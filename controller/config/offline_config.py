@@ -32,7 +32,7 @@ class OfflineConfig(Settings):
     name: str = Field("offline", min_length=1)
     """Name of the run folder in runs_dir; -2, -3, ... is appended if it is taken."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """Seed of everything random: initial weights of a model made by model.init, order of the rows."""
+    """Seed of all random numbers: initial weights of a model created from model.init, order of the rows."""
     runs_dir: str = "runs"
     """Folder that contains the run folders."""
     model: ModelSettings = ModelSettings()
@@ -73,18 +73,18 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
     """Contradictions between keys that are valid on their own."""
     yield from model_problems(config.model)
     if (fault := ranks_fault(find_backend(config.trainer.backend), config.trainer.ranks)) is not None:
-        yield Problem(("trainer.ranks", "trainer.backend"), fault[0], "trainer.backend: fsdp or auto")
+        yield Problem(("trainer.ranks", "trainer.backend"), fault[0], "set trainer.backend to fsdp or auto")
     if config.trainer.lora is not None:
         yield from no_target_problems("trainer.lora", config.trainer.lora)
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
         what = "applies only to the loss `sigmoid`"
-        yield Problem(("dpo.label_smoothing", "dpo.loss"), what, "0, or dpo.loss: sigmoid")
+        yield Problem(("dpo.label_smoothing", "dpo.loss"), what, "set label_smoothing: 0, or dpo.loss: sigmoid")
     if config.trainer.checkpoint.best is not None:
         what = "applies only to runs with rollouts"
-        yield Problem(("trainer.checkpoint.best",), what, "trainer.checkpoint.best: null")
+        yield Problem(("trainer.checkpoint.best",), what, "set trainer.checkpoint.best: null")
     template = config.data.prompt_template
     if template is not None and PLACEHOLDER not in template:
-        yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"write {PLACEHOLDER} in it")
+        yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"add {PLACEHOLDER} to the template")
     if config.data.eval is None and config.eval.every_steps:
-        remedy = "data.eval: a file of held-out rows, or eval.every_steps: 0"
-        yield Problem(("eval.every_steps", "data.eval"), "there is nothing to evaluate on", remedy)
+        remedy = "set data.eval to a file of held-out rows, or set eval.every_steps: 0"
+        yield Problem(("eval.every_steps", "data.eval"), "there is no evaluation data", remedy)

@@ -28,9 +28,9 @@ from controller.config.schema import (
 )
 
 _REMEDIES: Mapping[str, str] = {
-    "sampling.temperature": "temperature 0 is for evaluation: eval.temperature",
-    "sampling.stop_token_ids": "ids of the tokenizer: from 0, at most 31 bits",
-    "staleness.max_staleness": "0 is synchronous RL; `unbounded` is no bound",
+    "sampling.temperature": "temperature 0 is only allowed for evaluation (eval.temperature)",
+    "sampling.stop_token_ids": "use token ids of the tokenizer, from 0 to 2147483647",
+    "staleness.max_staleness": "use 0 for synchronous RL, or `unbounded` for no bound",
     "rollout.threads": "auto",
     "trainer.threads": "auto",
     "warm_start.sft.threads": "auto",
@@ -175,13 +175,15 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
     kind = first["type"]
     if kind == "missing":
         meaning = meaning_at(root, tuple(path.split(".")))
-        return Problem((path,), "is required", f"set it: {meaning}" if meaning else "give it")
+        return Problem((path,), "is required", f"set this key: {meaning}" if meaning else "set this key")
     if any(item["type"] == "finite_number" for item in items):
         return Problem((path,), f"must be a finite number, not {show(value)}")
     if fault := _out_of_bounds(items):
         return Problem((path,), fault, _REMEDIES.get(path.rpartition(".")[0] if path[-1:].isdigit() else path, ""))
     if kind in ("model_type", "model_attributes_type", "dict_type", "dict_attributes_type"):
-        return Problem((path,), f"must be a section with keys of its own, not {show(value)}", _keys_below(field))
+        return Problem(
+            (path,), f"must be a section (a mapping of keys to values), not {show(value)}", _keys_below(field)
+        )
     if kind == "value_error" and field is not None and section_of(field.annotation) is not None:
         return Problem((path,), str(first["msg"]).removeprefix("Value error, "))
     if field is not None and field.annotation is not None:
@@ -190,7 +192,7 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
         if is_list(field.annotation) and path.rpartition(".")[2].isdigit():
             wanted = wanted.removeprefix("list of ")
         if kind == "too_short":
-            return Problem((path,), "needs at least one entry")
+            return Problem((path,), "must have at least one entry")
         return Problem((path,), f"must be {wanted}, not {show(value)}", f"did you mean `{near[0]}`?" if near else "")
     return Problem((path,) if path else (), " ".join(str(first["msg"]).split()))
 
@@ -236,7 +238,7 @@ def _keys_here(root: type[Settings], path: str) -> str:
     if parent:
         field = field_at(root, tuple(parent.split(".")))
         section = section_of(field.annotation) if field else None
-    return f"keys here: {', '.join(section.model_fields)}" if section else "remove it"
+    return f"valid keys here: {', '.join(section.model_fields)}" if section else "remove this key"
 
 
 def _keys_below(field: Any) -> str:
@@ -244,4 +246,4 @@ def _keys_below(field: Any) -> str:
     if section is None:
         return ""
     extra = ", or null" if allows_null(field.annotation) else ""
-    return f"keys: {', '.join(section.model_fields)}{extra}"
+    return f"valid keys: {', '.join(section.model_fields)}{extra}"

@@ -54,9 +54,13 @@ class RayDescriptor(LauncherDescriptor):
             for resource, amount in getattr(launch.ray, name).resources.items():
                 if resource in ("CPU", "GPU"):
                     remedy = f"set launch.ray.{name}.{resource.lower()}s instead"
-                    yield SettingProblem((key,), f"{resource} is not a custom resource", remedy)
+                    yield SettingProblem((key,), f"{resource} is a built-in resource, not a custom one", remedy)
                 elif amount <= 0:
-                    yield SettingProblem((key,), f"{resource} must be more than 0, not {amount:g}", "remove it")
+                    yield SettingProblem(
+                        (key,),
+                        f"{resource} must be greater than 0, not {amount:g}",
+                        "remove this resource, or set a positive amount",
+                    )
 
 
 RAY = RayDescriptor()

@@ -12,8 +12,9 @@ class ReplayBufferSettings(Settings):
     """Groups of earlier steps that a step trains on again, in addition to its own (experience replay)."""
 
     groups_per_step: int = Field(gt=0, le=limits.GROUPS)
-    """Most groups of earlier steps in a step. Those used least come first, then the newest."""
+    """Maximum number of groups of earlier steps in a step. Groups that were used least often come first, then the
+    newest."""
     max_age: int = Field(gt=0, le=limits.STEPS)
     """Largest staleness of a group in the step that reuses it; within staleness.max_staleness."""
     max_reuses: int = Field(1, gt=0, le=limits.STEPS)
-    """How often a group is reused at most, after the step that it was generated for."""
+    """Maximum number of times that a group is reused after the step for which it was generated."""

@@ -183,9 +183,10 @@ class RunConfig(Settings):
     name: str = Field("run", min_length=1)
     """Name of the run folder in runs_dir; -2, -3, ... is appended if it is taken."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     mode: Mode = "async"
-    """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""
+    """`async`: generation and training run at the same time; `one_step_off`: batch n+1 is generated completely while
+    the trainer uses batch n; `sync`: generation and training alternate."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated`: engines and trainer have separate devices; `colocated`: they share devices in turns, and each
     releases its memory while the other works (`mode: sync` only)."""
@@ -193,7 +194,7 @@ class RunConfig(Settings):
     """What the run is for: shown by `areal-like ps`, the report and the dashboard. `areal-like note RUN TEXT` changes
     it."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field((), max_length=32)
-    """Tags of the run, shown with the notes; W&B gets them too."""
+    """Tags of the run, shown with the notes and also sent to W&B."""
     runs_dir: str = "runs"
     """Folder that contains the run folders."""
     out: str | None = None
@@ -223,21 +224,22 @@ class RunConfig(Settings):
     eval: EvalSettings = EvalSettings()
     """Evaluation."""
     early_stop: EarlyStopSettings | None = None
-    """End the run as finished when a metric of the evaluations gets no better; `{}`: by accuracy; null: no."""
+    """End the run as finished when a metric of the evaluations stops improving; `{}`: use the accuracy; null: never."""
     emulation: EmulationSettings | None = None
-    """Rollout workers and trainer simulate the time a GPU would take, instead of computing; null: real devices."""
+    """Instead of computing, rollout workers and trainer simulate the time that a GPU would take; null: use real
+    devices."""
     hardware: HardwareSettings = HardwareSettings()
-    """The machines that the config is made for."""
+    """The machines for which the config is intended."""
     filter_zero_signal: bool = False
     """Leave out groups whose rewards are all equal (zero advantage) and draw others instead."""
     max_filtered_batches: int = Field(10, gt=0, le=limits.STEPS)
-    """After this many batches' worth of groups filtered in a row, with none kept, the run stops with advice."""
+    """The run stops, with advice, if this many batches' worth of consecutive groups were filtered and none was kept."""
     dynamic_batch: DynamicBatchSettings | None = None
-    """With filter_zero_signal: a step takes fewer groups after so many attempts; null: it waits until all
-    groups_per_step carry a signal."""
+    """With filter_zero_signal: limit on the groups tried for a step, after which the step uses fewer groups; null: a
+    step waits until groups_per_step groups carry a signal."""
     replay_buffer: ReplayBufferSettings | None = None
-    """Groups of earlier steps that each step trains on again, within an age; null: each group is trained on in one
-    step."""
+    """Groups of earlier steps, up to a maximum age, on which each step trains again; null: each group is used in only
+    one step."""
     launch: LaunchSettings = LaunchSettings()
     """Processes."""
     ledger: LedgerSettings = LedgerSettings()
@@ -245,9 +247,10 @@ class RunConfig(Settings):
     metrics: MetricsSettings = MetricsSettings()
     """Metrics, trace and display."""
     callbacks: tuple[str, ...] = ()
-    """Classes of yours as `module:CLASS`, which see the rows of the run and may add numbers; see docs/extending.md."""
+    """Your own classes as `module:CLASS`, which receive the metric rows of the run and may add numbers; see
+    docs/extending.md."""
     callback_timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
-    """Longest call of a callback; one that takes longer is disabled, and the run goes on meanwhile."""
+    """Longest call of a callback; a callback that takes longer is disabled, while the run continues."""
 
     @field_validator("name", mode="before")
     @classmethod

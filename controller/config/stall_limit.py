@@ -32,14 +32,14 @@ def recoveries(config: RunConfig) -> list[Recovery]:
             ("launch.silence_s", "launch.startup_timeout_s"),
             launch.silence_s + launch.startup_timeout_s,
         ),
-        Recovery("a verdict arrives", ("rollout.score_timeout_s",), rollout.score_timeout_s),
+        Recovery("the verdict on a sample arrives", ("rollout.score_timeout_s",), rollout.score_timeout_s),
         Recovery(
             "a worker that does not load a version is quarantined",
             ("trainer.weights.deadline_s",),
             config.trainer.weights.deadline_s,
         ),
         Recovery(
-            "workers try again to load a damaged version that was not rewritten",
+            "workers have retried loading a damaged version that was not rewritten",
             ("trainer.weights.deadline_s",),
             (1 + REWRITE_PATIENCE) * config.trainer.weights.deadline_s,
         ),
@@ -79,5 +79,6 @@ def stall_problems(config: RunConfig) -> Iterator[Problem]:
             (KEY, *longest.keys),
             f"would end the run after {given_s:g} s without progress, but {longest.longest_s:g} s may pass before"
             f" {longest.what}",
-            f"leave {KEY} out (it is then {longest.longest_s + MARGIN_S:g}), or lower {' or '.join(longest.keys)}",
+            f"remove {KEY} (its default is then {longest.longest_s + MARGIN_S:g}), or lower "
+            f"{' or '.join(longest.keys)}",
         )

@@ -105,7 +105,7 @@ def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float |
     most = LARGEST_GPU_BYTES if device_bytes is None else device_bytes
     if state.device_bytes <= most:
         return None
-    room = f"no GPU has more than {size_text(most)}" if device_bytes is None else f"its GPU has {size_text(most)}"
+    room = f"no known GPU has more than {size_text(most)}" if device_bytes is None else f"its GPU has {size_text(most)}"
     return Problem(
         ("trainer.backend", "trainer.ranks", "model.path"),
         f"weights, gradients and AdamW's state of one rank take {size_text(state.device_bytes)} ({state.words}),"

@@ -101,7 +101,8 @@ def parse_value(text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         short = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
         raise UserError(
-            f"`{short}` is not a valid YAML value ({_problem(error)})", remedy="quote it: 'key=\"text: with signs\"'"
+            f"`{short}` is not a valid YAML value ({_problem(error)})",
+            remedy="quote the value, for example 'key=\"text: with special characters\"'",
         ) from error
 
 
@@ -110,7 +111,7 @@ def parse_document(text: str, source: str) -> Document:
     try:
         node = _compose(text)
         if node is None:
-            raise UserError("the file is empty", where=source, remedy="see configs/quickstart.yaml for a working one")
+            raise UserError("the file is empty", where=source, remedy="see configs/quickstart.yaml for an example")
         if not isinstance(node, yaml.MappingNode):
             raise UserError(
                 "a config must be a mapping of keys to values", where=f"{source}:{node.start_mark.line + 1}"
@@ -123,11 +124,13 @@ def parse_document(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"not valid YAML ({_problem(error)})", where=where, remedy=_yaml_remedy(text, error)) from error
+        raise UserError(
+            f"the file is not valid YAML ({_problem(error)})", where=where, remedy=_yaml_remedy(text, error)
+        ) from error
     except RecursionError as error:
-        raise UserError("not a config (nested too deeply)", where=source) from error
+        raise UserError("the config is nested too deeply", where=source) from error
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"not valid YAML ({_problem(error)})", where=source) from error
+        raise UserError(f"the file is not valid YAML ({_problem(error)})", where=source) from error
     return document
 
 
@@ -154,7 +157,7 @@ def _text_keys(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return {str(key): _text_keys(item, depth + 1) for key, item in value.items()}
     if isinstance(value, str) and "\0" in value:  # no file, host or name can have one; the system's calls raise
-        raise ValueError("a string contains the NUL character")
+        raise ValueError("a string contains a NUL character")
     return [_text_keys(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
@@ -162,8 +165,8 @@ def _note_lines(node: yaml.Node, prefix: str, document: Document, depth: int = 0
     if depth > _MAX_DEPTH:
         raise RecursionError
     if len(document.lines) > _MAX_KEYS:
-        what = f"holds more than {_MAX_KEYS:,} entries"
-        raise UserError(what, where=document.source, remedy="put rows into files")
+        what = f"the config contains more than {_MAX_KEYS:,} entries"
+        raise UserError(what, where=document.source, remedy="move data rows to separate files")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -171,9 +174,9 @@ def _note_lines(node: yaml.Node, prefix: str, document: Document, depth: int = 0
             path = f"{prefix}{key.value}"
             if path in document.lines:
                 raise UserError(
-                    f"`{path}` is given twice (first on line {document.lines[path]})",
+                    f"`{path}` is set twice (first on line {document.lines[path]})",
                     where=f"{document.source}:{key.start_mark.line + 1}",
-                    remedy="keep one of them",
+                    remedy="keep only one of the two lines",
                 )
             document.lines[path] = key.start_mark.line + 1
             _note_lines(value, f"{path}.", document, depth + 1)

@@ -316,7 +316,7 @@ class Coordinator:
         state.evaluations.done = {version: () for version in state.evaluations.done if version <= trainer.base}
         state.start_lease_ids()
         for group in batch_selection.surplus_groups(state):
-            drop_group(state, group, "surplus", "the staleness bound was tightened")
+            drop_group(state, group, "surplus", "the staleness bound was reduced")
 
     def _restart_trainer(self, event: TrainerRestarted) -> None:
         """Restart the trainer from a checkpoint; workers continue with their versions, as far as the invariants

@@ -66,5 +66,7 @@ def _remember_group(table: GroupTable, record: GroupRecord, group_size: int) -> 
 
 def _contradiction(key: str, wanted: int, found: int) -> UserError:
     return UserError(
-        f"the run was recorded with {found}, not {wanted}", where=key, remedy="resume with the run's own config.yaml"
+        f"the run was recorded with {found}, but the config has {wanted}",
+        where=key,
+        remedy="resume with the run's own config.yaml",
     )

@@ -91,7 +91,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:
-            raise ValueError("groups_per_step, group_size and num_workers must be positive, num_steps not negative")
+            raise ValueError(
+                "groups_per_step, group_size and num_workers must be positive, and num_steps must not be negative"
+            )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError("max_staleness must not be negative")
         if self.replay is not None and self.is_strict and self.replay.max_age > (self.bound or 0):

@@ -26,7 +26,7 @@ def join(state: RunState, event: WorkerJoined) -> None:
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.ended_incarnation == event.incarnation:
         # Sent before it ended and read after its loss for good: nobody would ever report the loss again.
-        state.note("ignored", f"{worker.name} registered, but its process has ended")
+        state.note("ignored", f"{worker.name} registered, but the worker's process has ended")
         return
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)
@@ -73,7 +73,9 @@ def end(state: RunState, event: WorkerEnded) -> None:
     if worker is None:
         return
     if worker.is_present:  # its last message came after the report of its loss
-        lose(state, WorkerLost(worker=event.worker, reason="its process has ended", is_permanent=worker.is_gone))
+        lose(
+            state, WorkerLost(worker=event.worker, reason="the worker's process has ended", is_permanent=worker.is_gone)
+        )
     colocation.ended(state, worker)
 
 

@@ -58,9 +58,9 @@ class Access:
         given = os.environ.get(TOKEN_VARIABLE) if token is None else token
         if given is not None and not _TOKEN.fullmatch(given):
             raise UserError(
-                "the token must have 16 to 200 letters, digits, - or _",
+                "the token must consist of 16 to 200 letters, digits, - or _",
                 where="--token" if token is not None else TOKEN_VARIABLE,
-                remedy="leave it out: one is generated and printed",
+                remedy="remove this setting: a token is then generated and printed",
             )
         return Access(host, given or secrets.token_urlsafe(24), not is_loopback(host) or given is not None)
 

@@ -43,7 +43,11 @@ class Actions:
         words = words_of(folder, action, worker)
         key = str(folder.root)
         if key in self._running:
-            raise Busy("another action on this run has not ended yet", where=folder.name, remedy="wait for it")
+            raise Busy(
+                "another action on this run is still in progress",
+                where=folder.name,
+                remedy="wait until it has finished",
+            )
         task = asyncio.create_task(self._run(words), name=f"dashboard {action}")
         self._running[key] = task
         task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -74,9 +78,13 @@ class Actions:
 def words_of(folder: RunFolder, action: str, worker: str) -> list[str]:
     """The command's arguments. The folder is absolute, so it cannot be an option. Raises UserError."""
     if action not in ACTIONS:
-        raise UserError(f"there is no action {text(action, 40)!r}", where=folder.name, remedy=", ".join(ACTIONS))
+        raise UserError(
+            f"there is no action {text(action, 40)!r}", where=folder.name, remedy=f"use one of {', '.join(ACTIONS)}"
+        )
     if action != "drain":
         return [action, str(folder.root)]
     if not _WORKER.fullmatch(worker):
-        raise UserError("no rollout worker is named", where="drain", remedy="choose one: rollout-0, rollout-1, ...")
+        raise UserError(
+            "no rollout worker was specified", where="drain", remedy="choose a worker: rollout-0, rollout-1, ..."
+        )
     return [action, str(folder.root), worker]

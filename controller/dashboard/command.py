@@ -49,13 +49,15 @@ def checked(runs_dir: str) -> Path:
     folder = Path(runs_dir).expanduser()
     try:
         if not folder.is_dir():
-            remedy = "name a folder of runs: areal-like dashboard RUNS_DIR"
+            remedy = "specify a folder of runs: areal-like dashboard RUNS_DIR"
             raise UserError("there is no such folder", where=str(folder), remedy=remedy)
         if is_run(folder):
-            remedy = f"name the folder it is in: areal-like dashboard {folder.resolve().parent}"
-            raise UserError("is a run, not a folder of runs", where=str(folder), remedy=remedy)
+            remedy = f"specify the parent folder: areal-like dashboard {folder.resolve().parent}"
+            raise UserError(
+                "this is the folder of a single run, not a folder of runs", where=str(folder), remedy=remedy
+            )
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(folder)) from error
+        raise UserError(f"the folder cannot be read ({error.strerror})", where=str(folder)) from error
     return folder.resolve()
 
 
@@ -80,11 +82,14 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            what, remedy = f"port {port} is in use", "name another: --port N, or --port 0 for any free one"
+            what, remedy = (
+                f"port {port} is in use",
+                "choose a different port with --port N, or use --port 0 for any free port",
+            )
         elif error.errno == errno.EACCES:
-            what, remedy = f"port {port} is reserved", "name one above 1023: --port N"
+            what, remedy = f"port {port} is reserved", "choose a port above 1023 with --port N"
         else:
-            what, remedy = f"cannot listen there ({_reason(error)})", "name an address of this machine"
+            what, remedy = f"cannot listen on this address ({_reason(error)})", "specify an address of this machine"
         raise UserError(what, where=f"--host {host}", remedy=remedy) from error
 
 
@@ -100,7 +105,7 @@ def greeting(made: Dashboard, port: int) -> list[str]:
     query = f"?token={access.token}" if access.reads_need_token else ""
     lines = [f"dashboard of {made.runs_dir}: http://{place}:{port}/{query}"]
     if not access.reads_need_token:
-        lines.append(f"actions (checkpoint, stop, drain, add) need this token: {access.token}")
+        lines.append(f"token for actions (checkpoint, stop, drain, add): {access.token}")
     if not is_loopback(access.host):
-        lines.append("note: this is plain HTTP; on an untrusted network, use ssh -L and a loopback address")
-    return [*lines, "Ctrl-C stops it; runs are not affected"]
+        lines.append("note: the connection is plain HTTP; on an untrusted network, use ssh -L and a loopback address")
+    return [*lines, "press Ctrl-C to stop the dashboard; runs are not affected"]

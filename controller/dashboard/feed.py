@@ -148,7 +148,7 @@ class Feed:
         except (UserError, OSError) as error:
             change, problem = {}, str(error)
         except Exception as error:  # fault boundary: a failure on the page of one run must not end the others
-            log.exception("a page cannot be updated")
+            log.exception("updating a page failed")
             change, problem = {}, f"this page cannot be updated ({first_line(error)})"
         if problem != self._problem:
             change, self._problem = {**change, "problem": problem}, problem

@@ -27,7 +27,7 @@ def find_run(runs_dir: Path, name: str) -> RunFolder:
     """Find the run of this name in the folder. Raises UserError."""
     root = runs_dir / name
     if name in ("", ".", "..") or "/" in name or "\0" in name or not is_run(root):
-        raise UserError(f"there is no run {text(name, 80)!r}", where=str(runs_dir), remedy="choose one from the list")
+        raise UserError(f"there is no run {text(name, 80)!r}", where=str(runs_dir), remedy="select a run from the list")
     return RunFolder(root.resolve())
 
 
@@ -77,7 +77,9 @@ class RunList:
                 return {entry.name for entry in entries if entry.is_dir() and is_run(Path(entry.path))}
         except OSError as error:
             raise UserError(
-                f"cannot be read ({error.strerror})", where=str(self.runs_dir), remedy="check that it still exists"
+                f"the folder cannot be read ({error.strerror})",
+                where=str(self.runs_dir),
+                remedy="check that the folder still exists",
             ) from error
 
 
@@ -86,7 +88,7 @@ def row_of(root: Path) -> dict[str, Any]:
     try:
         found = look(root)
     except OSError as error:
-        found = Row(root, "damaged", f"cannot be read ({error.strerror or error})", None, 0.0)
+        found = Row(root, "damaged", f"the folder cannot be read ({error.strerror or error})", None, 0.0)
     row: dict[str, Any] = {"name": root.name, "label": text(root.name, 120), "kind": found.kind, "words": ""}
     row["note"] = text(read_notes(root).line)
     facts = found.facts
@@ -109,9 +111,9 @@ def row_of(root: Path) -> dict[str, Any]:
 def state_words(kind: str, state: Mapping[str, Any]) -> str:
     """Explanation of a run's state, without times that would become outdated on the page."""
     if kind == "crashed":
-        return "its controller is no longer running; areal-like resume continues the run"
+        return "the controller is no longer running; use areal-like resume to continue the run"
     if kind == "foreign":
-        return text(f"recorded as running on {state.get('host') or 'another machine'}")
+        return text(f"recorded as running on {state.get('host') or 'a different machine'}")
     return text(state.get("reason") or "")
 
 

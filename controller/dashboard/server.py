@@ -105,7 +105,8 @@ class Dashboard:
     def _check(self, request: web.Request) -> None:
         if not self.access.knows_host(request.headers.get("Host")):
             raise web.HTTPMisdirectedRequest(
-                text="this server has another name: use the address that `areal-like dashboard` printed"
+                text="the host name of this request is not a name of this server; use the address that `areal-like "
+                "dashboard` printed"
             )
         if not self.access.reads_need_token:
             return
@@ -118,7 +119,7 @@ class Dashboard:
         given = [request.headers.get(TOKEN_HEADER), request.cookies.get(COOKIE)]
         if not any(map(self.access.is_token, given)):
             wrong = "the token is wrong" if any(given) or "token" in request.query else "this address needs a token"
-            raise web.HTTPUnauthorized(text=f"{wrong}: open the address that `areal-like dashboard` printed")
+            raise web.HTTPUnauthorized(text=f"{wrong}; open the address that `areal-like dashboard` printed")
 
     # -------------------------------------------------------- pages
 
@@ -172,9 +173,9 @@ class Dashboard:
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         if not self.access.is_same_origin(request.headers):
-            raise web.HTTPForbidden(text="the request comes from another site")
+            raise web.HTTPForbidden(text="the request comes from a different site")
         if not self.access.is_token(request.headers.get(TOKEN_HEADER)):
-            raise web.HTTPForbidden(text="the token is wrong: give the one that `areal-like dashboard` printed")
+            raise web.HTTPForbidden(text="the token is wrong; use the token that `areal-like dashboard` printed")
         body = await _body(request)
         folder = find_run(self.runs_dir, request.match_info["name"])
         worker = body.get("worker", "")
@@ -194,7 +195,9 @@ class Dashboard:
 
     async def _stream(self, request: web.Request, name: str, make: Callable[[], Any]) -> web.StreamResponse:
         if sum(len(feed.viewers) for feed in self.feeds.values()) >= MAX_VIEWERS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_VIEWERS} pages are already open; close some of them")
+            raise web.HTTPServiceUnavailable(
+                text=f"the maximum number of {MAX_VIEWERS} pages is already open; close some of these pages"
+            )
         feed = self.feeds.setdefault(name, Feed(make))
         async with feed.watching() as viewer:
             answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8",

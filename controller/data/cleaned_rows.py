@@ -33,6 +33,8 @@ def as_recorded(config: RunConfig, root: Path) -> RunConfig:
         return config
     folder = cleaned_folder(root)
     if not (folder / ROWS).is_file():
-        remedy = "restore it from a backup, or start a new run"
-        raise UserError("the rows that the run cleaned are missing", where=str(folder / ROWS), remedy=remedy)
+        remedy = "restore the file from a backup, or start a new run"
+        raise UserError(
+            "the file of rows that were cleaned for this run is missing", where=str(folder / ROWS), remedy=remedy
+        )
     return reading_cleaned(config, folder)

@@ -122,7 +122,7 @@ def refuse_changed(keys: Sequence[str]) -> None:
     """Raise UserError if rows differ from those that the run was started with; `keys` are their settings."""
     if keys:
         raise UserError(
-            "the rows differ from those that the run was started with",
+            "the rows differ from those with which the run was started",
             where=", ".join(keys),
-            remedy="restore them, or start a new run",
+            remedy="restore the original rows, or start a new run",
         )

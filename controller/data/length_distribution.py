@@ -53,7 +53,8 @@ def _positive(text: str, where: str) -> float:
         raise UserError(
             f"{text!r} is neither a file nor a positive number",
             where=where,
-            remedy="use thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups (NAME@MEAN scales it)",
+            remedy="use thinking, MEAN, MEAN:CV, the folder of a run, or a JSON file of groups; append @MEAN to scale "
+            "a distribution",
         )
     return value
 
@@ -64,7 +65,7 @@ def _of_file(path: Path) -> tuple[tuple[int, ...], ...]:
         groups = found["groups"] if isinstance(found, dict) else found
         checked = tuple(tuple(int(length) for length in group) for group in groups if len(group))
         if not checked or min(map(min, checked)) < 1:
-            raise ValueError("expected a list of lists of lengths, each at least 1")
+            raise ValueError("expected a list of lists of lengths, where each length is at least 1")
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"the lengths cannot be read ({error})", where=str(path)) from error
     return checked
@@ -76,7 +77,7 @@ def _of_run(path: Path) -> tuple[tuple[int, ...], ...]:
     except Unreadable as error:
         raise UserError(f"the ledger cannot be read: {error}", where=str(path)) from error
     if stats is None or not len(stats.group):
-        raise UserError("no step of this run used a sample", where=str(path))
+        raise UserError("no step of this run has used any samples", where=str(path))
     groups: dict[int, list[int]] = {}
     for group, length in zip(stats.group.tolist(), stats.length.tolist(), strict=True):
         groups.setdefault(group, []).append(max(1, length))

@@ -81,7 +81,9 @@ def read_extents(root: Path) -> list[Extent]:
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a backup") from error
+        raise UserError(
+            f"the file cannot be read ({error})", where=str(path), remedy="restore the file from a backup"
+        ) from error
 
 
 class LiveTable(Table):
@@ -101,8 +103,8 @@ class LiveTable(Table):
         self.skipped, self._is_starting = [], True
         lines = self._new_lines(extents[0].offset if extents else None)
         if not lines:
-            remedy = "one JSON object per line is expected; the last line must end with a line break"
-            raise UserError("there are no complete rows in the file", where=str(self._path), remedy=remedy)
+            remedy = "write one JSON object per line, and end the last line with a line break"
+            raise UserError("the file contains no complete rows", where=str(self._path), remedy=remedy)
         first = [row for number, _, text in lines if (row := self._parsed(number, text)) is not None]
         raw = RawRows.of(first, lambda index: f"{self._path}:{self._numbers[index]}")
         for number, offset, text in lines:
@@ -115,7 +117,7 @@ class LiveTable(Table):
         self.fingerprint = digest.hexdigest()
         """Hash of the rows at the start."""
         if not self._kept:
-            raise UserError(f"every row is unusable, the first because: {self.skipped[0]}", where=KEY)
+            raise UserError(f"no row is usable; the problem of the first row: {self.skipped[0]}", where=KEY)
         self._is_starting = False
         for extent in extents:
             self._grow_to(extent)
@@ -127,7 +129,10 @@ class LiveTable(Table):
             text = file.readline().rstrip(b"\r\n")
         row = self._reader.read(loads_finite(text), self.where(index)) if hash(text) == self._digests[place] else ""
         if isinstance(row, str):
-            what = "changed while the run followed it; restore its lines (new ones may be appended), then resume"
+            what = (
+                "the file was changed while the run was reading it; restore the original lines (new lines may be "
+                "appended), then resume the run"
+            )
             raise OperationError(f"{self.where(index)} {what}")
         return row
 
@@ -163,15 +168,18 @@ class LiveTable(Table):
             new_rows=new, skipped=tuple(self.skipped[num_skipped:]),
         )  # fmt: skip
         for words in extent.skipped:
-            log.warning("an appended line is skipped: %s", words)
+            log.warning("skipping an appended line: %s", words)
         self.extents.append(extent)
         return extent
 
     def _grow_to(self, extent: Extent) -> None:
         self._append(extent.offset)
         if (len(self._kept), self._end, self._hash.hexdigest()) != (extent.rows, extent.offset, extent.sha256):
-            what = f"its first {extent.offset:,} bytes are not those that epoch {extent.epoch} of the run used"
-            raise UserError(what, where=str(self._path), remedy="restore them: rows may only be appended")
+            what = (
+                f"the first {extent.offset:,} bytes of the file differ from those that epoch {extent.epoch} of the run "
+                "used"
+            )
+            raise UserError(what, where=str(self._path), remedy="restore these bytes; rows may only be appended")
         self.extents.append(extent)
 
     def _append(self, until: int | None) -> dict[int, str]:
@@ -198,10 +206,12 @@ class LiveTable(Table):
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._end:
-                    raise OperationError(f"{self._path} became shorter while the run followed it")
+                    raise OperationError(f"{self._path} became shorter while the run was reading it")
                 file.seek(max(0, self._end - 1))
                 if self._end and file.read(1) != b"\n":
-                    raise OperationError(f"{self._path} changed while the run followed it: lines may only be appended")
+                    raise OperationError(
+                        f"{self._path} was changed while the run was reading it, but lines may only be appended"
+                    )
                 while (until is None or self._end < until) and (line := file.readline()).endswith(b"\n"):
                     self._line, offset = self._line + 1, self._end
                     self._end += len(line)
@@ -224,8 +234,10 @@ class LiveTable(Table):
                 raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
         except (ValueError, RecursionError) as error:
             if self._is_starting:
-                raise UserError(f"is not a row ({error})", where=where, remedy="correct the line") from error
-            self.skipped.append(f"{where}: is not a row ({error})")
+                raise UserError(
+                    f"the line is not a valid row ({error})", where=where, remedy="correct the line"
+                ) from error
+            self.skipped.append(f"{where}: the line is not a valid row ({error})")
             return None
         return row
 

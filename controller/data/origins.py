@@ -40,12 +40,14 @@ def read_record(root: Path) -> dict[str, Any]:
         for one in sources:
             texts = [one["key"], *(file[name] for file in one.get("files", ()) for name in ("name", "path"))]
             if not all(isinstance(text, str) for text in texts):
-                raise ValueError("a source has no key, name or path")
+                raise ValueError("a source has no key, no name or no path")
         return {"sources": sources}
     except FileNotFoundError:
         return {"sources": []}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a backup") from error
+        raise UserError(
+            f"the file cannot be read ({error})", where=str(path), remedy="restore the file from a backup"
+        ) from error
 
 
 def sources_of(config: RunConfig) -> dict[str, DataSource]:
@@ -74,7 +76,7 @@ def describe_file(path: Path, depth: int = 0) -> dict[str, Any]:
         with path.open("rb") as file:
             digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     found: dict[str, Any] = {"name": str(path), "path": str(path.absolute()), "bytes": size, "sha256": digest}
     if depth < MAX_DEPTH and (manifest := _manifest(path, digest)) is not None:
         found["set"] = _described_set(path.absolute().parent, manifest, depth)
@@ -158,7 +160,7 @@ class Origins:
 
 def _read_origins(path: Path, expected: str | None) -> list[str] | str:
     if expected is None:
-        return f"{path.parent} was written by an earlier version, which did not record the original lines"
+        return f"{path.parent} was written by an earlier version of areal_like, which did not record the original lines"
     try:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != expected:

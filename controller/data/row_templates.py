@@ -20,5 +20,5 @@ def fill(template: Template, raw: Any, where: str) -> str:
     try:
         return template.render(raw)
     except FILLING_ERRORS as error:
-        remedy = f"columns here: {', '.join(map(str, raw))}"
+        remedy = f"use only the columns of the row: {', '.join(map(str, raw))}"
         raise UserError(f"the template cannot be filled in ({error})", where=where, remedy=remedy) from error

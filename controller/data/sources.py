@@ -70,7 +70,9 @@ def read_source(source: DataSource, *, key: str, split: str, seed: int) -> RawRo
     else:
         rows = _read_generator(source, key, source.split or split, seed)
     if not len(rows):
-        raise UserError("it contains no rows", where=f"{key}: {source.path or source.dataset or source.generator}")
+        raise UserError(
+            "the source contains no rows", where=f"{key}: {source.path or source.dataset or source.generator}"
+        )
     return rows
 
 
@@ -86,9 +88,7 @@ def _read_files(pattern: str, key: str, limit: int | None) -> RawRows:
             break
         part = _read_file(path, left)
         if not len(part):
-            raise UserError(
-                "there are no rows in the file", where=str(path), remedy="one JSON object per line is expected"
-            )
+            raise UserError("the file contains no rows", where=str(path), remedy="write one JSON object per line")
         parts.append(part)
         left = None if left is None else left - len(part)
     if len(parts) == 1:
@@ -110,8 +110,8 @@ def find_files(pattern: str, key: str) -> list[Path]:
     path = Path(text)
     if path.is_dir():
         inside = [name for name in sorted(os.listdir(path)) if name.endswith(SUFFIXES)]
-        remedy = f"name a file or a glob, such as {path / inside[0]}" if inside else "name a file of rows"
-        raise UserError("is a folder", where=f"{key}: {pattern}", remedy=remedy)
+        remedy = f"specify a file or a glob pattern, such as {path / inside[0]}" if inside else "specify a file of rows"
+        raise UserError("is a folder, not a file", where=f"{key}: {pattern}", remedy=remedy)
     if not path.exists():
         raise UserError("no such file", where=f"{key}: {pattern}", remedy=_files_near(path))
     return [path]
@@ -124,10 +124,14 @@ def _files_near(path: Path) -> str:
         above = next((p for p in folder.parents if p.is_dir()), Path())
         near = nearest(folder.name, [p.name for p in above.iterdir() if p.is_dir()], count=2) if above.is_dir() else []
         hint = f" (did you mean {' or '.join(str(above / name) for name in near)}?)" if near else ""
-        return f"the folder {folder} does not exist{hint}; give the path of your own rows"
+        return f"the folder {folder} does not exist{hint}; specify the path of your own rows"
     names = [name for name in sorted(os.listdir(folder)) if name.endswith(SUFFIXES)]
     near = nearest(path.name, names, count=3) or names[:3]
-    return f"in {folder}: {', '.join(near)}" if near else f"there are no rows in {folder} ({', '.join(SUFFIXES)})"
+    return (
+        f"files in {folder}: {', '.join(near)}"
+        if near
+        else f"{folder} contains no files of rows ({', '.join(SUFFIXES)})"
+    )
 
 
 def _read_file(path: Path, limit: int | None) -> RawRows:
@@ -145,8 +149,10 @@ def _read_file(path: Path, limit: int | None) -> RawRows:
             return _read_parquet(path, limit)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot be read ({reason})", where=str(path)) from error
-    raise UserError("is not a supported file type for rows", where=str(path), remedy=f"one of {', '.join(SUFFIXES)}")
+        raise UserError(f"the file cannot be read ({reason})", where=str(path)) from error
+    raise UserError(
+        "the file is not a supported type of data file", where=str(path), remedy=f"use one of {', '.join(SUFFIXES)}"
+    )
 
 
 def _read_json_lines(path: Path, limit: int | None) -> RawRows:
@@ -185,11 +191,11 @@ def _parse_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, int,
         except NotFinite as error:
             raise UserError(str(error), where=where, remedy=NOT_FINITE_REMEDY) from error
         except UnicodeDecodeError as error:
-            raise UserError("is not text in UTF-8", where=where, remedy="convert the file to UTF-8") from error
+            raise UserError("the file is not UTF-8 text", where=where, remedy="convert the file to UTF-8") from error
         except json.JSONDecodeError as error:
-            remedy = "one JSON object per line is expected"
+            remedy = "write one JSON object per line"
             if number == 1 and line.strip() in (b"[", b"{"):
-                remedy = "this looks like one JSON document: name the file .json"
+                remedy = "the file looks like a single JSON document: rename it to .json"
             raise UserError(
                 f"invalid JSON ({error.msg} at column {error.colno})", where=where, remedy=remedy
             ) from error
@@ -209,16 +215,18 @@ def _read_json(path: Path, limit: int | None) -> RawRows:
     except NotFinite as error:
         raise UserError(str(error), where=_line_of_number(path, content), remedy=NOT_FINITE_REMEDY) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not text in UTF-8", where=str(path), remedy="convert the file to UTF-8") from error
+        raise UserError("the file is not UTF-8 text", where=str(path), remedy="convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
         is_lines = error.msg == "Extra data" and error.lineno > 1
-        remedy = "this looks like one object per line: name the file .jsonl" if is_lines else ""
+        remedy = "the file looks like one object per line: rename it to .jsonl" if is_lines else ""
         raise UserError(f"invalid JSON ({error.msg})", where=f"{path}:{error.lineno}", remedy=remedy) from error
     except (RecursionError, ValueError) as error:
         raise UserError(f"invalid JSON ({error})", where=str(path)) from error
     if not isinstance(rows, list):
         raise UserError(
-            "must be a list of rows", where=str(path), remedy="write [{...}, {...}], or one object per line in .jsonl"
+            "the file must contain a list of rows",
+            where=str(path),
+            remedy="write [{...}, {...}], or use a .jsonl file with one object per line",
         )
     for index, row in enumerate(rows[:limit]):
         if not isinstance(row, dict):
@@ -244,12 +252,14 @@ def _read_parquet(path: Path, limit: int | None) -> RawRows:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise UserError(
-            "Parquet files need the extra `datasets`", where=str(path), remedy="pip install 'areal-like[datasets]'"
+            "reading Parquet files requires the extra `datasets`",
+            where=str(path),
+            remedy="pip install 'areal-like[datasets]'",
         ) from error
     try:
         table = parquet.read_table(path)
     except ArrowException as error:
-        raise UserError(f"is not a Parquet file ({first_line(error)})", where=str(path)) from error
+        raise UserError(f"the file is not a Parquet file ({first_line(error)})", where=str(path)) from error
     rows = table.slice(0, limit).to_pylist() if limit is not None else table.to_pylist()
     return RawRows.of(rows, lambda index: f"{path} row {index}")
 
@@ -264,7 +274,7 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
         import datasets
     except ImportError as error:
         raise UserError(
-            "Hugging Face datasets are not installed", where=where, remedy="pip install 'areal-like[datasets]'"
+            "the package datasets is not installed", where=where, remedy="pip install 'areal-like[datasets]'"
         ) from error
     folder = Path(name).expanduser()
     try:
@@ -272,7 +282,9 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
             loaded = datasets.load_from_disk(str(folder))
             if isinstance(loaded, Mapping):
                 if split not in loaded:
-                    raise UserError(f"has no split `{split}`", where=where, remedy=f"splits: {', '.join(loaded)}")
+                    raise UserError(
+                        f"has no split `{split}`", where=where, remedy=f"use one of its splits: {', '.join(loaded)}"
+                    )
                 loaded = loaded[split]
         else:
             loaded = datasets.load_dataset(str(folder) if folder.is_dir() else name, source.config, split=split)
@@ -281,9 +293,12 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
     except UserError:
         raise
     except Exception as error:  # fault boundary: datasets, the hub client and pyarrow share no base class
-        remedy = f"use a local folder, a hub name with {key}.config and {key}.split, or {key}.path for a file"
+        remedy = (
+            f"use a local folder, a Hugging Face Hub name with {key}.config and {key}.split, or set {key}.path to a "
+            "file"
+        )
         raise UserError(
-            f"cannot be loaded ({type(error).__name__}: {first_line(error)})", where=where, remedy=remedy
+            f"the dataset cannot be loaded ({type(error).__name__}: {first_line(error)})", where=where, remedy=remedy
         ) from error
     return RawRows(len(loaded), lambda index: dict(loaded[index]), lambda index: f"{name} {split} row {index}")
 
@@ -338,7 +353,8 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         raise UserError(
             f"the function raised {type(error).__name__}: {error}",
             where=where,
-            remedy="it is called as function(seed, split, limit=..., options=...) and must return an iterable of dicts",
+            remedy="make the function accept function(seed, split, limit=..., options=...) and return an iterable of "
+            "dicts",
         ) from error
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -346,5 +362,5 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         for column, value in row.items():
             if isinstance(value, float) and not math.isfinite(value):
                 what = f"row {index}: `{column}` is {value}"
-                raise UserError(what, where=where, remedy="give None or a finite number")
+                raise UserError(what, where=where, remedy="use None or a finite number")
     return RawRows.of(rows, lambda index: f"{name} row {index}")

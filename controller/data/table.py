@@ -54,7 +54,7 @@ class Table:
         self.fingerprint = digest.hexdigest()
         """Hash of the rows and their order; a resumed run must find the same rows."""
         if not self._kept:
-            raise UserError(f"every row is unusable, the first because: {self.skipped[0]}", where=reader.key)
+            raise UserError(f"no row is usable; the problem of the first row: {self.skipped[0]}", where=reader.key)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -178,7 +178,7 @@ class DrawOrder:
     def row_index(self, draw: int) -> int:
         """The row of a draw. Raises IndexError past `max_draws`."""
         if draw < 0 or (self.max_draws is not None and draw >= self.max_draws):
-            raise IndexError(f"draw {draw} of {self.max_draws}")
+            raise IndexError(f"draw {draw} is not below the maximum of {self.max_draws} draws")
         epoch, position = divmod(draw, self.num_rows)
         return _order_of_epoch(self.num_rows, self.seed, epoch)[position] if self.shuffle else position
 
@@ -248,9 +248,9 @@ class RowReader:
             messages = _messages(prompt, self.prompt, where)
             if "system_prompt" in self.chat and any(one["role"] == "system" for one in messages):
                 raise UserError(
-                    f"`{self.prompt}` has a system message already",
+                    f"`{self.prompt}` already has a system message",
                     where=where,
-                    remedy=f"remove this message, or {self.key}.system_prompt",
+                    remedy=f"remove this message, or remove {self.key}.system_prompt",
                 )
             if self.is_demonstration and self.target is None:
                 if sum(message["role"] == "assistant" for message in messages) > 1:
@@ -258,9 +258,9 @@ class RowReader:
                 target = messages.pop()["content"]
             elif messages[-1]["role"] == "assistant":
                 raise UserError(
-                    f"`{self.prompt}` ends with the assistant's own answer",
+                    f"`{self.prompt}` ends with an assistant message",
                     where=where,
-                    remedy="end the conversation with the user's last message",
+                    remedy="end the conversation with a user message",
                 )
             row["messages"] = messages
             kept.pop("prompt", None)
@@ -301,8 +301,12 @@ def _column(raw: RawRow, column: str, role: str, key: str, where: str) -> Any:
     value = _nested(raw, column)
     if value is _MISSING:
         near = nearest(column, raw, count=2)
-        hint = f"nearest: {', '.join(near)}" if near else f"columns here: {', '.join(raw)}"
-        raise UserError(f"no column `{column}`", where=where, remedy=f"{hint}; map it: {key}.columns.{role}=...")
+        hint = f"similar columns: {', '.join(near)}" if near else f"existing columns: {', '.join(raw)}"
+        raise UserError(
+            f"there is no column `{column}`",
+            where=where,
+            remedy=f"{hint}; map the right column with {key}.columns.{role}=...",
+        )
     return value
 
 
@@ -311,9 +315,12 @@ def _choose(first: RawRow, known: tuple[str, ...], role: str, key: str, where: s
         if first.get(name) is not None:
             return name
     near = list(dict.fromkeys(name for word in known for name in nearest(word, first, count=1, cutoff=0.5)))
-    remedy = f"map it: {key}.columns.{role}={near[0] if near else 'YOUR_COLUMN'}; columns here: {', '.join(first)}"
-    remedy += "; columns.answer=null means that there is none" if role == "answer" else ""
-    raise UserError(f"no column with the {role} (looked for {', '.join(known)})", where=where, remedy=remedy)
+    remedy = (
+        f"map the column with {key}.columns.{role}={near[0] if near else 'YOUR_COLUMN'}; existing columns: "
+        f"{', '.join(first)}"
+    )
+    remedy += "; columns.answer=null means that there are no answers" if role == "answer" else ""
+    raise UserError(f"there is no column for the {role} (looked for {', '.join(known)})", where=where, remedy=remedy)
 
 
 def _ends_with_assistant(value: Any) -> bool:
@@ -366,12 +373,14 @@ def _plain_value(value: Any, name: str, where: str) -> Any:
             value.encode()
         except UnicodeEncodeError as error:
             raise UserError(
-                f"`{name}` contains half of a surrogate pair, which is not valid Unicode", where=where
+                f"`{name}` contains an unpaired surrogate, which is not valid Unicode", where=where
             ) from error
         return value
     if isinstance(value, int):
         if not -_MAX_INTEGER <= value < 2 * _MAX_INTEGER:
-            raise UserError(f"`{name}` holds an integer of more than 64 bits", where=where, remedy="write it as text")
+            raise UserError(
+                f"`{name}` contains an integer of more than 64 bits", where=where, remedy="write the number as text"
+            )
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

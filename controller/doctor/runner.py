@@ -64,7 +64,7 @@ def _overdue(check: Check) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
         f"no result within {check.deadline_s:g} s",
-        "a lower layer hangs (a driver, a network file system) or the machine is overloaded: try again when it is idle",
+        "a driver or a network file system hangs, or the machine is overloaded; try again when the machine is idle",
     )
 
 

@@ -100,7 +100,7 @@ class Forker:
     """Client of one fork server. `open` once, from the main thread's event loop."""
 
     def __init__(self, log_path: Path, preload: Sequence[str], say: Callable[[str], None]) -> None:
-        """`say`: informs the user if processes are started without it."""
+        """`say`: informs the user if processes are started without the fork server."""
         self._log_path, self._say = log_path, say
         self._preload = list(preload)
         self._process: asyncio.subprocess.Process | None = None
@@ -258,7 +258,7 @@ class Forker:
     def _distrust(self, why: str) -> None:
         if not self._unresponsive and not self._gone.is_set():
             self._unresponsive = f"fork server (process {self._server_pid}): {why}"
-            self._say(f"{self._unresponsive}; processes are started without it")
+            self._say(f"{self._unresponsive}; processes are started without the fork server")
 
     def _give_up(self, why: str) -> None:
         """Stop using the server; its children are killed with it by the kernel."""

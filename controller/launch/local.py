@@ -95,8 +95,8 @@ class LocalLauncher(Launcher):
                 self._forker = forker
             except (OSError, TimeoutError) as error:
                 log.warning(
-                    "the fork server could not be started (%s); processes import their modules themselves and start "
-                    "more slowly",
+                    "the fork server could not be started (%s); each process imports its own modules, which makes "
+                    "starting slower",
                     error,
                 )
         return True
@@ -115,7 +115,7 @@ class LocalLauncher(Launcher):
             try:
                 return await self._forker.fork(argv[1], argv[2:], environment, self.log_of(name))
             except ForkServerGone as error:
-                log.warning("%s is started without the fork server and imports its modules itself: %s", name, error)
+                log.warning("starting %s without the fork server, which takes longer: %s", name, error)
         return LocalProcess(await start_python(argv, environment, self.log_of(name)))
 
 

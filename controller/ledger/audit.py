@@ -127,7 +127,7 @@ def audit(run_dir: Path) -> AuditReport:
     """
     path = run_dir / LEDGER_FILE
     if not path.exists():
-        raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
+        raise UserError("the folder contains no ledger", where=str(run_dir), remedy="specify the folder of a run")
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)
     try:
         db.execute("BEGIN")  # one consistent view, also of a run in progress

@@ -105,7 +105,7 @@ class BatchReader:
         query = "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?"
         rows = list(self._read(query, (group_id, sample_index)))
         if not rows or rows[0][0] is None or self._segments is None:
-            raise LedgerError(f"{what} are not stored any more")
+            raise LedgerError(f"{what} are no longer stored")
         try:
             return unpack_sample(self._segments.read(Location(*rows[0])))[0]
         except ValueError as error:

@@ -102,7 +102,7 @@ class Ledger:
         self._num_uncopied = 0
         self._cache = TrajectoryCache(cache_bytes)
         if must_exist and not self._path.exists():
-            raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
+            raise UserError("the folder contains no ledger", where=str(run_dir), remedy="specify the folder of a run")
         self._lock = lock_folder(run_dir)
         try:
             self._db = _open(self._path, run_id, fsync)
@@ -149,7 +149,9 @@ class Ledger:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error | OSError):
-                raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
+                raise LedgerError(
+                    f"{self._path} cannot be written ({error}); check whether the disk is full"
+                ) from error
             raise
         self._seq, self._last_digest = burst.seq, last_digest
         self._num_uncopied += 1
@@ -204,7 +206,7 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise LedgerError(f"{self._path}: cannot purge ({error})") from error
+            raise LedgerError(f"old tokens cannot be removed from {self._path} ({error})") from error
         return PurgeReport(num_samples=num_samples, num_files=len(doomed), freed_bytes=freed)
 
     # ------------------------------------------------------------ reading
@@ -351,7 +353,9 @@ class Ledger:
         ).fetchone()
         if row is None or row[0] is None:
             fate = (
-                "was never stored" if row is None else "is purged: the checkpoint in use is older than retention covers"
+                "was never stored"
+                if row is None
+                else "was deleted, because the checkpoint in use is older than the oldest stored tokens"
             )
             raise LedgerError(f"{self._path}: sample {sample_index} of group {group_id} {fate}; {REMEDY}")
         try:
@@ -439,14 +443,16 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
             db.close()
         if "readonly" in str(error) or "unable to open" in str(error):
             raise UserError(
-                f"cannot write the ledger ({error})", where=str(path), remedy="check permissions"
+                f"cannot write the ledger ({error})",
+                where=str(path),
+                remedy="check the permissions of this file and its folder",
             ) from error
         raise LedgerError(f"{path} is damaged ({error}); {REMEDY}") from error
     if schema > SCHEMA_VERSION:
         db.close()
         raise newer_schema(path, schema)
     if 0 < schema < SCHEMA_VERSION:
-        log.info("%s: migrated from schema %d to %d", path, schema, SCHEMA_VERSION)
+        log.info("%s was migrated from schema version %d to %d", path, schema, SCHEMA_VERSION)
     return db
 
 

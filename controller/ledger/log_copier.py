@@ -82,4 +82,4 @@ def copy_log(database: sqlite3.Connection, path: Path, how: str) -> None:
     try:
         database.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
     except sqlite3.Error as error:
-        log.warning("the write-ahead log of %s cannot be copied into the database yet (%s)", path, error)
+        log.warning("the write-ahead log of %s cannot be merged into the database yet (%s)", path, error)

@@ -72,7 +72,7 @@ def schema_version(db: sqlite3.Connection) -> int:
         return 0
     text = str(row[0])[:20]
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"its schema version is {text!r}, not a positive integer")
+        raise ValueError(f"the schema version is {text!r}, not a positive integer")
     return int(text)
 
 
@@ -84,10 +84,11 @@ def is_readable(schema: int) -> bool:
 def newer_schema(path: Path, schema: int) -> UserError:
     """The error for a ledger written by a newer version of areal_like."""
     return UserError(
-        f"the ledger has schema {schema}, written by a newer version of areal_like; this version supports up to "
+        f"the ledger was written by a newer version of areal_like and has schema version {schema}; this version "
+        "supports schema versions up to "
         f"{SCHEMA_VERSION}",
         where=str(path),
-        remedy="use the version of areal_like that wrote it, or a newer one",
+        remedy="use the version of areal_like that wrote the ledger, or a newer version",
     )
 
 

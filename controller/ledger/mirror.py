@@ -75,9 +75,9 @@ class LedgerHome:
         except OSError as error:
             self.unlock()
             raise UserError(
-                f"the ledger cannot be kept here ({error.strerror})",
+                f"the ledger cannot be stored in this folder ({error.strerror})",
                 where=str(self.folder),
-                remedy="set launch.ray.local_dir to a folder on this machine that you may write to",
+                remedy="set launch.ray.local_dir to a writable folder on this machine",
             ) from error
         return self.folder
 
@@ -92,7 +92,7 @@ class LedgerHome:
                     (self.run_dir / f"{LEDGER_FILE}.new").replace(self.run_dir / LEDGER_FILE)
                     self._drop_segments(needed)
                     return
-        raise LedgerError(f"{self.folder}: tokens were purged repeatedly while the ledger was copied")
+        raise LedgerError(f"{self.folder} could not be copied, because tokens were removed repeatedly during the copy")
 
     async def keep_up(self, saved_version: Callable[[], int], every_s: float, say: Callable[[str], None]) -> None:
         """Copy every `every_s` seconds, and as soon as a checkpoint is saved, until cancelled."""
@@ -116,7 +116,7 @@ class LedgerHome:
             (self.run_dir / HOME_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)
         except (LedgerError, OSError) as error:
-            log.error("the ledger remains in %s; the run folder has an older copy (%s)", self.folder, error)
+            log.error("the ledger is stored in %s; the run folder contains only an older copy (%s)", self.folder, error)
         finally:
             self.unlock()
 
@@ -135,9 +135,9 @@ class LedgerHome:
         status = base.lstat()
         if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
             raise UserError(
-                "belongs to another user, who could replace the ledger",
+                "the folder belongs to another user, who could replace the ledger",
                 where=str(base),
-                remedy="set launch.ray.local_dir to a folder on this machine that only you may write to",
+                remedy="set launch.ray.local_dir to a folder on this machine that only you can write to",
             )
         base.chmod(0o700)  # an earlier version may have created it
 
@@ -155,10 +155,10 @@ class LedgerHome:
         here, mirrored = _num_facts(self.folder / LEDGER_FILE), _num_facts(self.run_dir / LEDGER_FILE)
         if here > mirrored:
             raise UserError(
-                f"{HOME_FILE} is missing, and {self.folder} holds a newer ledger of this run ({here} facts) than the "
-                f"run folder ({mirrored} facts)",
+                f"{HOME_FILE} is missing, and the ledger of this run in {self.folder} is newer ({here} records) than "
+                f"the one in the run folder ({mirrored} records)",
                 where=str(self.run_dir),
-                remedy=f"restore {HOME_FILE}, or remove {self.folder} to continue from the run folder's copy",
+                remedy=f"restore {HOME_FILE}, or remove {self.folder} to continue with the copy in the run folder",
             )
 
     def _settle(self) -> None:

@@ -58,8 +58,9 @@ def check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
     schema = schema_version(db)
     if not is_readable(schema):
         raise UserError(
-            f"was written by another version of areal_like (schema {schema}; this version reads up to "
+            f"the ledger was written by a different version of areal_like (schema version {schema}; this version reads "
+            "up to "
             f"{SCHEMA_VERSION})",
             where=str(folder.ledger),
-            remedy="use the version of areal_like that wrote it",
+            remedy="use the version of areal_like that wrote the ledger",
         )

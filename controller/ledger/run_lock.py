@@ -31,7 +31,9 @@ def lock_folder(run_dir: Path) -> int:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(
-            f"cannot write here ({error.strerror})", where=str(run_dir), remedy="choose a folder you may write to"
+            f"the folder is not writable ({error.strerror})",
+            where=str(run_dir),
+            remedy="choose a folder to which you can write",
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,7 +43,7 @@ def lock_folder(run_dir: Path) -> int:
         raise UserError(
             f"another controller (process {holder or 'unknown'}) has this run open",
             where=str(run_dir),
-            remedy="wait for it to end, or stop it",
+            remedy="wait for that controller to exit, or stop it",
         ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

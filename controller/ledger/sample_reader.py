@@ -132,7 +132,9 @@ def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
     try:
         with _opened(path) as db:
             if not is_readable(schema := schema_version(db)):
-                raise Unreadable(f"its schema is {schema}; this version of areal_like reads up to {SCHEMA_VERSION}")
+                raise Unreadable(
+                    f"it has schema version {schema}, but this version of areal_like reads only up to {SCHEMA_VERSION}"
+                )
             return _read(db, max_samples)
     except (sqlite3.Error, ValueError, TypeError, OverflowError, OSError) as error:
         words = "reading it takes too long" if "interrupted" in str(error) else f"cannot be read ({str(error)[:120]})"

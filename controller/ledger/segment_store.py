@@ -149,7 +149,7 @@ def _unpacked_experts(packed: _Packed) -> np.ndarray | None:
         return None
     kind = next((kind for kind in EXPERT_TYPES if np.dtype(kind).name == packed.experts_type), None)
     if kind is None:
-        raise ValueError(f"experts of type {packed.experts_type}")
+        raise ValueError(f"unknown dtype of routed experts: {packed.experts_type}")
     return np.frombuffer(packed.experts, kind).reshape(packed.experts_shape)
 
 
@@ -278,7 +278,7 @@ class SegmentStore:
         except OSError as error:
             raise LedgerError(f"cannot read {where}: {error}") from error
         if len(record) != location.size or len(record) < HEADER.size:
-            raise LedgerError(f"{where}: the file ends too early; restore it from a backup, or start a new run")
+            raise LedgerError(f"{where}: the file is truncated; restore it from a backup, or start a new run")
         magic, checksum, length = HEADER.unpack_from(record)
         payload = record[HEADER.size :]
         if magic != MAGIC or length != len(payload) or zlib.crc32(payload) != checksum:

@@ -40,7 +40,7 @@ def source_findings(trajectories: Sequence[Trajectory], declared: DeclaredModels
     """Problems of one sample, as text that follows its name."""
     for trajectory in trajectories:
         if wrong := trained_models(trajectory.sources, trajectory.loss_mask_T) & declared.others:
-            yield f"trains tokens of {', '.join(sorted(wrong))}, which is not declared as trained"
+            yield f"trains tokens of {', '.join(sorted(wrong))}, although this is not declared as trained"
         if not declared.trained:
             continue
         is_named_T = np.zeros(len(trajectory), np.bool_)

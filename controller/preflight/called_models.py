@@ -44,7 +44,9 @@ def _folder_problems(key: str, path: str | None, context: int, policy: dict[str,
         errors, own, is_here = model_folder.problems_of(path, "from_model")
         yield from (as_problem(f"{key}.path", error) for error in errors)
         if not is_here:
-            yield Problem((f"{key}.path",), f"{path} is not on this machine", "download it, and give its folder")
+            yield Problem(
+                (f"{key}.path",), f"{path} is not on this machine", "download the model, and specify its folder"
+            )
     limit = context_limit(own or {})
     if limit is not None and (excess := limit.excess(context)):
         if key == TEACHER_KEY:
@@ -83,10 +85,10 @@ def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Probl
         if theirs is not None and ours != theirs:
             text, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
             what = f"the tokenizer of {path} differs from the policy's at token {number} ({text!r})"
-            yield Problem(key, what, "use a model with the policy's tokenizer: tokens are exchanged as numbers")
+            yield Problem(key, what, "use a model with the policy's tokenizer, because models exchange token ids")
         elif size is not None and size <= (largest := max(ours.values(), default=0)):
             what = f"{path} has a vocabulary of {size}, but the policy's tokenizer has token {largest}"
-            yield Problem(key, what, "use a model that was made for this tokenizer")
+            yield Problem(key, what, "use a model that was trained with this tokenizer")
 
 
 def check_tokenizers(config: RunConfig, model_dir: Path) -> None:

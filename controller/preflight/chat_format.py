@@ -37,12 +37,14 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
     template = chat_template(folder) if folder is not None else ""
     if workflow == "agent":  # the workflow agent works without tools if the format is unknown
         if not template:
-            what = f"{tokenizer if is_built_in else folder} has no chat template, which the workflow agent needs"
-            yield Problem(("model.tokenizer",), what, "choose another tokenizer")
+            what = f"{tokenizer if is_built_in else folder} has no chat template, which the workflow `agent` requires"
+            yield Problem(("model.tokenizer",), what, "choose a tokenizer with a chat template")
         return
     try:
         if name is not None and not template:  # a configured format does not declare the tools
-            raise UserError("the tokenizer has no chat template", remedy="choose another model.tokenizer")
+            raise UserError(
+                "the tokenizer has no chat template", remedy="set model.tokenizer to a tokenizer with a chat template"
+            )
         find_format(template, name=name, where=KEY)
     except UserError as error:
         yield Problem((KEY,), f"{tokenizer if is_built_in else folder}: {error.what}", error.remedy)
@@ -61,8 +63,12 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
     for path, source in sources.items():
         for key in ("system_prompt", "chat_template_kwargs"):
             if getattr(source, key):
-                what = f"needs a chat template, but the tokenizer of {folder} has none"
-                yield Problem((f"{path}.{key}", "model.tokenizer"), what, "remove it, or choose another tokenizer")
+                what = f"requires a chat template, but the tokenizer of {folder} has none"
+                yield Problem(
+                    (f"{path}.{key}", "model.tokenizer"),
+                    what,
+                    "remove this key, or choose a tokenizer with a chat template",
+                )
 
 
 def chat_template(folder: Path) -> str:

@@ -34,8 +34,8 @@ def folders(config: RunConfig) -> Iterator[Problem]:
         if fault:
             yield Problem(
                 (key,),
-                f"`{name}` cannot be written to ({fault})",
-                f"make it writable, or choose another folder: {key}=...",
+                f"`{name}` is not writable ({fault})",
+                f"make this folder writable, or choose a different one with {key}=...",
             )
 
 
@@ -62,11 +62,13 @@ def devices(config: RunConfig) -> Iterator[Problem]:
     build = torch_build()
     if is_cpu_build(build):
         yield Problem(
-            tuple(wanted), f"needs CUDA, but the torch installed here ({build}) is the CPU build", "device: cpu"
+            tuple(wanted),
+            f"requires CUDA, but the installed torch ({build}) is a CPU build",
+            "set device: cpu, or install a CUDA build of torch",
         )
     num_gpus = count_gpus()
     if num_gpus == 0:
-        yield Problem(tuple(wanted), "needs CUDA, but there is no NVIDIA GPU on this machine", "device: cpu")
+        yield Problem(tuple(wanted), "requires CUDA, but there is no NVIDIA GPU on this machine", "set device: cpu")
         return
     if (problem := fit_problem(config, num_gpus)) is not None:
         yield problem
@@ -85,7 +87,7 @@ def unused_gpus(config: RunConfig) -> Iterator[str]:
     devices = {"trainer.device": config.trainer.device, "rollout.engine.device": config.rollout.engine.device}
     on_cpu = [key for key, device in devices.items() if names_cpu(device)]
     is_shareable = len(on_cpu) == 1 and not config.is_colocated
-    remedy = "; placement: colocated with mode: sync lets them share GPUs" if is_shareable else ""
+    remedy = "; to let trainer and engines share GPUs, set placement: colocated and mode: sync" if is_shareable else ""
     yield unused_text(num_gpus - used, on_cpu) + remedy
 
 
@@ -105,9 +107,9 @@ def ranks_without_gpus(device: str, num_ranks: int) -> Iterator[Problem]:
     most = num_gpus - first
     yield Problem(
         ("trainer.ranks", "trainer.device"),
-        f"needs {units(first + num_ranks, 'GPU')} ({num_ranks}, starting at trainer.device {device}), but "
+        f"requires {units(first + num_ranks, 'GPU')} ({num_ranks}, starting at trainer.device {device}), but "
         f"this machine has {num_gpus}",
-        f"trainer.ranks: {most}, or trainer.device: cpu" if most > 0 else "trainer.device: cpu",
+        f"set trainer.ranks: {most}, or trainer.device: cpu" if most > 0 else "set trainer.device: cpu",
     )
 
 
@@ -122,7 +124,7 @@ def unused_text(unused: float, on_cpu: Sequence[str]) -> str:
     if on_cpu:
         text += f": {' and '.join(on_cpu)} {'is' if len(on_cpu) == 1 else 'are'} cpu"
     if is_cpu_build(build := torch_build()):
-        text += f"; the torch installed here ({build}) is the CPU build"
+        text += f"; the installed torch ({build}) is a CPU build"
     return text
 
 
@@ -135,7 +137,9 @@ def room_for_workers(config: RunConfig) -> Iterator[Problem]:
     if num_workers > most:
         what = f"{num_workers:,} rollout workers do not fit into the {total_bytes / 1e9:.0f} GB of this machine"
         yield Problem(
-            ("rollout.num_workers",), what, f"set it to at most {most}; more workers than cores or GPUs bring no gain"
+            ("rollout.num_workers",),
+            what,
+            f"set this key to at most {most}; more workers than cores or GPUs do not increase throughput",
         )
 
 
@@ -159,5 +163,5 @@ def ports(config: RunConfig) -> Iterator[Problem]:
             reason = getattr(error, "strerror", None) or str(error)
             key = port_key if "in use" in reason else host_key
             hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"
-            remedy = f"set {key}: 0 to use any free port" if key == port_key else f"{key}: {hint}"
-            yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)
+            remedy = f"set {key}: 0 to use any free port" if key == port_key else f"set {key}: {hint}"
+            yield Problem((key,), f"cannot listen on {host}:{port} ({reason})", remedy)

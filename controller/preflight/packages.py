@@ -23,19 +23,19 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.attention == "flash_attn" and find_spec("flash_attn") is None:
         yield Problem(
             ("trainer.attention",),
-            "flash_attn is not installed",
+            "the package flash_attn is not installed",
             "pip install 'areal-like[flash-attn]', or set trainer.attention: auto (torch's own kernel)",
         )
     for required in backend_of(config).packages:
         if find_spec(required.module) is None:
-            yield Problem(("trainer.backend",), f"{required.module} is not installed", required.remedy)
+            yield Problem(("trainer.backend",), f"the package {required.module} is not installed", required.remedy)
     package = launcher_of(config).package
     if package and find_spec(package) is None:
         remedy = f"pip install 'areal-like[{package}]', or set kind: local"
-        yield Problem(("launch.kind",), f"{package} is not installed", remedy)
+        yield Problem(("launch.kind",), f"the package {package} is not installed", remedy)
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
-            yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
+            yield Problem((sink.key,), f"the package {sink.package} is not installed", sink.remedy)
     for key, what, remedy in missing(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
     named = [(f"reward.scorers.{index}.kind", scorer.kind) for index, scorer in enumerate(config.reward.scorers)]
@@ -45,4 +45,6 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
     for key, name in named:
         module, colon, _ = name.partition(":")
         if colon and PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
-            yield Problem((key,), f"there is no module `{module}`", "put it in the current folder, or install it")
+            yield Problem(
+                (key,), f"there is no module `{module}`", "put the module into the current folder, or install it"
+            )

@@ -44,12 +44,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found, purpose)
     if purpose == "eval" and not config.data.eval_sources:
         found.problems.append(
-            Problem(("data.eval",), "is required for an evaluation", "data.eval.path=... (or dataset, generator)")
+            Problem(
+                ("data.eval",),
+                "is required for an evaluation",
+                "set data.eval.path, data.eval.dataset or data.eval.generator",
+            )
         )
     if purpose == "sft" and config.warm_start is None:
-        found.problems.append(
-            Problem(("warm_start",), "is required for supervised fine-tuning", "give warm_start.data")
-        )
+        found.problems.append(Problem(("warm_start",), "is required for supervised fine-tuning", "set warm_start.data"))
     try:
         forced_lengths(config)
     except UserError as mistake:
@@ -119,9 +121,11 @@ def _table(key: str, load: Callable[[], Table | None], found: Preflight, purpose
         error = caught if isinstance(caught, UserError) else UserError(str(caught))
         problem = as_problem(error.where if error.where.startswith(STAGES) else key, error)
         if key == "data.eval" and purpose != "eval":
-            problem = replace(problem, remedy=f"{problem.remedy}; data.eval=null disables evaluation")
+            problem = replace(problem, remedy=f"{problem.remedy}; or set data.eval=null to disable evaluation")
         found.problems.append(problem)
         return None
     if table is not None and table.skipped:
-        found.notes.append(f"{key}: {len(table.skipped)} rows skipped, the first because: {table.skipped[0]}")
+        found.notes.append(
+            f"{key}: {len(table.skipped)} rows were skipped; the problem of the first one: {table.skipped[0]}"
+        )
     return table

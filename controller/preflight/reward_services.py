@@ -32,17 +32,21 @@ async def look_at_services(config: RunConfig) -> tuple[list[StatsReply], list[Pr
 async def _ask(config: RunConfig, place: int, address: str) -> StatsReply | Problem:
     key = (f"reward.addresses.{place}",)
     curve_dir = config.reward.keys_dir
-    serve = f"start one: python -m services.reward serve --config FILE --bind {address}"
+    serve = f"start a service with python -m services.reward serve --config FILE --bind {address}"
     try:
         return await ask_stats(address, curve_dir=curve_dir, timeout_s=ANSWER_S)
     except DeadlineExceeded:
-        what = f"no reward service responds at {address} to the keys in {curve_dir} (waited {ANSWER_S:g} s)"
-        return Problem(key, what, f"{serve}; or set reward.curve_dir to the key folder of the existing one")
+        what = f"no reward service at {address} responded within {ANSWER_S:g} s with the keys in {curve_dir}"
+        return Problem(key, what, f"{serve}, or set reward.curve_dir to the key folder of the existing service")
     except ChannelError as error:
         return Problem(key, str(error), serve)
     except UserError as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        return Problem(key, what, error.remedy or "copy the service's key folder here and set reward.curve_dir to it")
+        return Problem(
+            key,
+            what,
+            error.remedy or "copy the service's key folder to this machine, and set reward.curve_dir to the copy",
+        )
 
 
 def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem]:
@@ -51,7 +55,7 @@ def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem
         key, known = (f"reward.addresses.{place}",), ", ".join(answer.scorers)
         if answer.state == "drain":
             yield Problem(
-                key, f"the reward service at {address} is shutting down", "restart it, or use another service"
+                key, f"the reward service at {address} is shutting down", "restart the service, or use a different one"
             )
         if reward.ask_for is not None and reward.ask_for not in answer.scorers:
             yield Problem(
@@ -59,12 +63,12 @@ def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem
             )
         if answer.label != stats[0].label:
             what = f"{address} scores {answer.label}, but {reward.addresses[0]} scores {stats[0].label}"
-            yield Problem(key, what, "give all services the same config: any of them may score an answer")
+            yield Problem(key, what, "use the same config for all services, because any of them may score an answer")
         strangers = [name for name in reward.own_names if name not in answer.scorers]
         if strangers:
             what = f"`{strangers[0]}` is not a scorer of {address}"
             yield Problem(
-                ("reward.scorers",), what, f"its scorers are {known}; omit reward.scorers to use them as they are"
+                ("reward.scorers",), what, f"remove reward.scorers to use the scorers of the service: {known}"
             )
 
 

@@ -45,7 +45,9 @@ def look_at_model(config: RunConfig, found: Preflight) -> None:
             found.problems += [*target_problems(config, {}), *head_problems(config, config.model.init or {})]
         return
     if not is_here:
-        found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
+        found.notes.append(
+            f"model.path: {path} is not on this machine and will be downloaded from the Hugging Face Hub"
+        )
     if not errors and (config.trainer.lora is not None or config.warm_start is not None):
         found.problems += target_problems(config, model_folder.tensor_shapes(path))
     if found.model:

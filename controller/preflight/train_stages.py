@@ -51,8 +51,10 @@ def clean_train(config: RunConfig, target: Path) -> Report:
         raise OperationError(f"{error.filename or source.path}: {error.strerror or error}") from error
     if report.num_out == 0:
         most = max(report.stages, key=lambda stage: stage.num_removed)
-        what = f"the stages removed all of the {report.num_in:,} rows, {most.num_removed:,} of them by {most.kind}"
-        raise UserError(what, where=KEY, remedy=f"areal-like data check {source.path} shows why")
+        what = (
+            f"the stages removed all {report.num_in:,} rows; the stage {most.kind} removed {most.num_removed:,} of them"
+        )
+        raise UserError(what, where=KEY, remedy=f"run areal-like data check {source.path} to see the reasons")
     return report
 
 

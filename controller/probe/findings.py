@@ -34,13 +34,16 @@ def find(seen: Seen) -> list[Finding]:
 
 
 def _tokenizer(seen: Seen) -> Finding | None:
-    sampled, remedy = seen.sampled, "use the tokenizer of this model: model.tokenizer: from_model"
+    sampled, remedy = seen.sampled, "use the tokenizer of this model: set model.tokenizer: from_model"
     if sampled.outside_model:
         what = f"prompts contain tokens beyond the model's vocabulary of {sampled.vocab_size}"
     elif sampled.outside_tokenizer and not seen.is_untrained:
-        what = f"the model writes tokens beyond the tokenizer's vocabulary of {sampled.tokenizer_size}"
+        what = f"the model generates tokens beyond the tokenizer's vocabulary of {sampled.tokenizer_size}"
     elif sampled.are_stops_ordinary:
-        what = f"the model's end-of-sequence token is the ordinary token {' '.join(sampled.stop_tokens)} in it"
+        what = (
+            f"the model's end-of-sequence token is {' '.join(sampled.stop_tokens)}, which is an ordinary token of the "
+            "tokenizer"
+        )
     elif any("no token for" in reason for reason in sampled.rejected.values()) and not sampled.answers:
         return Finding("tokenizer", f"The tokenizer cannot encode any prompt: {_first(seen)}.", remedy)
     else:
@@ -52,13 +55,14 @@ def _template(seen: Seen) -> Finding | None:
     if seen.sampled.unknown_marks:
         marks = " ".join(seen.sampled.unknown_marks)
         what = (
-            f"The prompt contains {marks}, for which the tokenizer has no token: the template belongs to another model."
+            f"The prompt contains {marks}, for which the tokenizer has no token, so the template belongs to a "
+            "different model."
         )
         return Finding(
-            "template", what, "remove rollout.prompt_template (the chat template is then used), or correct it"
+            "template", what, "remove rollout.prompt_template, so that the chat template is used, or correct it"
         )
     if seen.prompt_template is not None and seen.sampled.has_chat_template and seen.cut_share == 1.0:
-        what = "rollout.prompt_template replaces the model's chat template, and no answer ends by itself."
+        what = "rollout.prompt_template replaces the model's chat template, and every answer reaches the length limit."
         return Finding(
             "template", what, "remove rollout.prompt_template, or add the chat template's special tokens to it"
         )
@@ -69,16 +73,19 @@ def _prompts(seen: Seen) -> Finding | None:
     if not seen.sampled.rejected or seen.sampled.answers:
         return None
     return Finding(
-        "prompts", f"No row can be turned into a prompt: {_first(seen)}.", "check data.columns and max_context"
+        "prompts", f"No row can be converted to a prompt: {_first(seen)}.", "check data.columns and max_context"
     )
 
 
 def _end_of_sequence(seen: Seen) -> Finding | None:
     if seen.sampling.ignore_eos:
-        what = "No token ends an answer: sampling.forced_lengths is set, which is for benchmarks."
+        what = "No token ends an answer, because sampling.forced_lengths is set, which is only for benchmarks."
         return Finding("end_of_sequence", what, "remove sampling.forced_lengths")
     if not seen.sampled.stop_tokens:
-        what = "No token ends an answer: neither generation_config.json nor the tokenizer names one."
+        what = (
+            "No token ends an answer, because neither generation_config.json nor the tokenizer defines an "
+            "end-of-sequence token."
+        )
         return Finding("end_of_sequence", what, "set eos_token_id in the model's generation_config.json")
     passed = {} if seen.is_untrained else seen.sampled.passed_over
     if seen.answers and sum(passed.values()) >= len(seen.answers) / 2:
@@ -96,7 +103,7 @@ def _scorer(seen: Seen) -> Finding | None:
         return None
     is_column = _MISSING.search(failed[0].reason) is not None
     what = f"{len(failed)} of {len(seen.verdicts)} answers got no verdict: {failed[0].reason}."
-    remedy = "name the column that the scorer reads in data.train.columns or in its options"
+    remedy = "set the column that the scorer reads in data.train.columns or in the scorer's options"
     return Finding("reward_column" if is_column else "scorer", what, remedy if is_column else "correct the scorer")
 
 
@@ -110,11 +117,13 @@ def _reward(seen: Seen) -> Finding | None:
         return None
     for column, values in golds.items():
         if column != "answer" and values and min(values) > 0:
-            what = f"The reward is 0 for the gold answers in `answer`, but not for the values of column `{column}`."
-            remedy = f"data.train.columns.answer: {column}, or let the scorer read row['answer']"
+            what = f"The reward is 0 for the gold answers in `answer`, but not for the values of the column `{column}`."
+            remedy = f"set data.train.columns.answer: {column}, or make the scorer read row['answer']"
             return Finding("reward_column", what, remedy)
-    what = "The reward is 0 for every sample and for the gold answers too, in all usual forms."
-    return Finding("reward_zero", what, "try the scorer on one row by hand; check where it looks for the final answer")
+    what = "The reward is 0 for every sample, and also for the gold answers in all usual formats."
+    return Finding(
+        "reward_zero", what, "test the scorer on a single row, and check where it looks for the final answer"
+    )
 
 
 def _other_column(seen: Seen) -> Finding | None:
@@ -123,8 +132,8 @@ def _other_column(seen: Seen) -> Finding | None:
         hits = [_ends_with(one.text, seen.rows[one.row], column) for one in seen.answers]
         if sum(hits) >= OTHER_COLUMN_SHARE * len(hits) > 0:
             share = f"{sum(hits)} of {len(hits)}"
-            what = f"No sample has the row's `answer`, but {share} end with the value of column `{column}`."
-            return Finding("reward_column", what, f"data.train.columns.answer: {column}")
+            what = f"No sample has the row's `answer`, but {share} samples end with the value of the column `{column}`."
+            return Finding("reward_column", what, f"set data.train.columns.answer: {column}")
     return None
 
 
@@ -137,11 +146,13 @@ def _ends_with(text: str, row: Mapping[str, Any], column: str) -> bool:
 def _greedy(seen: Seen) -> Finding | None:
     if not seen.are_groups_identical:
         return None
-    what = "All samples of a prompt are the same answer, so no group has a signal"
+    what = "All samples of each prompt are identical, so no group carries a signal"
     if seen.sampling.temperature < LOW_TEMPERATURE:
-        return Finding("greedy", f"{what}: sampling.temperature is {seen.sampling.temperature:g}.", "temperature: 1.0")
+        return Finding(
+            "greedy", f"{what}: sampling.temperature is {seen.sampling.temperature:g}.", "set temperature: 1.0"
+        )
     return Finding(
-        "greedy", f"{what}: the policy is already deterministic.", "start from a model that was trained less narrowly"
+        "greedy", f"{what}: the policy is already deterministic.", "start from a model whose answers vary more"
     )
 
 
@@ -151,14 +162,16 @@ def _logprobs(seen: Seen) -> Finding | None:
         return None
     mean, largest = difference
     what = f"Log-probs of engine and trainer differ by {mean:.2g} nat on average (at most {largest:.2g})."
-    return Finding("logprobs", what, "use the same weights and dtype on both sides: rollout.engine.dtype, model.dtype")
+    return Finding(
+        "logprobs", what, "use the same weights and the same dtype for both: see rollout.engine.dtype and model.dtype"
+    )
 
 
 def _length(seen: Seen) -> Finding | None:
     if seen.is_untrained or (seen.cut_share or 0.0) < CUT_LIMIT:
         return None
-    what = f"{seen.cut_share:.0%} of the answers are cut at the limit of {seen.sampling.max_new_tokens} tokens."
-    return Finding("length", what, "raise sampling.max_new_tokens and rollout.engine.max_context")
+    what = f"{seen.cut_share:.0%} of the answers are truncated at the limit of {seen.sampling.max_new_tokens} tokens."
+    return Finding("length", what, "increase sampling.max_new_tokens and rollout.engine.max_context")
 
 
 def _too_hard(seen: Seen) -> Finding | None:
@@ -166,8 +179,8 @@ def _too_hard(seen: Seen) -> Finding | None:
         return None
     if seen.is_untrained:
         what = f"None of {len(seen.values)} samples gets a reward: the model has random weights."
-        return Finding("too_hard", what, "start from a trained model (model.path), or with a warm start (warm_start)")
-    what = f"None of {len(seen.values)} samples gets a reward, though the scorer gives one: the prompts are too hard."
+        return Finding("too_hard", what, "start from a trained model (model.path), or use a warm start (warm_start)")
+    what = f"None of {len(seen.values)} samples gets a reward, although the scorer works: the prompts are too hard."
     return Finding("too_hard", what, "use easier prompts, a larger group_size, or a warm start (warm_start)")
 
 
@@ -177,7 +190,7 @@ def _equal_groups(seen: Seen) -> Finding | None:
     what = "In every group all rewards are equal, so every advantage is zero"
     if len(set(seen.values)) == 1:
         return Finding(
-            "equal_groups", f"{what}: each sample gets {seen.values[0]:g}.",
+            "equal_groups", f"{what}: the reward of each sample is {seen.values[0]:g}.",
             "use harder prompts, or a scorer that distinguishes answers",
         )  # fmt: skip
     return Finding("equal_groups", f"{what}.", "use prompts of medium difficulty, or a larger group_size")

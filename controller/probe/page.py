@@ -50,7 +50,7 @@ def as_text(name: str, seen: Seen, findings: Sequence[Finding], notes: Sequence[
         ("pass rate", _share(seen.pass_rate)),
         ("mean reward", _number(_mean(seen.values))),
         ("groups with signal", _share(seen.signal_share)),
-        ("cut at the length limit", _share(seen.cut_share)),
+        ("truncated at the length limit", _share(seen.cut_share)),
         ("reward of gold answers", _number(_mean(seen.gold_values.get("answer", [])))),
         ("chat template", "yes" if seen.sampled.has_chat_template else "none"),
         ("ends an answer", " ".join(seen.sampled.stop_tokens) or "nothing"),
@@ -60,13 +60,13 @@ def as_text(name: str, seen: Seen, findings: Sequence[Finding], notes: Sequence[
     if seen.sampled.prompts:
         lines += ["", f"first prompt: {_text(seen.sampled.prompts[0])}"]
     for one, reward in _shown(seen):
-        end = "cut" if one.is_cut else "ended"
+        end = "truncated" if one.is_cut else "complete"
         lines.append(f"  row {one.row}  reward {_number(reward)}  {len(one.tokens_R)} tokens, {end}: {_text(one.text)}")
     lines.append("")
     for finding in findings:
         lines += [f"{finding.kind}: {finding.sentence}", f"  -> {finding.remedy}"]
     if not findings:
-        lines.append("no cause of a flat reward was found")
+        lines.append("no reason was found why the reward would stay flat")
     return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
 
 

@@ -3,7 +3,7 @@
 Runs the short-lived processes that do the work with the run's own code: trainer/prepare.py, rollout/probe_answers.py,
 services/reward/try_answers.py, trainer/probe_logprobs.py. Conclusions are in findings.py, layout in page.py.
 
-The processes run one after the other: the model and its version 0, samples, verdicts on samples and reference answers,
+The processes run one after the other: the model and its version 0, samples, verdicts on samples and gold answers,
 log-probs of the trainer. Each is guarded: its children are killed when it exits, and it is killed when this process
 exits (areal_like/guard.py). Their files are in a folder among the runs, which is removed with the probe; the folder of
 a killed probe is removed when the next one starts.
@@ -44,7 +44,7 @@ MAX_LOGPROB_SAMPLES = 16
 LIMIT_S = 1800.0
 """Time limit of one process, in addition to the time a worker may take to start."""
 ASKED_SCORERS = frozenset({"http", "llm_judge"})
-"""Scorers that use a service that may cost money; reference answers in many forms are not sent to them."""
+"""Scorers that use a service that may cost money; gold answers in many forms are not sent to them."""
 T = TypeVar("T")
 
 
@@ -65,7 +65,9 @@ class Probe:
         config = self.config
         if config.emulation is not None:
             raise UserError(
-                "emulated devices compute nothing", where="emulation", remedy="emulation=null, or another config"
+                "emulated devices compute nothing, so there is nothing to probe",
+                where="emulation",
+                remedy="set emulation=null, or use a different config",
             )
         order = order_of(config, table)
         count = min(self.num_prompts, len(table), order.max_draws or self.num_prompts)
@@ -84,12 +86,12 @@ class Probe:
         warm_start_follows = config.warm_start is not None and warm is None and not self.warm_start
         if warm_start_follows:
             notes.append(
-                "this is the model before its warm start, so few rewards or none are expected: `--warm-start` runs "
-                "the supervised steps first, and a model that an earlier run has warm-started is used as it is"
+                "the model is probed before its warm start, so few or no rewards are expected; use `--warm-start` to "
+                "run the supervised steps first, unless an earlier run has already done the warm start"
             )
         self.say("preparing the starting model")
         manifest = self._prepare(folder, warm)
-        self.say(f"sampling {len(rows)} prompts x {self.num_samples}")
+        self.say(f"generating {self.num_samples} samples for each of {len(rows)} prompts")
         sampled = self._sample(folder, rows, manifest)
         verdicts, gold = self._score(folder, rows, sampled, notes)
         self.say("computing the trainer's log-probs")
@@ -138,17 +140,17 @@ class Probe:
         reward = self.config.reward
         if self.config.rollout.workflow != "single_turn":
             notes.append(
-                "rewards are not computed: a probe does not run rollout.workflow; it only samples answers to the first "
-                "prompt of each episode"
+                "rewards are not computed, because a probe does not run rollout.workflow; it only samples answers to "
+                "the first prompt of each episode"
             )
             return [], []
         if reward.addresses:
-            notes.append("rewards are not computed: separate services score the answers (reward.addresses)")
+            notes.append("rewards are not computed, because separate services score the answers (reward.addresses)")
             return [], []
         self.say("scoring")
         tries = list(gold_answers(rows))
         if ASKED_SCORERS & {scorer.kind for scorer in reward.scorers}:
-            notes.append("gold answers are not tried: a scorer sends answers to a service")
+            notes.append("gold answers are not scored, because a scorer sends answers to a service")
             tries = []
         answers = [
             TryAnswer(
@@ -178,7 +180,7 @@ class Probe:
         try:
             return self._ask(PROBE_LOGPROBS, order, folder, list[list[float]])
         except OperationError as error:
-            notes.append(f"log-probs of the trainer are left out: {str(error).splitlines()[-1]}")
+            notes.append(f"log-probs of the trainer are not available: {str(error).splitlines()[-1]}")
             return []
 
     @property

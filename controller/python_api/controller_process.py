@@ -84,7 +84,7 @@ class ControllerProcess:
                 self._folder = RunFolder(Path(self._announcement.read_text()))
             if has_ended and self._folder is None:
                 self.check()
-                raise RunFailed("areal-like", "ended before its run folder existed")
+                raise RunFailed("areal-like", "the controller exited before it created the run's folder")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has exited, at most the given time; return whether it has."""

@@ -16,8 +16,10 @@ from typing import Any
 
 from areal_like.errors import UserError
 
-TOP_LEVEL_REMEDY = "define it with `def` or `class` at the top level of a module"
-FILE_REMEDY = "save it in a file in this folder, for instance my_rewards.py, and import it from there"
+TOP_LEVEL_REMEDY = "define this object with `def` or `class` at the top level of a module"
+FILE_REMEDY = (
+    "save this object in a file in the current folder, for example my_rewards.py, and import it from that file"
+)
 
 
 def import_name(thing: Callable[..., Any], where: str) -> str:
@@ -50,7 +52,7 @@ def _script_module(name: str, file: str | None, spec_name: str | None, where: st
     path = Path(file)
     if path.suffix != ".py" or not path.stem.isidentifier():
         what = f"worker processes cannot import `{name}` from {path.name}, which is not a valid module name"
-        raise UserError(what, where=where, remedy="rename the script, for instance to my_job.py")
+        raise UserError(what, where=where, remedy="rename the script, for example to my_job.py")
     return path.stem
 
 
@@ -68,9 +70,9 @@ def _check_folder(name: str, module: str, main_file: str | None, where: str) -> 
     )
     if is_there and is_from_there and folder not in searched:
         raise UserError(
-            f"worker processes cannot import `{name}` from {folder}: they look in the current folder",
+            f"worker processes cannot import `{name}` from {folder}, because they search the current folder",
             where=where,
-            remedy=f"start the script from its folder (cd {folder}), or install the module",
+            remedy=f"start the script in its folder (cd {folder}), or install the module",
         )
 
 

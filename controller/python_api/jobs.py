@@ -126,7 +126,9 @@ def start(
         data = plain_value(config, CONFIG_SOURCE)
     if not isinstance(data, dict):
         raise UserError(
-            f"cannot be {type(config).__name__}", where=CONFIG_SOURCE, remedy="give a path, a dict or a RunConfig"
+            f"the config cannot be of type {type(config).__name__}",
+            where=CONFIG_SOURCE,
+            remedy="pass a path, a dict or a RunConfig",
         )
     text = _json(data, CONFIG_SOURCE, indent=1)  # JSON is YAML with quoted text
     check(Document(data=data, source=CONFIG_SOURCE), words)
@@ -137,7 +139,7 @@ def check_caller() -> None:
     """Raise UserError in a process of a run, which imports the calling script to find a function."""
     if USER_PATH in os.environ:
         raise UserError(
-            "a process of a run imports this module to find a scorer or workflow, and the import starts a run",
+            "a process of a run imports this module to find a scorer or a workflow, and the import starts another run",
             where="areal_like",
             remedy='put the call below `if __name__ == "__main__":`',
         )
@@ -156,7 +158,7 @@ def _json(value: Any, where: str, *, indent: int | None = None) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
-        raise UserError("is not a finite number", where=where, remedy="give a finite number") from error
+        raise UserError("the value is not a finite number", where=where, remedy="use a finite number") from error
 
 
 def plain_value(value: Any, where: str) -> Any:
@@ -172,7 +174,7 @@ def plain_value(value: Any, where: str) -> Any:
     if callable(value):
         return import_name(value, where)
     raise UserError(
-        f"a configuration cannot hold a value of type {type(value).__name__}",
+        f"a configuration cannot contain a value of type {type(value).__name__}",
         where=where,
         remedy="use numbers, strings, lists and dicts",
     )

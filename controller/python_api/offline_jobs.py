@@ -101,5 +101,5 @@ def _check(document: Document, words: Sequence[str]) -> None:
 
 
 def _not_from_files(source: str) -> UserError:
-    what = "this is the config of a run with rollouts: its data.train is not a file"
-    return UserError(what, where=source, remedy="data.train: rows.jsonl, see configs/offline")
+    what = "data.train is not a file, so this is the config of a run with rollouts"
+    return UserError(what, where=source, remedy="set data.train to a JSONL file; see configs/offline for examples")

@@ -144,19 +144,20 @@ def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str
     slots = _more_slots(data, shares, pace)
     if slots > pace.slots:
         ways.append(
-            f"raise rollout.engine.num_slots from {pace.slots} to {slots} (this needs memory for the KV cache, but no "
+            f"raise rollout.engine.num_slots from {pace.slots} to {slots} (this requires memory for the KV cache, but "
+            "no "
             "additional cores)"
         )
         hopes.append(f"{_plus(pace.gain(slot_gain=pace.slot_gain(slots)))} with {slots} slots")
     workers = pace.enough_workers()
     if workers > pace.workers and (gain := pace.gain(workers=workers)) >= WORTH:
-        where = "" if shares_cores(data) else " on devices of their own"
+        where = "" if shares_cores(data) else " on separate devices"
         ways.append(f"raise rollout.num_workers from {pace.workers} to {workers}{where}")
         hopes.append(f"{_plus(gain)} with {plural(workers, 'worker')}")
     elif pace.cores:
         remarks.append(
-            f"more workers on the same {plural(pace.cores, 'core')} would not help: they are already busy; use "
-            "more cores or another device"
+            f"more workers on the same {plural(pace.cores, 'core')} would not help, because all cores are busy; use "
+            "more cores or a different device"
         )
     way, remark = _bound_words(data, shares)
     ways += [way] if way else []
@@ -174,9 +175,9 @@ def looser_bound(data: RunData, pace: Pace) -> tuple[str, str]:
     gain = pace.overlap_gain if pace.is_known else 0.0
     hope = _prediction([f"{_plus(gain)} if both work at the same time"] if gain >= WORTH else [], pace)
     if mode in ("sync", "one_step_off"):
-        return f"Choose mode: async (mode: {mode} makes them wait for each other)", hope
+        return f"Choose mode: async (with mode: {mode}, trainer and rollout workers wait for each other)", hope
     if not isinstance(bound, int) or isinstance(bound, bool):
-        return "Check the timeline for the process that is late", ""
+        return "Check the timeline to find the process that the others wait for", ""
     return f"Raise staleness.max_staleness from {bound} to {max(bound + 1, 2 * bound)}", hope
 
 
@@ -185,13 +186,13 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
     ways = []
     enough = workers_at_work(shares, pace)
     if enough < pace.workers:
-        ways.append(f"rollout.num_workers: {enough} instead of {pace.workers} would be enough")
+        ways.append(f"reduce rollout.num_workers from {pace.workers} to {enough}, which would be enough")
     threads = _threads(data, "trainer.threads")
     if pace.cores and threads < pace.cores:
-        ways.append(f"give the idle cores to the trainer (trainer.threads above {threads})")
+        ways.append(f"let the trainer use the idle cores (increase trainer.threads above {threads})")
     elif not shares_cores(data):
-        ways.append("give devices of the rollout pool to the trainer")
-    ways.append("make the trainer's step cheaper (larger trainer.micro_batch_tokens, fewer groups_per_step)")
+        ways.append("move devices from the rollout pool to the trainer")
+    ways.append("reduce the time of a training step (increase trainer.micro_batch_tokens, or reduce groups_per_step)")
     advice = "; ".join(ways) + ". More rollout workers or a higher max_staleness would only make samples older"
     if not pace.is_known:
         return capital(advice), ""
@@ -211,15 +212,18 @@ def workers_at_work(shares: Shares, pace: Pace) -> int:
 
 def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
     """(advice, prediction) if scoring is the slowest part."""
-    first = "Fix the scorer first: logs/reward.log names the answers" if is_failing else ""
+    first = "Fix the scorer first; logs/reward.log lists the affected answers" if is_failing else ""
     without_s = replace(pace, score_s=0.0).predict() if pace.is_known else 0.0
     scorers = pace.scorers
     if pace.score_s > without_s > 0:
         scorers = min(pace.scorers * MAX_WORKER_FACTOR, math.ceil(pace.scorers * pace.score_s / without_s))
     more = f" from {pace.scorers} to {scorers}" if scorers > pace.scorers else ""
-    way = f"Make the scorer faster, or raise reward.num_workers{more} (scoring that only waits uses no core)"
+    way = (
+        f"Make the scorer faster, or raise reward.num_workers{more} (scoring that only waits for a service needs no "
+        "additional core)"
+    )
     gain = pace.gain(scorers=scorers) if pace.is_known else 0.0
-    hope = [f"{_plus(gain)} if scores arrived as fast as they are needed"] if gain >= WORTH else []
+    hope = [f"{_plus(gain)} if scores arrived without delay"] if gain >= WORTH else []
     return sentences(first, way), _prediction(hope, pace)
 
 
@@ -249,11 +253,17 @@ def _bound_words(data: RunData, shares: Shares) -> tuple[str, str]:
         return "", ""
     way = f"raise staleness.max_staleness from {bound} to {max(bound + 1, 2 * bound)}"
     if math.isfinite(shares.slots_full) and shares.slots_full < SLOTS_FULL:
-        why = f"slots are only {percent(shares.slots_full)} full: new groups could start while the longest answers end"
+        why = (
+            f"only {percent(shares.slots_full)} of the slots are in use; new groups could start while the longest "
+            "answers are still being generated"
+        )
         return f"{way} ({why})", ""
     if shares.rollout_idle >= WORTH_MENTION:
         return way, ""
-    return "", f"a higher max_staleness than {bound} would not help: the bound holds no rollout worker back"
+    return (
+        "",
+        f"increasing max_staleness above {bound} would not help, because the bound does not delay any rollout worker",
+    )
 
 
 def _threads(data: RunData, path: str) -> int:
@@ -270,5 +280,5 @@ def _plus(gain: float) -> str:
 def _prediction(hopes: list[str], pace: Pace) -> str:
     if not hopes or not pace.is_known:
         return ""
-    cores = f"; {pace.cores} cores share all work evenly at best" if pace.cores else ""
+    cores = f". This assumes that {pace.cores} cores share all work evenly" if pace.cores else ""
     return f"Estimated steps per second: {', '.join(hopes)}. {MODEL}{cores}."

@@ -27,7 +27,7 @@ def draw_report(run_dir: Path) -> str:
             env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no report: it took longer than {REPORT_S:.0f} s; retry with: {again}"
+        return f"no report was written, because it took longer than {REPORT_S:.0f} s; to try again: {again}"
     except OSError as error:
         return f"no report: {error}; retry with: {again}"
     if done.returncode != 0:

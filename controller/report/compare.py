@@ -86,7 +86,11 @@ def compare(folders: Sequence[RunFolder], out: Path | None = None) -> str:
     Raises UserError for fewer than two runs, a run that cannot be read, or a folder that cannot be written to.
     """
     if len(folders) < 2:
-        raise UserError("a comparison needs two runs or more", where="compare", remedy="areal-like compare RUN RUN")
+        raise UserError(
+            "a comparison requires at least two runs",
+            where="compare",
+            remedy="specify two or more runs: areal-like compare RUN RUN",
+        )
     sides = _sides(folders)
     differences, numbers = config_rows(sides), summary_rows(sides)
     found = sections(sides)
@@ -316,7 +320,10 @@ def _waits(sides: Sequence[Side]) -> Chart:
             ("rollout paused", _of_summary("rollout_paused_share"), "c3"),
         )
     ]
-    caption = "Shares of each side's own time; the rollout shares are known only for runs that ended."
+    caption = (
+        "Fractions of the time of the trainer and of the rollout workers. The latter are known only for runs that have "
+        "ended."
+    )
     y = Axis("share of time", is_share=True, bottom=0.0)
     return Chart("chart-waits", "Waiting", Axis("run"), y, series, caption, "no run has steps")
 

@@ -113,13 +113,14 @@ class RunData:
         )
         if data.steps and not data.pulses and not is_offline:
             problems.append(
-                "metrics.jsonl has no rows of kind `pulse` (written by an older version?): waits are only partly known"
+                "metrics.jsonl has no rows of kind `pulse` (written by an older version?): waiting times are only "
+                "partly known"
             )
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(
-                f"no data of a run can be read here ({'; '.join(problems)})",
+                f"the folder contains no readable data of a run ({'; '.join(problems)})",
                 where=str(folder.root),
-                remedy="give the folder of a run, such as runs/<name>",
+                remedy="specify the folder of a run, such as runs/<name>",
             )
         return data
 
@@ -161,12 +162,13 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> np.ndarray:
 
 def _state(folder: RunFolder, problems: list[str]) -> Row:
     if not folder.root.is_dir():
-        raise UserError("there is no such folder", where=str(folder.root), remedy="give the folder of a run")
+        raise UserError("there is no such folder", where=str(folder.root), remedy="specify the folder of a run")
     state = _json_object(folder.state, problems, must_exist=True) or {}
     found = state.get("format")
     if isinstance(found, int) and found > FORMAT:
         raise UserError(
-            f"this run was created by a newer version of areal_like (layout {found}; this version supports up to "
+            f"the run was created by a newer version of areal_like (folder layout {found}; this version supports "
+            "layouts up to "
             f"{FORMAT})",
             where=str(folder.root),
             remedy="update areal_like",
@@ -232,7 +234,7 @@ def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dic
     try:
         *lines, rest = folder.metrics.read_bytes().split(b"\n")
     except FileNotFoundError:
-        problems.append("metrics.jsonl is missing: no steps and no evaluations are known")
+        problems.append("metrics.jsonl is missing, so steps and evaluations are unknown")
         return rows
     except OSError as error:
         problems.append(f"metrics.jsonl cannot be read ({error.strerror or error})")
@@ -268,7 +270,7 @@ def _samples(folder: RunFolder, problems: list[str], max_samples: int) -> Sample
     try:
         return read_samples(folder.ledger, max_samples=max_samples)
     except Unreadable as error:
-        problems.append(f"{folder.ledger.name}: {error}; figures of single samples are omitted")
+        problems.append(f"{folder.ledger.name}: {error}; statistics of individual samples are omitted")
         return None
 
 

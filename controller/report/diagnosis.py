@@ -76,10 +76,10 @@ def _other_command(data: RunData) -> Finding:
     if is_from_files(data.state):
         return _offline(data)
     if command == "sft":
-        return Finding("supervised", "info", "Supervised steps only: there is nothing to diagnose")
+        return Finding("supervised", "info", "The run has only supervised steps, for which there is no diagnosis")
     newest = data.evals[-1] if data.evals else None
     if newest is None:
-        return Finding("evaluation", "info", "The evaluation has no result yet")
+        return Finding("evaluation", "info", "The evaluation has not finished yet")
     rows = figure(number(newest, "num_scored"))
     words = f"An evaluation: accuracy {number(newest, 'accuracy'):.3f} on {rows} prompts"
     return Finding("evaluation", "good", words)
@@ -89,7 +89,11 @@ def _offline(data: RunData) -> Finding:
     """A run from files: its progress, and the results on held-out rows."""
     done = f"Training from files: {progress(data)}"
     if not data.evals:
-        remedy = "" if data.setting("data.eval") else "data.eval: a file of held-out rows shows what it learns"
+        remedy = (
+            ""
+            if data.setting("data.eval")
+            else "Set data.eval to a file of held-out rows to measure what the model learns"
+        )
         return Finding("offline", "info", done, advice=remedy)
     first, last = data.evals[0], data.evals[-1]
     changes = [
@@ -99,7 +103,7 @@ def _offline(data: RunData) -> Finding:
     ]
     is_worse = number(last, "loss") > number(first, "loss")
     if is_worse and last is not first:
-        advice = "fewer epochs, a lower trainer.optimizer.lr, or more rows"
+        advice = "Use fewer epochs, a lower trainer.optimizer.lr, or more rows"
         title = f"{done}; the loss on held-out rows has risen"
         return Finding("held_out_loss_rises", "warning", title, ", ".join(changes), advice)
     return Finding("offline", "good", done, f"On held-out rows: {', '.join(changes)}")
@@ -110,17 +114,17 @@ def _too_little(data: RunData) -> Finding:
     going = data.where is not None and data.where.kind in GOING
     needed = f"{minimum.MIN_STEPS} steps"
     if minimum.has_steps(data):
-        what = f"measurements ({len(data.pulses)} of {minimum.MIN_PULSES}) to judge who waits for whom"
+        what = f"measurements ({len(data.pulses)} of {minimum.MIN_PULSES}) to determine which process waits for which"
         needed = f"{minimum.MIN_PULSES} measurements (2 s or more apart)"
     else:
-        what = "steps to judge"
-    begin = "No problem found so far, but too early to judge" if going else f"Too few {what}"
+        what = "steps for a diagnosis"
+    begin = "No problem has been found so far, but it is too early for a diagnosis" if going else f"Too few {what}"
     return Finding(
         "too_short",
         "info",
         f"{begin}: {progress(data)}",
         sentences(*(_waiting_now(data) if going else [])),
-        f"A run of {needed} or more can be judged",
+        f"A diagnosis requires at least {needed}",
     )
 
 
@@ -136,7 +140,7 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     if math.isfinite(shares.trainer_wait):
         facts.append(f"trainer waited {percent(shares.trainer_wait)}")
     if math.isfinite(shares.rollout_idle):
-        part = " (start and end left out)" if shares.is_steady else ""
+        part = " (without the start and the end of the run)" if shares.is_steady else ""
         facts.append(f"rollout workers were idle {percent(shares.rollout_idle)}{part}")
     if shares.cores_used and math.isfinite(shares.cores):
         facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores in use")
@@ -149,9 +153,9 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     begin = "Healthy so far" if kind in GOING else "Healthy"
     hint = ""
     if shares.rollout_idle >= 0.2:
-        hint = "Rollout workers have spare time: the trainer is the bottleneck and is kept busy"
+        hint = "Rollout workers have spare capacity; the trainer is the bottleneck and is always busy"
     elif shares.trainer_wait >= 0.05:
-        hint = "The trainer waits a little; one more rollout worker would remove the wait"
+        hint = "The trainer waits for a small part of its time; one more rollout worker would avoid this"
     return Finding("healthy", "good", f"{begin}: {', '.join(facts)}", hint)
 
 

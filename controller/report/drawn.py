@@ -33,7 +33,7 @@ def comparison(data: RunData) -> Comparison:
     lengths, sources = _part(data, "lengths"), _part(data, "sources")
     drawn, trained = _dict(lengths.get("drawn")), _dict(lengths.get("trained"))
     if not drawn or not trained:
-        return Comparison((), "written at the end of a run that has trained")
+        return Comparison((), "available after a run with training steps has ended")
     lines = [
         Line(name, figure(number(drawn, key)), figure(number(trained, key)))
         for name, key in (
@@ -63,9 +63,10 @@ def find(data: RunData) -> list[Rated]:
         "source_shift", "warning",
         f"{source} has {percent(trained.get(source, 0) / used)} of the trained groups and "
         f"{percent(drawn[source] / total)} of the drawn ones",
-        f"Lost groups differ in source from trained ones by {abs(z):.0f} standard errors: its answers take "
-        f"{'longer' if less > 0 else 'less time'} than others, or fail {'more' if less > 0 else 'less'} often",
-        "Set staleness.on_stale: wait, and raise staleness.group_timeout_s",
+        f"The sources of lost groups differ from those of trained groups by {abs(z):.0f} standard errors: the answers "
+        "of this source take "
+        f"{'more' if less > 0 else 'less'} time than others, or fail {'more' if less > 0 else 'less'} often",
+        "Set staleness.on_stale: wait, and increase staleness.group_timeout_s",
     )  # fmt: skip
     return [Rated(Weight.SIGNAL, finding, abs(less))]
 
@@ -84,20 +85,21 @@ def _verdict(data: RunData) -> str:
     lost = {name: one for name, one in _dict(lengths.get("lost")).items() if name != "filtered"}
     if not lost and (unseen := sum(_unseen(data).values())):
         return (
-            f"{figure(unseen)} drawn groups ended before they had an answer; all other samples of ended groups were "
-            "trained on, apart from groups that a filter removed."
+            f"{figure(unseen)} drawn groups ended before they had an answer. All other samples of ended groups were "
+            "used for training, except those in filtered groups."
         )
     if not lost:
-        return "Every drawn sample of an ended group was trained on, apart from groups that a filter removed."
+        return "Every drawn sample of an ended group was used for training, except those in filtered groups."
     shift, z = number(lengths, "shift", 0.0), number(lengths, "shift_z", 0.0)
     most_z = max((abs(one) for one in _dict(sources.get("shift_z")).values()), default=0.0)
     if abs(z) < Z_NOTABLE and most_z < Z_NOTABLE:
-        return f"What was trained on has the drawn distribution: lengths differ by {abs(z):.1f} standard errors" + (
-            f", sources by {most_z:.1f}." if len(_dict(sources.get("drawn"))) > 1 else "."
+        return (
+            f"The trained samples have the same distribution as the drawn ones: lengths differ by {abs(z):.1f} "
+            "standard errors" + (f", sources by {most_z:.1f}." if len(_dict(sources.get("drawn"))) > 1 else ".")
         )
     parts = [f"lengths differ by {percent(abs(shift))} ({abs(z):.1f} standard errors)"] if abs(z) >= Z_NOTABLE else []
     parts += [f"sources by {most_z:.1f} standard errors"] if most_z >= Z_NOTABLE else []
-    return f"What was trained on does not have the drawn distribution: {', '.join(parts)}."
+    return f"The trained samples do not have the same distribution as the drawn ones: {', '.join(parts)}."
 
 
 def _unseen(data: RunData) -> dict[str, int]:

@@ -107,8 +107,8 @@ def _crashed(data: RunData) -> Finding:
         "bad",
         f"The run crashed after {progress(data)}{': ' if what else ''}{what}",
         sentences(last[:1].upper() + last[1:]),
-        f"Continue with: areal-like resume {data.folder.root}; logs/controller.log shows what happened before"
-        + ("" if is_machine else ", and the kernel's log whether memory ran out"),
+        f"Continue with: areal-like resume {data.folder.root}; logs/controller.log shows what happened before the crash"
+        + ("" if is_machine else ", and the kernel's log shows whether the machine ran out of memory"),
         cause="machine" if is_machine else "controller",
     )
 
@@ -117,9 +117,12 @@ def _failed(data: RunData, reason: str, cause: Cause) -> Finding:
     again = f"areal-like resume {data.folder.root}"
     what, mark, remedy = reason.partition(MISTAKE)
     if mark:
-        advice = f"Fix the cause named in the reason. With the same configuration: {again}; with another, a new run"
+        advice = (
+            f"Fix the cause given in the reason. To continue with the same configuration: {again}. With a different "
+            "configuration, start a new run"
+        )
     else:
-        advice = f"When the cause is fixed: {again}"
+        advice = f"After fixing the cause, continue with: {again}"
     what = " ".join(what.split())
     is_long = len(what) > MAX_TITLE_CHARS
     title = f"The run failed after {progress(data)}: {what[:MAX_TITLE_CHARS].rstrip()}{'...' if is_long else ''}"

@@ -18,9 +18,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         fresh.replace(path)
     except OSError as error:
         raise UserError(
-            f"cannot be written ({error.strerror or error})",
+            f"the file cannot be written ({error.strerror or error})",
             where=str(path),
-            remedy="free disk space, or choose another folder",
+            remedy="free some disk space, or choose a different folder",
         ) from error
     finally:
         fresh.unlink(missing_ok=True)
@@ -32,5 +32,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot be created ({error.strerror or error})", where=str(path), remedy="choose another folder"
+            f"the folder cannot be created ({error.strerror or error})",
+            where=str(path),
+            remedy="choose a different folder",
         ) from error

@@ -82,7 +82,10 @@ def staleness_over_time(steps: Rows) -> Chart:
         Series(name, xs, shares[place], "stacked", ramp[place])
         for place, name in enumerate(class_names(classes) if rows else [])
     ]
-    caption = "Versions by which the groups of a step were behind the policy it trained, as shares of its groups."
+    caption = (
+        "Staleness of the groups of each step (number of versions behind the trained policy), as fractions of the "
+        "groups of the step."
+    )
     caption += f" Each bar stands for {per_bar} steps." if per_bar > 1 else ""
     y = Axis("share of groups", is_share=True, bottom=0.0, top=1.0)
     return Chart("chart-staleness-time", "Staleness over time", STEP, y, series, caption, NO_STEPS)
@@ -122,7 +125,7 @@ def throughput(steps: Rows) -> Chart:
 def samples_rate(steps: Rows) -> Chart:
     """Samples consumed per second."""
     lines = [("samples_per_s", "samples consumed", "c0")]
-    caption = "Samples of a step over the time since the previous step."
+    caption = "Samples of a step, divided by the time since the previous step."
     y = Axis("samples/s", bottom=0.0)
     return of_steps(steps, "chart-samples", "Samples per second", y, lines, caption)
 
@@ -130,7 +133,7 @@ def samples_rate(steps: Rows) -> Chart:
 def waiting(steps: Rows) -> Chart:
     """Share of the trainer's time spent waiting for a batch."""
     lines = [("trainer_wait_share", "trainer waited for its batch", "c1")]
-    caption = "Share of the trainer's time since the previous step in which it had no batch to work on."
+    caption = "Fraction of the time since the previous step in which the trainer waited for a batch."
     y = Axis("share of time", is_share=True, bottom=0.0, top=1.0)
     return of_steps(steps, "chart-waiting", "Trainer waiting", y, lines, caption)
 
@@ -157,7 +160,7 @@ def swaps(data: RunData) -> Chart:
             if value is not None:
                 worst[version] = max(value, worst.get(version) or 0.0)
         series.append(curve(name, list(worst), list(worst.values()), colour=colour, dash=dash, by=np.max))
-    caption = "The slowest rollout worker at each version. Only the second pauses sampling."
+    caption = "The slowest rollout worker at each version. Only the second part pauses generation."
     y = Axis("time", "ms", bottom=0.0)
     return Chart("chart-swaps", "Weight swaps", Axis("version"), y, series, caption, "no version was swapped in")
 
@@ -170,7 +173,7 @@ def in_flight(data: RunData) -> Chart:
         curve("being generated or scored", xs, column(counts, "running"), colour="c0"),
         curve("ready, waiting for the trainer", xs, column(counts, "ready"), colour="c2", dash="dash"),
     ]
-    caption = "Many ready groups: the trainer is the slower side. None: the rollout workers are."
+    caption = "If many groups are ready, the trainer is the bottleneck. If none are ready, the rollout workers are."
     y = Axis("groups", bottom=0.0)
     return Chart("chart-flight", "Groups in progress", x, y, series, caption, _no_pulses(data))
 
@@ -229,7 +232,7 @@ def _largest(xs: Sequence[Number], found: Mapping[str, Sequence[Number]]) -> tup
         for place, name in enumerate(sorted(ranked))
     ]
     left_out = len(found) - len(ranked)
-    return series, f" The {len(ranked)} largest; {left_out} more are not shown." if left_out else ""
+    return series, f" The {len(ranked)} largest are shown; {left_out} more are omitted." if left_out else ""
 
 
 def reward_queue(data: RunData) -> Chart:
@@ -250,5 +253,5 @@ def reward_queue(data: RunData) -> Chart:
         curve("answers waiting", xs, column(counters, "queue"), colour="c1", by=np.max),
         curve("scorer processes busy", xs, column(counters, busy), colour="c0", dash="dash"),
     ]
-    caption = "A queue that grows while all scorers are busy: the reward service is the slowest part."
+    caption = "If the queue grows while all scorers are busy, the reward service is the bottleneck."
     return Chart("chart-queue", "Reward service", x, Axis("count", bottom=0.0), series, caption, _no_pulses(data))

@@ -162,7 +162,7 @@ def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
         "policy_collapsed" if is_bad else "policy_worse",
         "bad" if is_bad else "warning",
         title,
-        sentences(f"Half of the fall had happened by {certain[0][1]} {worst.since_step}", _sign_words(signs)),
+        sentences(f"Half of the decrease had occurred by {certain[0][1]} {worst.since_step}", _sign_words(signs)),
         _cure(data, signs, certain[0][2].best_step),
     )
     return [Rated(Weight.POLICY, finding, worst.share)]
@@ -185,7 +185,7 @@ def _sign_words(signs: Sequence[Sign]) -> str:
     if not signs:
         return ""
     first = min((sign for sign in signs if sign.step), key=lambda sign: sign.step, default=None)
-    begin = f"; the first sign came at step {first.step}" if first is not None else ""
+    begin = f"; the first sign appeared at step {first.step}" if first is not None else ""
     return sentences(f"At the same time: {', '.join(sign.words for sign in signs)}{begin}")
 
 
@@ -205,12 +205,12 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     if "ratio" in causes and data.setting("trainer.loss.dual_clip") is None:
         ways.append("limit the influence of one token (trainer.loss.dual_clip: 3)")
     if "entropy" in causes:
-        ways.append("keep entropy up (trainer.loss.entropy_coef, or eps_high above eps_low)")
+        ways.append("keep the entropy high (trainer.loss.entropy_coef, or eps_high above eps_low)")
     if not data.setting("trainer.loss.kl_coef", 0.0):
-        ways.append("keep the policy close to its start (trainer.loss.kl_coef)")
+        ways.append("keep the policy close to the starting model (trainer.loss.kl_coef)")
     if "length" in causes:
         ways.append("check whether the reward favours long or empty answers (areal-like samples)")
-    return f"{capital('; '.join(ways))}. The best policy is in the checkpoints up to step {step}, if kept"
+    return f"{capital('; '.join(ways))}. If they were kept, checkpoints up to step {step} contain the best policy"
 
 
 def _skipped(data: RunData) -> list[Rated]:
@@ -223,10 +223,10 @@ def _skipped(data: RunData) -> list[Rated]:
     finding = Finding(
         "updates_skipped",
         severity,
-        f"{percent(share)} of the updates were skipped: loss or gradient was not a finite number",
-        "The policy did not change in them, but their samples are consumed",
-        "Lower trainer.optimizer.lr; on a GPU try trainer.precision: float32 to check whether the "
-        "precision is the cause",
+        f"{percent(share)} of the updates were skipped, because the loss or the gradient was not a finite number",
+        "The skipped updates did not change the policy, but their samples were consumed",
+        "Reduce trainer.optimizer.lr; on a GPU, try trainer.precision: float32 to check whether the precision is the "
+        "cause",
     )
     return [Rated(Weight.POLICY, finding, share)]
 
@@ -246,8 +246,10 @@ def _aligned(data: RunData) -> list[Rated]:
     finding = Finding(
         "gradients_aligned",
         "warning",
-        f"Gradients of consecutive updates point the same way: their cosine stays at {figure(np.nanmedian(newest))}",
-        f"Median of {COSINE_MEASURED} measurements; updates from samples of the same old policy repeat each other",
+        "Gradients of consecutive updates point in the same direction: their cosine stays at "
+        f"{figure(np.nanmedian(newest))}",
+        f"This is the median of {COSINE_MEASURED} measurements. Updates on samples of the same old policy repeat each "
+        "other",
         capital("; ".join(ways)),
     )
     return [Rated(Weight.POLICY, finding, float(np.nanmedian(newest)))]

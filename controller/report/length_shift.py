@@ -34,11 +34,11 @@ def find(data: RunData) -> list[Rated]:
         f"{figure(number(row, 'trained_len_mean'))} vs. {figure(number(row, 'drawn_len_mean'))} tokens on average, "
         f"{figure(number(row, 'trained_len_p99'))} vs. {figure(number(row, 'drawn_len_p99'))} at the 99th percentile",
         sentences(
-            f"Lost groups differ in length from trained ones by {abs(z):.0f} standard errors",
+            f"The lengths of lost groups differ from those of trained groups by {abs(z):.0f} standard errors",
             f"Lost: {', '.join(_words(name, lost[name]) for name in lost)}" if lost else "",
-            "The policy learns from what is left, so it drifts towards answers of that length",
+            "The policy learns from the remaining answers, so its answers drift towards their length",
         ),
-        capital(DROP_ADVICE.get(known, "set staleness.on_stale: wait, and raise staleness.group_timeout_s")),
+        capital(DROP_ADVICE.get(known, "set staleness.on_stale: wait, and increase staleness.group_timeout_s")),
     )
     return [Rated(Weight.SIGNAL, finding, abs(shift))]
 

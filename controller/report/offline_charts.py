@@ -54,7 +54,10 @@ def loss(data: RunData) -> Chart:
     points = [(float(row["version"]), number(row.get("loss"))) for row in data.evals]
     known = [(version, value) for version, value in points if value is not None]
     series.append(Series("held-out rows", [v for v, _ in known], [y for _, y in known], "dots", "c1", "dash"))
-    caption = "The loss that is minimised. Where it rises on held-out rows and falls on the others, rows are memorised."
+    caption = (
+        "The loss that is minimised. If it rises on held-out rows while it falls on training rows, the model memorises "
+        "the training rows."
+    )
     return Chart("chart-loss", "Loss", STEP, Axis("loss", "nats"), series if data.steps else [], caption, NO_STEPS)
 
 
@@ -82,5 +85,5 @@ def learning_rate(data: RunData) -> Chart:
 def throughput(data: RunData) -> Chart:
     """Tokens per second while a step computes."""
     lines = [("trainer_tokens_per_s", "trained", "c0")]
-    caption = "Tokens of a step, divided by its duration; evaluations and checkpoints are not part of it."
+    caption = "Tokens of a step, divided by its duration without evaluations and checkpoints."
     return of_steps(data.steps, "chart-throughput", "Throughput", Axis("tokens/s", bottom=0.0), lines, caption)

@@ -129,9 +129,7 @@ def _share(shares: Shares, value: float, label: str) -> Figure | None:
     """The same number as in the findings."""
     if not math.isfinite(value):
         return None
-    return Figure(
-        label, percent(value), f"of its time, {'start and end left out' if shares.is_steady else 'whole run'}"
-    )
+    return Figure(label, percent(value), f"of its time, {'without start and end' if shares.is_steady else 'whole run'}")
 
 
 def _staleness(data: RunData) -> Figure | None:

@@ -34,7 +34,7 @@ KINDS = ("scored", "timed_out", "crashed", "invalid")
 MEAN_WINDOW = 10
 MIN_STEPS_FOR_MEAN = 20
 MAX_EVAL_SERIES = 16
-NO_SAMPLES = "the ledger holds no consumed samples that can be read"
+NO_SAMPLES = "the ledger contains no readable consumed samples"
 
 
 def sections(data: RunData) -> list[Section]:
@@ -72,7 +72,7 @@ def learning(data: RunData) -> Chart:
     )
     caption = (
         "Reward of the consumed samples (sampled with the training temperature) against the step that used them; "
-        "evaluations stand at the version they scored." + thinning_words(len(xs))
+        "evaluations are shown at the version that they evaluated." + thinning_words(len(xs))
     )
     y = Axis("reward, accuracy")
     return Chart("chart-learning", "Learning curve", STEP, y, series, caption, NO_STEPS)
@@ -93,7 +93,7 @@ def evaluations(data: RunData) -> list[Chart]:
         series.append(curve(name, xs, column(data.evals, name), colour=colour, dash=dash))
     if not series:
         return []
-    caption = "Numbers of the evaluations by set (after the slash); without one: the mean of the sets."
+    caption = "Results of the evaluations by set (the name after the slash), or the mean of all sets (no slash)."
     y = Axis("share", bottom=0.0)
     return [Chart("chart-evaluations", "Evaluations", Axis("version"), y, series, caption, "no evaluation")]
 
@@ -107,7 +107,7 @@ def components(data: RunData) -> Chart:
         xs, ys = [step for step, _ in pairs], [mean for _, mean in pairs]
         series.append(curve(name, xs, ys, colour=f"c{place}", dash=DASHES[place]))
     caption = "Mean of each component over the consumed samples of a step, before weights and shaping."
-    missing = "the scorers gave no components" if data.samples else NO_SAMPLES
+    missing = "the scorers returned no components" if data.samples else NO_SAMPLES
     return Chart("chart-components", "Reward components", STEP, Axis("mean"), series, caption, missing)
 
 
@@ -119,7 +119,7 @@ def verdicts(data: RunData) -> Chart:
     bars = [Series("answers", [name.replace("_", " ") for name in names], [found[name] for name in names], "bars",
                    "c0")] if names else []  # fmt: skip
     total, scored = sum(found.values()), found.get("scored", 0)
-    caption = "Every answer ends with one verdict; a failure is never a zero."
+    caption = "Every answer gets one verdict. A failure is never counted as a reward of zero."
     if total:
         caption += f" {scored:,.0f} of {total:,.0f} were scored ({scored / total:.1%})."
     y = Axis("answers", scale="log" if total and scored < total else "linear", bottom=None)
@@ -132,14 +132,16 @@ def failures(data: RunData) -> Chart:
     names = [failure_words(*key) for key in found]
     bars = [Series("answers", names, [float(count) for count in found.values()], "bars", "c1")] if names else []
     default = data.setting("reward.on_failure", "drop_sample")
-    caption = f"By scorer, verdict and what its policy did (reward.on_failure: {default}; a scorer may have its own)."
+    caption = f"By scorer, verdict and resulting action (reward.on_failure: {default}; a scorer may set its own)."
     missing = "every answer got a score" if data.samples else NO_SAMPLES
     return Chart("chart-failures", "Answers without a score", Axis("failure"), Axis("answers"), bars, caption, missing)
 
 
 def failure_words(scorer: str, kind: str, policy: str) -> str:
     """Text of one row of `SampleStats.failures`."""
-    done = {"drop_sample": "sample dropped", "drop_group": "group dropped", "value": "a stated value"}.get(policy, "")
+    done = {"drop_sample": "sample dropped", "drop_group": "group dropped", "value": "a configured value"}.get(
+        policy, ""
+    )
     return ": ".join(part for part in (scorer, kind.replace("_", " ")) if part) + (f" → {done}" if done else "")
 
 
@@ -192,9 +194,9 @@ def length_histogram(data: RunData) -> Chart:
 
 def cut_share(steps: Rows) -> Chart:
     """Share of answers that ended at the length limit."""
-    caption = "Share of answers that reached the limit instead of ending by themselves."
+    caption = "Fraction of answers that were truncated at the length limit."
     y = Axis("share of answers", is_share=True, bottom=0.0)
-    return of_steps(steps, "chart-cut", "Answers cut at the limit", y, [("cut_share", "cut answers", "c1")], caption)
+    return of_steps(steps, "chart-cut", "Truncated answers", y, [("cut_share", "cut answers", "c1")], caption)
 
 
 def turns(steps: Rows) -> list[Chart]:
@@ -203,7 +205,7 @@ def turns(steps: Rows) -> list[Chart]:
         return []
     lines = [("turns_mean", "turns, mean", "c0"), ("turns_max", "turns, most", "c1"),
              ("trajectories_per_sample", "trajectories, mean", "c2")]  # fmt: skip
-    caption = "Answers of the policy in a sample, and the sequences in which it is trained."
+    caption = "Number of answers of the policy in a sample, and number of sequences on which it is trained."
     return [of_steps(steps, "chart-turns", "Turns of a sample", Axis("per sample", bottom=0.0), lines, caption)]
 
 
@@ -212,7 +214,10 @@ def turns(steps: Rows) -> list[Chart]:
 
 def clip_fraction(steps: Rows) -> Chart:
     """Share of tokens whose ratio left the trust region."""
-    caption = "Tokens whose gradient the trust region cut off. With one update per step it is zero by definition."
+    caption = (
+        "Fraction of tokens whose gradient was removed by the trust region. With one update per step, it is zero by "
+        "definition."
+    )
     y = Axis("share of tokens", is_share=True, bottom=0.0)
     return of_steps(steps, "chart-clip", "Clip fraction", y, [("clip_fraction", "clipped", "c0")], caption)
 
@@ -240,14 +245,18 @@ def kl(steps: Rows) -> Chart:
 
 def effective_samples(steps: Rows) -> Chart:
     """Effective sample size of the importance weights."""
-    caption = "1: every token counts alike. Small: few tokens with large weights dominate the step."
+    caption = (
+        "At 1, every token has the same weight. Small values mean that a few tokens with large weights dominate the "
+        "step."
+    )
     y = Axis("effective share of tokens", is_share=True, top=1.0)
     lines = [("ess", "effective share", "c2")]
     if any("ess_sequences" in row for row in steps):
         y = Axis("effective share", is_share=True, top=1.0)
         lines = [("ess", "tokens", "c2"), ("ess_sequences", "answers", "c1"), ("lr_factor", "learning rate", "c0")]
         caption += (
-            " Answers: weights of complete answers, without truncation; the learning rate follows them"
+            " The curve for answers uses the weights of complete answers, without truncation; the learning rate "
+            "depends on it"
             " (trainer.lr_by_ess)."
         )
     return of_steps(steps, "chart-ess", "Effective sample size of the weights", y, lines, caption, np.min)
@@ -268,7 +277,7 @@ def gradient(data: RunData) -> Chart:
     norms = [value for value in column(steps, "grad_norm_max") if value is not None]
     is_near = limit is not None and bool(norms) and max(norms) > limit / 3
     more = level("clipped above", column(steps, "step"), limit if is_near else None)
-    caption = "Norm of the gradient before clipping; the largest of a step's updates."
+    caption = "Norm of the gradient before clipping: the largest and the mean over the updates of a step."
     if limit is not None and not is_near:
         caption += f" It is clipped above {limit:g}."
     y = Axis("gradient norm", bottom=0.0)
@@ -280,7 +289,10 @@ def gradient(data: RunData) -> Chart:
 
 def loss(steps: Rows) -> Chart:
     """The surrogate loss."""
-    caption = "The surrogate objective. Its level means little: it is near zero by construction, even while learning."
+    caption = (
+        "The surrogate objective. Its absolute value has little meaning, because it is near zero by construction, even "
+        "while the policy learns."
+    )
     return of_steps(steps, "chart-loss", "Loss", Axis("loss"), [("loss", "loss", "c6")], caption)
 
 

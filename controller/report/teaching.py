@@ -58,8 +58,8 @@ def _signal(data: RunData) -> list[Rated]:
             "solved",
             "info",
             f"The task is nearly solved: in the last steps, all samples of a group got the same reward in "
-            f"{percent(share)} of the groups, and in {percent(solved)} of these the best one",
-            advice="Stop here, go on with harder prompts, or leave such groups out (filter_zero_signal: true)",
+            f"{percent(share)} of the groups, and in {percent(solved)} of these groups it was the best reward",
+            advice="Stop the run, continue with harder prompts, or exclude such groups (filter_zero_signal: true)",
         )
         return [Rated(Weight.SIGNAL, finding, share)]
     is_bad = share >= ZERO_SIGNAL_BAD
@@ -70,8 +70,8 @@ def _signal(data: RunData) -> list[Rated]:
         f"reward (mean {figure(reward.late)})",
         "Their advantage is zero, so generating and training on them is wasted",
         "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
-        "sampling.temperature, or a reward with partial credit; filter_zero_signal: true leaves such groups out",
-        f"With filter_zero_signal training uses only the {percent(1 - share)} of the groups that carry signal",
+        "sampling.temperature, or a reward with partial credit; filter_zero_signal: true excludes such groups",
+        f"With filter_zero_signal, training uses only the {percent(1 - share)} of the groups that carry a signal",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -90,16 +90,16 @@ def _is_best(data: RunData) -> bool:
 def _nothing_to_learn(reward: float) -> Finding:
     """Equal rewards from the first step on: prompts cannot have been solved by learning."""
     if reward > 0:
-        why = "Either the model solved every prompt before it was trained, or the scorer gives every answer the same"
+        why = "Either the model already solved every prompt before training, or the scorer gives every answer the same"
     else:
-        why = "Either no prompt is ever solved, or the scorer does not recognise a right answer"
+        why = "Either no prompt is ever solved, or the scorer does not recognise a correct answer"
     return Finding(
         "no_signal",
         "bad",
         f"Nothing can be learned: every answer since the first step got the reward {figure(reward)}",
         f"{why}. All advantages are zero, so generating these answers and training on them is wasted",
-        "Read some answers with their rewards (areal-like samples), and try the scorer on right and wrong ones "
-        "(areal-like probe does both before a run)",
+        "Read some answers with their rewards (areal-like samples), and test the scorer on correct and incorrect "
+        "answers (areal-like probe does both before a run)",
     )
 
 
@@ -114,10 +114,10 @@ def _filtered(data: RunData) -> list[Rated]:
     finding = Finding(
         "groups_filtered",
         "warning",
-        f"{percent(share)} of the groups drawn were left out, because all their samples got the same reward",
+        f"{percent(share)} of the drawn groups were excluded, because all their samples got the same reward",
         "This is what filter_zero_signal does, but generating these groups was wasted work",
         "Use prompts that are sometimes solved, a larger group_size, or a higher sampling.temperature",
-        f"Up to {figure(1 / max(1 - share, 0.01))} times as many batches from the same generation work",
+        f"The same generation work could produce up to {figure(1 / max(1 - share, 0.01))} times as many batches",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -132,11 +132,11 @@ def _cut(data: RunData) -> list[Rated]:
     finding = Finding(
         "answers_cut",
         "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
-        f"{percent(found.late)} of the answers are cut at sampling.max_new_tokens ({limit}){since}",
-        "The reward rises all the same, so it does not depend on the end of an answer"
+        f"{percent(found.late)} of the answers are truncated at sampling.max_new_tokens ({limit}){since}",
+        "The reward still rises, so it does not depend on the end of an answer"
         if is_sound
-        else "A cut answer has no end and, with most rewards, no useful score",
-        "Raise sampling.max_new_tokens (and rollout.engine.max_context with it), or reward shorter answers; where the "
-        "model never ends its answers, check its end-of-sequence token (sampling.stop_token_ids)",
+        else "A truncated answer is incomplete and, with most rewards, gets no useful score",
+        "Increase sampling.max_new_tokens (together with rollout.engine.max_context), or reward shorter answers. If "
+        "the model never ends its answers, check its end-of-sequence token (sampling.stop_token_ids)",
     )
     return [Rated(Weight.SIGNAL, finding, found.late)]

@@ -79,7 +79,7 @@ class Timeline:
     """Processes without a strip, by role, because there are too many."""
     unknown: Sequence[str] = ()
     """Processes that left a trace file or pulses, but nothing that says what they did."""
-    missing: str = "no process left a trace of its main activity, or a pulse"
+    missing: str = "no process has recorded its main activity"
 
     @property
     def activities(self) -> list[str]:

@@ -38,13 +38,13 @@ RESTARTS_BAD = 3
 STAGE_NOTABLE = 0.5
 """Time of copying a version next to the engine, as a share of a step; beyond it workers fall behind the trainer."""
 DROP_ADVICE = {
-    "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which drops none",
-    "surplus": "the bound was tightened between two sessions of the run; this does not recur",
-    "timeout": "answers take longer than staleness.group_timeout_s: raise it, or lower sampling.max_new_tokens",
+    "stale": "increase staleness.max_staleness, or set staleness.on_stale: wait, which drops no groups",
+    "surplus": "the staleness bound was reduced between two sessions of the run; this will not happen again",
+    "timeout": "answers take longer than staleness.group_timeout_s: increase it, or reduce sampling.max_new_tokens",
     "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
     "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
-    "rejected": "prompts leave no room for an answer: raise rollout.engine.max_context, or shorten them",
-    "lost_too_often": "rollout workers crash while they generate these samples: see their logs",
+    "rejected": "prompts leave no room for an answer: increase rollout.engine.max_context, or shorten the prompts",
+    "lost_too_often": "rollout workers crash while they generate these samples: see the logs of the workers",
 }
 
 Look = Callable[[RunData, Shares], list[Rated]]
@@ -69,9 +69,10 @@ def _audit(data: RunData, shares: Shares) -> list[Rated]:
         finding = Finding(
             "audit_broken",
             "bad",
-            "The audit of the ledger is not clean: an invariant was broken, so no figure here can be relied on",
+            "The audit of the ledger failed: an invariant was violated, so the figures in this report are not reliable",
             words,
-            "Keep this folder and report it: this is a bug in the program, not an error in the configuration",
+            "Keep this folder and report the problem, which is a bug in the program and not an error in the "
+            "configuration",
         )
     return [Rated(Weight.AUDIT, finding)]
 
@@ -89,10 +90,11 @@ def _dropped(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "groups_dropped",
         "bad" if share >= DROPPED_BAD else "warning",
-        f"{percent(share)} of the groups drawn were dropped; most common reason: {reason} ({number_of:,})",
+        f"{percent(share)} of the drawn groups were dropped; most common reason: {reason} ({number_of:,})",
         sentences(f"By reason: {listed}", near),
         capital(DROP_ADVICE.get(known, "see logs/controller.log")),
-        f"Without drops, the same generation work makes up to {percent(1 / max(1 - share, 0.01) - 1)} more batches",
+        f"Without drops, the same generation work would produce up to {percent(1 / max(1 - share, 0.01) - 1)} more "
+        "batches",
     )
     return [Rated(Weight.LOSS, finding, share)]
 
@@ -115,8 +117,8 @@ def _stale_words(data: RunData) -> str:
     if not isinstance(bound, int) or not np.isfinite(stale).any():
         return ""
     mean = float(np.nanmean(stale))
-    near = ", close to the bound" if bound and mean >= STALE_NEAR * bound else ""
-    return f"Consumed groups were {figure(mean)} versions old on average where {bound} are allowed{near}"
+    near = ", which is close" if bound and mean >= STALE_NEAR * bound else ""
+    return f"Consumed groups were {figure(mean)} versions old on average; the bound is {bound}{near}"
 
 
 # ------------------------------------------------------------ processes and memory
@@ -140,7 +142,7 @@ def _processes(data: RunData, shares: Shares) -> list[Rated]:
         severity,
         f"Processes were lost {plural(len(losses), 'time')}: {what}",
         sentences(f"Reasons: {'; '.join(reasons)}" if reasons else ""),
-        f"See logs/{most}.log; if the kernel killed it, check its memory use",
+        f"See logs/{most}.log; if the kernel killed the process, check its memory use",
     )
     return [Rated(Weight.MACHINE, finding, len(losses))]
 
@@ -151,10 +153,10 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
         return []
     finding = Finding(
         "version_not_loaded", "bad",
-        f"A rollout worker could not load new weights and was given no work until it could "
+        f"A rollout worker could not load new weights and got no work until it had loaded them "
         f"({plural(len(texts), 'time')})",
         texts[-1],
-        "See that worker's log. Usual causes: too little memory, or a problem with the weight store",
+        "See the worker's log. Common causes are too little memory or a problem with the weight store",
     )  # fmt: skip
     return [Rated(Weight.MACHINE, finding, len(texts))]
 
@@ -181,8 +183,9 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
                 "warning",
                 f"Memory use of {name} grows: from {middle:,.0f} to {end:,.0f} MB in the second half of the run",
                 "",
-                "Monitor it; a run that is stopped and resumed starts with fresh processes",
-                f"At this rate it doubles within {figure(0.25 / share)} times the length of the run so far",
+                "Monitor the memory use; stopping and resuming the run starts new processes",
+                f"At this rate, the memory use doubles within {figure(0.25 / share)} times the duration of the run so "
+                "far",
             ),
             share,
         )
@@ -200,8 +203,8 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
         "slow_staging",
         "warning",
         f"New weights take {percent(share)} of a step to reach a rollout worker",
-        "Meanwhile it generates with the previous version, so samples are older than necessary",
-        "Keep weights in shared memory (trainer.weights.kind: shm), or take larger steps",
+        "In the meantime the worker generates with the previous version, so samples are older than necessary",
+        "Transfer weights through shared memory (trainer.weights.kind: shm), or use larger steps",
     )
     return [Rated(Weight.MACHINE, finding, share)]
 
@@ -216,9 +219,9 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "weights_on_disk",
         "warning",
-        "Weights are transferred through the disk: shared memory had too little free space",
+        "Weights are transferred through the disk, because shared memory had too little free space",
         data.weight_dir,
-        "Make /dev/shm larger (in a container: --shm-size); it has to hold three versions of the weights",
+        "Increase the size of /dev/shm (in a container: --shm-size), so that it can hold three versions of the weights",
     )
     return [Rated(Weight.MACHINE, finding)]
 
@@ -236,7 +239,7 @@ def _sinks(data: RunData, shares: Shares) -> list[Rated]:
             "warning",
             f"The metrics sink {name} {'is' if is_down else 'was'} down: {figure(lost)} rows did not reach it",
             errors.get(name, ""),
-            "No data of the run is lost: metrics.jsonl has every row",
+            "No data is lost, because metrics.jsonl contains every row",
         )
         found.append(Rated(Weight.MACHINE, finding, lost))
     return found
@@ -262,7 +265,8 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
         f"step, each with a budget of {budget} tokens",
         "",
         "Increase trainer.micro_batch_tokens, preferably to a multiple of the longest sequence",
-        f"Saves at most {percent(1 - mean)} of the trainer's time, if the cost of a micro-batch depends on its budget",
+        f"This saves at most {percent(1 - mean)} of the trainer's time, if the cost of a micro-batch depends on its "
+        "budget",
     )
     return [Rated(Weight.MACHINE, finding, 1 - mean)]
 

@@ -60,7 +60,7 @@ PAUSED_NOTABLE = 0.10
 CORES_FULL = 0.90
 """Share of busy cores of this machine above which a wait is also a wait for a core."""
 MAX_NAMES = 5
-STEADY = "The shares of time leave out the start and the end of the run"
+STEADY = "These fractions of time do not include the start and the end of the run"
 FAILURES = ("timed_out", "crashed", "invalid")
 
 
@@ -112,8 +112,8 @@ def _full_cores(shares: Shares) -> str:
     largest = sorted(shares.cores_used.items(), key=lambda item: -item[1])[:MAX_NAMES]
     parts = ", ".join(f"{name} {cores:.2f}" for name, cores in largest)
     return (
-        f"This machine's cores are the limit: of {shares.cores:g} of them {at_work:.2f} were at work on average "
-        f"({parts}), so another process on this machine would take time from these"
+        f"The cores of this machine are the bottleneck: on average, {at_work:.2f} of {shares.cores:g} cores were busy "
+        f"({parts}), so another process on this machine would slow down the run"
     )
 
 
@@ -129,13 +129,15 @@ def _too_few_rollouts(data: RunData, shares: Shares, pace: Pace) -> Rated:
     factor = pace.rollout_s / pace.trainer_s if pace.is_known and pace.trainer_s > 0 else math.nan
     return _rated(
         shares.trainer_wait,
-        f"The trainer waited {percent(shares.trainer_wait)} of its time for samples: too few rollout workers or slots",
+        f"The trainer waited for samples during {percent(shares.trainer_wait)} of its time: there are too few rollout "
+        "workers or slots",
         sentences(
-            f"Rollout workers were busy {percent(shares.rollout_working)} of the time ({held}{full}), so generation "
+            f"Rollout workers were busy during {percent(shares.rollout_working)} of the time ({held}{full}), so "
+            "generation "
             "is the slowest part"
             if math.isfinite(shares.rollout_working)
             else f"The run had {held}{full}",
-            f"It takes {figure(factor)} times as long as the trainer's work on the same samples" if factor > 1 else "",
+            f"Generation takes {figure(factor)} times as long as training on the same samples" if factor > 1 else "",
         ),
         way,
         hope,
@@ -147,13 +149,13 @@ def _no_overlap(data: RunData, shares: Shares, pace: Pace) -> Rated:
     way, hope = advice.looser_bound(data, pace)
     why = f"mode {mode}" if mode != "async" else f"max_staleness {bound}"
     title = (
-        f"Trainer and rollout workers wait for each other ({why}): the trainer waited "
-        f"{percent(shares.trainer_wait)} of its time, rollout workers {percent(shares.rollout_idle)}"
+        f"Trainer and rollout workers wait for each other ({why}): the trainer waited during "
+        f"{percent(shares.trainer_wait)} of its time, rollout workers during {percent(shares.rollout_idle)}"
     )
     detail = (
-        "This is the purpose of the mode: alternation, as a baseline"
+        "This is expected: in this mode, generation and training alternate"
         if _alternates(data)
-        else "New groups may not start until a version is published, and that one waits for the last answers of a step"
+        else "New groups cannot start until a version is published, and it waits for the last answers of a step"
     )
     severity: Severity = "info" if _alternates(data) else "warning"
     return Rated(Weight.WAIT, Finding("no_overlap", severity, title, sentences(detail), way, hope), shares.trainer_wait)
@@ -168,9 +170,10 @@ def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
     finding = Finding(
         "trainer_bound",
         "warning",
-        f"Rollout workers were idle {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
-        + (", there are more rollout workers than the trainer needs" if is_many else ""),
-        f"The trainer worked {percent(1 - shares.trainer_wait)} of its time; {plural(pace.workers, 'rollout worker')} "
+        f"Rollout workers were idle during {percent(shares.rollout_idle)} of their time{held}: the trainer is the "
+        "bottleneck" + (", and there are more rollout workers than it needs" if is_many else ""),
+        f"The trainer was busy during {percent(1 - shares.trainer_wait)} of its time; "
+        f"{plural(pace.workers, 'rollout worker')} "
         f"could generate {could} times as many samples as the trainer uses.",
         way,
         hope,
@@ -217,14 +220,14 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     way, hope = advice.more_scoring(pace, is_failing=failed >= FAILED_NOTABLE)
     is_bad = failed >= FAILED_BAD or not shares.trainer_wait < WAIT_BAD
     title = (
-        f"The reward function stalls the run: {percent(shares.waiting_for_score)} of the samples held by the workers "
-        f"wait for a score ({name})"
+        f"Scoring slows down the run: {percent(shares.waiting_for_score)} of the samples held by the workers are "
+        f"waiting for a score ({name})"
     )
     detail = sentences(
-        f"The trainer waited {percent(shares.trainer_wait)} of its time and rollout workers idled "
-        f"{percent(shares.rollout_idle)}: the cause is not a lack of rollout workers",
+        f"The trainer waited during {percent(shares.trainer_wait)} of its time, and rollout workers were idle during "
+        f"{percent(shares.rollout_idle)}, so the cause is not a lack of rollout workers",
         _verdict_words(counted),
-        f"Scoring processes were busy {percent(shares.scoring_busy)} of the time ({pace.scorers} of them)"
+        f"The scoring processes ({pace.scorers}) were busy during {percent(shares.scoring_busy)} of the time"
         if math.isfinite(shares.scoring_busy)
         else "",
         _latency_words(data, name),
@@ -242,9 +245,9 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
         return []
     kind = max(FAILURES, key=lambda kind: counted[kind])
     advised = {
-        "timed_out": "Make the scorer faster or raise reward.timeout_s; each timeout costs a killed process as well",
-        "crashed": "Fix the scorer: logs/reward.log names the answers and the error",
-        "invalid": "The scorer reports that it cannot judge these rows: check the columns it reads (logs/reward.log)",
+        "timed_out": "Make the scorer faster, or increase reward.timeout_s; each timeout also kills a scoring process",
+        "crashed": "Fix the scorer; logs/reward.log lists the answers and the errors",
+        "invalid": "The scorer cannot judge these rows; check the columns that it reads (see logs/reward.log)",
     }[kind]
     title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
     finding = Finding(
@@ -295,7 +298,7 @@ def _culprit(data: RunData, shares: Shares) -> str:
 def _verdict_words(counted: Mapping[str, float]) -> str:
     total = sum(counted.values())
     if not total:
-        return "No verdict arrived at all"
+        return "No verdict arrived"
     listed = [f"{figure(counted[kind])} {kind.replace('_', ' ')}" for kind in counted if counted[kind]]
     return f"Verdicts: {', '.join(listed)}"
 
@@ -322,9 +325,9 @@ def _swaps(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "slow_swaps",
         "warning",
-        f"Weight swaps are slow: rollout workers were paused for them {percent(shares.rollout_paused)} of the time",
+        f"Weight swaps are slow: they paused rollout workers during {percent(shares.rollout_paused)} of the time",
         sentences(median),
-        "Swap less often (larger groups_per_step), keep weights in shared memory (trainer.weights.kind: shm), or try "
-        "rollout.interruption: keep_kv, which avoids a second prefill of interrupted answers",
+        "Swap less often (larger groups_per_step), transfer weights through shared memory (trainer.weights.kind: shm), "
+        "or try rollout.interruption: keep_kv, which avoids a second prefill of interrupted answers",
     )
     return [Rated(Weight.MACHINE, finding, shares.rollout_paused)]

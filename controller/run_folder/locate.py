@@ -33,7 +33,7 @@ def find_run_to_read(text: str) -> RunFolder:
     try:
         folder.read_state()
     except DamagedState as error:
-        print(f"note: {error.where}: {error.what}; continuing with the run's other files", file=sys.stderr)
+        print(f"note: {error.where}: {error.what}; continuing with the other files of the run", file=sys.stderr)
     return folder
 
 
@@ -42,7 +42,9 @@ def _found(text: str) -> RunFolder:
         return _find(text)
     except OSError as error:
         raise UserError(
-            f"cannot be read ({error.strerror or error})", where=text, remedy="check permissions"
+            f"the folder cannot be read ({error.strerror or error})",
+            where=text,
+            remedy="check the permissions of the folder",
         ) from error
 
 
@@ -58,27 +60,36 @@ def _find(text: str) -> RunFolder:
         return RunFolder(named[0].resolve())
     if named:
         raise UserError(
-            f"{len(named)} runs have this name", where=text, remedy=f"give a folder: {', '.join(map(str, named[:5]))}"
+            f"{len(named)} runs have this name",
+            where=text,
+            remedy=f"specify the folder of the run: {', '.join(map(str, named[:5]))}",
         )
     names = [*_names_in(RUNS_DIR), *(entry.root.name for entry in entries)]
     near = difflib.get_close_matches(Path(text).name, names, n=3) or list(dict.fromkeys(names))[:3]
     remedy = (
-        f"known runs: {', '.join(near)} (all: areal-like ps --all)" if near else "start one first: areal-like train"
+        f"known runs: {', '.join(near)} (areal-like ps --all lists all runs)"
+        if near
+        else "start a run first: areal-like train"
     )
-    raise UserError("there is no run", where=text, remedy=remedy)
+    raise UserError("there is no run of this name", where=text, remedy=remedy)
 
 
 def _refuse_without_state(candidate: Path) -> None:
     """Raise UserError for a folder without a state file: an incomplete run, a folder of runs, or another folder."""
     if any((candidate / name).is_file() for name in _TRACES):
         raise UserError(
-            "has no state.json: the run was interrupted while its folder was created, or the file was lost",
+            "the folder has no state.json, because the run was interrupted while the folder was being created, or the "
+            "file was deleted",
             where=str(candidate),
             remedy="start a new run",
         )
     if names := _names_in(candidate):
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise UserError("is a folder of runs, not a run", where=str(candidate), remedy=f"name one of them: {shown}")
+        raise UserError(
+            "this is a folder of runs, not the folder of a single run",
+            where=str(candidate),
+            remedy=f"specify one of its runs: {shown}",
+        )
 
 
 def _names_in(runs_dir: Path) -> list[str]:

@@ -58,7 +58,11 @@ def whereabouts(folder: RunFolder, *, now_s: float | None = None) -> Whereabouts
         reason = str(state.get("reason") or "")
         return Whereabouts(cast(Kind, status), f"{status}{when}" + (f": {reason}" if reason else ""), state)
     word_s = _last_word_s(folder, state)
-    received = f"its last message was {ago(now_s - word_s)}" if word_s is not None else "it sent no message"
+    received = (
+        f"the last message of the controller was {ago(now_s - word_s)}"
+        if word_s is not None
+        else "the controller sent no message"
+    )
     host, here = str(state.get("host") or ""), socket.gethostname()
     if host and host != here:
         return Whereabouts("foreign", f"runs, or ran, on {host}, not on this machine ({here}): {received}", state)
@@ -82,7 +86,7 @@ def whereabouts_if_known(folder: RunFolder) -> Whereabouts:
     try:
         return whereabouts(folder)
     except DamagedState as error:
-        return Whereabouts("foreign", f"not known whether it is running: {error.what}")
+        return Whereabouts("foreign", f"it is not known whether the run is in progress: {error.what}")
 
 
 def status_exit(kind: Kind) -> int:
@@ -95,7 +99,7 @@ def refuse_if_elsewhere(folder: RunFolder) -> None:
     found = whereabouts(folder)
     word_s = _last_word_s(folder, found.state)
     if found.kind == "foreign" and word_s is not None and time.time() - word_s < FRESH_S:
-        raise UserError(found.words, where=str(folder.root), remedy="stop it there first")
+        raise UserError(found.words, where=str(folder.root), remedy="stop the run on that machine first")
 
 
 def _is_same_boot(state: Mapping[str, Any]) -> bool:

@@ -74,7 +74,7 @@ def enlist(folder: RunFolder) -> bool:
         fresh.replace(path)
         _bound(place)
     except OSError as error:
-        log.info("this run could not be registered for `areal-like ps` (%s)", error)
+        log.info("the run could not be registered for `areal-like ps` (%s)", error)
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         return False

@@ -30,7 +30,7 @@ FOLDER_FILE = "AREAL_LIKE_FOLDER_FILE"
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
-NAME_REMEDY = "use letters, digits, - and _, beginning with a letter or digit"
+NAME_REMEDY = "use letters, digits, - and _, and begin with a letter or digit"
 MAX_NAME_BYTES = 200
 """Maximum length of a name. File systems allow 255 characters, and suffixes such as -eval or -2 are appended."""
 _STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
@@ -152,7 +152,7 @@ class RunFolder:
     def create(runs_dir: Path, name: str) -> RunFolder:
         """Create `runs_dir/name`, or `name-2`, `name-3`, ... if it exists. Raises UserError if it cannot be written."""
         if not is_run_name(name):
-            raise UserError(f"{name!r} cannot be the name of a folder", where="name", remedy=NAME_REMEDY)
+            raise UserError(f"{name!r} is not a valid folder name", where="name", remedy=NAME_REMEDY)
         try:
             with user_umask():  # several users may share it, as far as each user's umask allows
                 runs_dir.mkdir(parents=True, exist_ok=True)
@@ -169,9 +169,9 @@ class RunFolder:
                 path.mkdir()
         except OSError as error:
             raise UserError(
-                f"cannot create the run's folder ({error.strerror})",
+                f"the run's folder cannot be created ({error.strerror})",
                 where=f"runs_dir: {runs_dir}",
-                remedy="make it writable, or name another: runs_dir=/some/where",
+                remedy="make the parent folder writable, or choose a different one with runs_dir=/path/to/folder",
             ) from error
         return folder
 
@@ -200,7 +200,9 @@ class RunFolder:
         known = sorted(path.parent.name for path in runs_dir.glob("*/state.json"))
         near = difflib.get_close_matches(str(run), known, n=3) or known[-3:]
         raise UserError(
-            "there is no run", where=str(run), remedy=f"known runs: {', '.join(near)}" if near else "start one first"
+            "there is no run in this folder",
+            where=str(run),
+            remedy=f"known runs: {', '.join(near)}" if near else "start a run first",
         )
 
     def read_state(self) -> dict[str, Any]:
@@ -217,7 +219,8 @@ class RunFolder:
             ) from error
         if found > FORMAT:
             raise UserError(
-                f"this run was created by a newer version of areal_like (layout {found}; this version supports up to "
+                f"the run was created by a newer version of areal_like (folder layout {found}; this version supports "
+                "layouts up to "
                 f"{FORMAT})",
                 where=str(self.root),
                 remedy="update areal_like",
@@ -257,7 +260,7 @@ class RunFolder:
             is_alive = False
         if is_alive and state.get("status") == "running":
             raise UserError(
-                f"this run is still running (process {state['controller_pid']})",
+                f"the run is still in progress (process {state['controller_pid']})",
                 where=str(self.root),
-                remedy="stop it first, or start another run",
+                remedy="stop the run first, or start a new one",
             )

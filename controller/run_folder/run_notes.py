@@ -54,8 +54,8 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
         raise UserError(f"the text has {len(notes):,} characters; the limit is {MAX_NOTES_CHARS:,}", where=str(path))
     wrong = [tag for tag in made.tags if not tag.strip() or len(tag) > MAX_TAG_CHARS]
     if wrong or len(made.tags) > MAX_TAGS:
-        what = f"`{wrong[0]}` is not a valid tag" if wrong else f"{len(made.tags)} tags"
-        remedy = f"at most {MAX_TAGS} tags of 1 to {MAX_TAG_CHARS} characters"
+        what = f"`{wrong[0]}` is not a valid tag" if wrong else f"there are {len(made.tags)} tags"
+        remedy = f"use at most {MAX_TAGS} tags of 1 to {MAX_TAG_CHARS} characters"
         raise UserError(what, where=str(path), remedy=remedy)
     fresh = path.with_suffix(".tmp")
     try:
@@ -63,6 +63,8 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
         fresh.replace(path)
     except OSError as error:
         raise UserError(
-            f"cannot be written ({error.strerror})", where=str(path), remedy="ask the run's owner"
+            f"the file cannot be written ({error.strerror})",
+            where=str(path),
+            remedy="ask the owner of the run to change the notes",
         ) from error
     return made

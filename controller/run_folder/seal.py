@@ -42,7 +42,7 @@ def read_seal(folder: RunFolder) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if not isinstance(seal, dict) or seal.get("format") != FORMAT or not isinstance(seal.get("files"), dict):
-        raise ValueError(f"it is not a seal of format {FORMAT}")
+        raise ValueError(f"the file is not a seal of format {FORMAT}")
     return seal
 
 
@@ -60,7 +60,7 @@ def changed_files(folder: RunFolder, seal: dict[str, Any]) -> Iterator[str]:
             yield f"{path} cannot be read ({getattr(error, 'strerror', error)}), but it is in {SEAL_FILE}"
     for path in _sealed(folder):
         if path != folder.ledger and str(path.relative_to(folder.root)) not in seal["files"]:
-            yield f"{path} is not in {SEAL_FILE}: it was added"
+            yield f"{path} is not in {SEAL_FILE}, because it was added later"
 
 
 def _sealed(folder: RunFolder) -> Iterator[Path]:

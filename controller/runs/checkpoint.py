@@ -28,7 +28,9 @@ def checkpoint(
     clock: Clock = time.monotonic,
 ) -> int:
     """Request a checkpoint and wait for it; return the exit status. Raises UserError if the run is not in progress."""
-    where, key = ask_run(folder, "checkpoint", remedy="name a run in progress: only such a run can save a checkpoint")
+    where, key = ask_run(
+        folder, "checkpoint", remedy="specify a run that is in progress; only such a run can save a checkpoint"
+    )
     try:
         if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):
             return _failed(folder, _why_silent(where.kind, where.words))
@@ -50,7 +52,7 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
 
     wait_until(is_settled, timeout_s, sleep, clock)
     if not found:
-        late = f"no checkpoint within {span(timeout_s)}; it will still be saved after the current step"
+        late = f"no checkpoint was saved within {span(timeout_s)}; it will still be saved after the current step"
         return _failed(folder, ended[0] if ended else late)
     is_granted, text = found[0]
     if not is_granted:
@@ -61,8 +63,8 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
 
 def _why_silent(kind: str, words: str) -> str:
     if kind == "foreign":
-        return f"no reply within {span(ANSWER_S)}: it {words}"
-    return f"no reply within {span(ANSWER_S)}: the run is starting or ending"
+        return f"the run did not reply within {span(ANSWER_S)}: it {words}"
+    return f"the run did not reply within {span(ANSWER_S)}, because it is starting or ending"
 
 
 def _failed(folder: RunFolder, text: str) -> int:

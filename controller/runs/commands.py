@@ -26,7 +26,9 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise
     except OSError as error:
         where = str(error.filename) if error.filename else arguments.command
-        raise UserError(f"{error.strerror or error}", where=where, remedy="check that you may read it") from error
+        raise UserError(
+            f"{error.strerror or error}", where=where, remedy="check that you have permission to read it"
+        ) from error
 
 
 def _status(arguments: argparse.Namespace) -> int:

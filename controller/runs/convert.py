@@ -41,7 +41,9 @@ def export(
     if repository is not None:
         check_repository(repository)
     elif is_public:
-        raise UserError("there is no repository", where="--public", remedy="add --push-to-hub USER/NAME")
+        raise UserError(
+            "--public requires a repository", where="--public", remedy="add the option --push-to-hub USER/NAME"
+        )
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
@@ -51,7 +53,7 @@ def export(
     _record(folder, target)
     if repository is not None:
         message = f"{folder.name} of {folder.parent.parent.name}"
-        print(f"sent to {push(target, repository, is_public=is_public, message=message)}")
+        print(f"uploaded to {push(target, repository, is_public=is_public, message=message)}")
         _record(folder, target, repository)
     return 0
 
@@ -68,7 +70,10 @@ def _record(folder: Path, target: Path, repository: str = "") -> None:
             repository=repository,
         )  # fmt: skip
     except OSError as error:  # the run may be another user's
-        print(f"note: {root / EXPORTS_FILE} cannot be written ({error.strerror}): lineage will not name {target}")
+        print(
+            f"note: {root / EXPORTS_FILE} cannot be written ({error.strerror}), so areal-like lineage will not list "
+            f"{target}"
+        )
 
 
 def best_checkpoint(source: str) -> Path:
@@ -76,11 +81,11 @@ def best_checkpoint(source: str) -> Path:
     run = find_run_to_read(source)
     found = sorted(path for path in run.best.glob("*") if is_checkpoint(path))
     if not found:
-        remedy = "set trainer.checkpoint.best: {} before a run starts"
-        raise UserError("this run has no best checkpoint", where=str(run.best), remedy=remedy)
+        remedy = "set trainer.checkpoint.best: {} before you start a run"
+        raise UserError("the run has no best checkpoint", where=str(run.best), remedy=remedy)
     if (problem := checkpoint_problem(found[-1])) is not None:
         raise UserError(
-            f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export another checkpoint"
+            f"the best checkpoint is damaged: {problem}", where=str(found[-1]), remedy="export a different checkpoint"
         )
     return found[-1]
 
@@ -89,9 +94,13 @@ def import_model(source: str, out: str) -> int:
     """Make a checkpoint from a Hugging Face folder and return the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError("there is no such folder", where=source, remedy="name the folder of a model")
+        raise UserError("there is no such folder", where=source, remedy="specify the folder of a model")
     if is_checkpoint(folder):
-        raise UserError("this is already a checkpoint", where=source, remedy="use it as it is, or export it")
+        raise UserError(
+            "the folder is already a checkpoint",
+            where=source,
+            remedy="use the checkpoint without importing it, or export it",
+        )
     num_tensors, dtype = import_folder(folder, target)
     print(f"{target}: imported {num_tensors} tensors from {source} (source dtype: {dtype})")
     return 0
@@ -104,7 +113,9 @@ def checkpoint_of(source: str, version: int | None) -> Path:
     if is_checkpoint(folder):
         if version is not None:
             raise UserError(
-                "a checkpoint has only one version", where="--version", remedy="omit it, or name the run instead"
+                "a checkpoint has only one version",
+                where="--version",
+                remedy="remove --version, or specify the run instead",
             )
         return folder.resolve()
     run = find_run_to_read(source)
@@ -120,5 +131,9 @@ def checkpoint_of(source: str, version: int | None) -> Path:
     for _, path in reversed(known):
         if checkpoint_problem(path) is None:
             return path
-    remedy = "use areal-like checkpoint while it runs" if not known else "all of its checkpoints are damaged"
-    raise UserError("this run has no complete checkpoint", where=str(run.root), remedy=remedy)
+    remedy = (
+        "use areal-like checkpoint while the run is in progress"
+        if not known
+        else "restore a checkpoint from a backup; all checkpoints are damaged"
+    )
+    raise UserError("the run has no complete checkpoint", where=str(run.root), remedy=remedy)

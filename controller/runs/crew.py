@@ -42,10 +42,10 @@ def drain(
     """
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
-    print(f"{folder.name}: {worker} is draining; its running samples move to other workers")
+    print(f"{folder.name}: {worker} is draining; its running samples are moved to other workers")
     if not wait_until(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
-        return _unfinished(folder, f"{worker} has not left within {span(timeout_s)}")
-    print(f"{folder.name}: {worker} has left")
+        return _unfinished(folder, f"{worker} has not left the run within {span(timeout_s)}")
+    print(f"{folder.name}: {worker} has left the run")
     return 0
 
 
@@ -67,13 +67,13 @@ def add(
 
     if not wait_until(has_joined, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not reported within {span(timeout_s)}")
-    print(f"{folder.name}: {worker} has joined")
+    print(f"{folder.name}: {worker} has joined the run")
     return 0
 
 
 def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
     """The worker named in the controller's answer; None if it refused or did not answer, which is printed."""
-    _, key = ask_run(folder, wish, worker, remedy="name a run in progress")
+    _, key = ask_run(folder, wish, worker, remedy="specify a run that is in progress")
     found: list[tuple[bool, str]] = []
 
     def is_answered() -> bool:
@@ -86,7 +86,9 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
     finally:
         withdraw(folder.requests, key)
     is_granted, text = (
-        found[0] if found else (False, f"no reply within {span(ANSWER_S)}: the run is starting or ending")
+        found[0]
+        if found
+        else (False, f"the run did not reply within {span(ANSWER_S)}, because it is starting or ending")
     )
     if not is_granted:
         say_refused(folder, text)
@@ -105,8 +107,12 @@ def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> 
     if not goes_on(where):
         raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
     if is_from_files(where.state):
-        advice = "see trainer.checkpoint for when it saves" if wish == "checkpoint" else "it has no rollout workers"
-        raise UserError("this run trains from files and accepts no requests", where=str(folder.root), remedy=advice)
+        advice = (
+            "set trainer.checkpoint to choose when it saves checkpoints"
+            if wish == "checkpoint"
+            else "use a run with rollouts, because this run has no rollout workers"
+        )
+        raise UserError("the run trains from files and accepts no requests", where=str(folder.root), remedy=advice)
     return where, ask(folder.requests, wish, worker)
 
 

@@ -18,7 +18,7 @@ def check_repository(repository: str) -> None:
     try:
         from huggingface_hub.utils import HFValidationError, validate_repo_id
     except ImportError as error:
-        what = "huggingface_hub is not installed"
+        what = "the package huggingface_hub is not installed"
         raise UserError(what, where=KEY, remedy="pip install huggingface_hub") from error
     try:
         validate_repo_id(repository)
@@ -50,6 +50,6 @@ def push(folder: Path, repository: str, *, is_public: bool, message: str, api: A
     except Exception as error:  # a third-party library: no token, no permission, no network, no space
         why = f"{type(error).__name__}: {first_line(error)}"
         words = f"{folder} is complete, but could not be uploaded to {repository} ({why})"
-        remedy = f"`hf auth login` stores a token, and `hf upload {repository} {folder}` uploads it"
+        remedy = f"run `hf auth login` to store a token, then `hf upload {repository} {folder}` to upload the folder"
         raise OperationError(f"{words} -> {remedy}") from error
     return str(url)

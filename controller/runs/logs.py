@@ -155,7 +155,7 @@ def names(folder: RunFolder) -> list[str]:
         found = [*folder.logs.glob("*.log"), *folder.processes.glob("*.json")]
         return sorted({path.stem for path in found})
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(folder.logs)) from error
+        raise UserError(f"the folder cannot be read ({error.strerror})", where=str(folder.logs)) from error
 
 
 def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:
@@ -171,8 +171,8 @@ def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:
 
             near = nearest(wanted, known, count=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            remedy = f"{hint}processes: {', '.join(known)}" if known else "no process has written a log yet"
-            raise UserError("no such process", where=f"--process {wanted}", remedy=remedy)
+            remedy = f"{hint}processes with a log: {', '.join(known)}" if known else "no process has written a log yet"
+            raise UserError("there is no such process", where=f"--process {wanted}", remedy=remedy)
         chosen.update(dict.fromkeys(found))
     return [LogFile(name, folder.logs / f"{name}.log") for name in chosen]
 

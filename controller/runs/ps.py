@@ -60,7 +60,7 @@ def ps(
     if shown:
         _print(shown, console)
     else:
-        console.print(Text("no run is known here" if show_all else "no run is active here"))
+        console.print(Text("no runs are known on this machine" if show_all else "no runs are active on this machine"))
     others = Counter(row.kind for row in found if row not in shown)
     if others:
         words = ", ".join(f"{others[kind]} {kind}" for kind in _ORDER if others[kind])
@@ -97,7 +97,7 @@ def _roots(runs_dirs: Sequence[str]) -> Iterator[Path]:
     for text in runs_dirs:
         folder = Path(text).expanduser()
         if not folder.is_dir():
-            raise UserError("no such folder", where=f"--runs-dir {text}", remedy="name a folder that holds runs")
+            raise UserError("no such folder", where=f"--runs-dir {text}", remedy="specify a folder that contains runs")
         yield from _in(folder)
     if RUNS_DIR.is_dir():
         yield from _in(RUNS_DIR)
@@ -107,7 +107,7 @@ def _in(runs_dir: Path) -> Iterator[Path]:
     try:
         yield from sorted(path.parent for path in runs_dir.glob("*/state.json"))
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(runs_dir)) from error
+        raise UserError(f"the folder cannot be read ({error.strerror})", where=str(runs_dir)) from error
 
 
 def _print(rows: Sequence[Row], console: Console) -> None:

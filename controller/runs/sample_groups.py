@@ -79,7 +79,9 @@ class GroupReader:
             found = list(samples_of(db.execute(query, [group_id, MAX_ANSWERS]), self.folder, self._text))
         if not found:
             raise UserError(
-                f"group {group_id} has no finished sample", where=self.folder.name, remedy="choose one from the list"
+                f"group {group_id} has no finished sample",
+                where=self.folder.name,
+                remedy="select a group from the list",
             )
         return found
 
@@ -93,7 +95,9 @@ class GroupReader:
         path = self.folder.ledger
         if not path.is_file():
             raise UserError(
-                "has no ledger: nothing has been generated yet", where=self.folder.name, remedy="try again later"
+                "the run has no ledger, because nothing has been generated yet",
+                where=self.folder.name,
+                remedy="try again later",
             )
         try:
             db, _ = open_ledger(self.folder)
@@ -105,4 +109,6 @@ class GroupReader:
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"cannot be read ({error})", where=str(path), remedy="restore it from a backup") from error
+            raise UserError(
+                f"the file cannot be read ({error})", where=str(path), remedy="restore the file from a backup"
+            ) from error

@@ -26,14 +26,14 @@ MAX_CHARS = 20_000
 """The middle of a longer text is left out: a page of two hundred 32k-token answers would be too large for a phone."""
 COLUMNS = (
     ("sample", "sample", "group and index", "word"),
-    ("reward", "reward", "what the scorer gave", "num"),
+    ("reward", "reward", "the score of the sample", "num"),
     ("parts", "parts", "components of the reward", "word"),
-    ("step", "step", "the step that used it", "num"),
+    ("step", "step", "the step that used the sample", "num"),
     ("staleness", "stale", "versions between sampling and use", "num"),
-    ("versions", "versions", "policy versions that sampled it", "num"),
+    ("versions", "versions", "policy versions that sampled the answer", "num"),
     ("tokens", "tokens", "length of the answer", "num"),
-    ("end", "end", "stop: it ended by itself; length: it was cut", "word"),
-    ("worker", "worker", "the process that generated it", "word"),
+    ("end", "end", "stop: the answer ended normally; length: it was truncated", "word"),
+    ("worker", "worker", "the process that generated the sample", "word"),
 )
 _SOFT = {"light": "#f4f6f8", "dark": "#1d2229"}
 
@@ -68,7 +68,7 @@ def _run_words(folder: RunFolder) -> str:
     except UserError:
         return ""
     return {
-        "running": "is going on", "finished": "is finished", "stopped": "was stopped", "failed": "has failed",
+        "running": "is in progress", "finished": "is finished", "stopped": "was stopped", "failed": "has failed",
         "crashed": "has crashed", "foreign": "belongs to another machine",
     }[kind]  # fmt: skip
 
@@ -145,4 +145,4 @@ def _cut(text: str, is_full: bool) -> str:
         return printable(text)
     half = MAX_CHARS // 2
     left_out = len(text) - 2 * half
-    return printable(f"{text[:half]}\n[... {left_out:,} characters more: --full]\n{text[-half:]}")
+    return printable(f"{text[:half]}\n[... {left_out:,} more characters; use --full]\n{text[-half:]}")

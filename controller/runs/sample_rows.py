@@ -132,13 +132,13 @@ class Sample:
         elif self.verdict_reason:
             found.append(f"scorer: {self.verdict_reason}")
         if self.fate == "live":
-            found.append("not used by a step yet")
+            found.append("not yet used by a step")
         elif self.fate != "consumed":
             found.append(f"its group was {self.fate}" + (f" ({self.fate_reason})" if self.fate_reason else ""))
         if not self.is_kept:
             found.append("left out of its group")
         if self.payload != "stored":
-            gone = "purged: a checkpoint covers them (see ledger.keep_mb)"
+            gone = "no longer stored, because a checkpoint covers them (see ledger.keep_mb)"
             found.append(f"its tokens are {gone if self.payload == 'purged' else 'damaged on disk'}")
         return found
 
@@ -159,13 +159,15 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
     """
     if not folder.ledger.is_file():
         raise UserError(
-            "has no ledger: nothing has been generated yet", where=str(folder.root), remedy="try again later"
+            "the run has no ledger, because nothing has been generated yet",
+            where=str(folder.root),
+            remedy="try again later",
         )
     text = TokenText.of(folder)
     try:
         db, is_whole = open_ledger(folder)
         if not is_whole:
-            text.problems.append("the folder cannot be written to: the newest samples may be missing")
+            text.problems.append("the folder is not writable, so the newest samples may be missing")
         try:
             check_schema(db, folder)
             where, values = _condition(choice)
@@ -186,9 +188,9 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"cannot be read ({error})",
+            f"the file cannot be read ({error})",
             where=str(folder.ledger),
-            remedy="restore it from a backup; the run is lost otherwise",
+            remedy="restore the file from a backup; otherwise the run cannot be continued",
         ) from error
     return Found(samples, num_matching, num_stored, list(text.problems))
 

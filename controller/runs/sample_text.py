@@ -114,6 +114,6 @@ def _labelled(label: str, text: str, style: str, console: Console, max_lines: in
     if max_lines and len(lines) > max_lines:
         head = max_lines * 2 // 3
         left_out = sum(map(len, lines[head : head - max_lines + 1]))
-        lines = [*lines[:head], f"[... {left_out:,} characters more: --full]", *lines[head - max_lines + 1 :]]
+        lines = [*lines[:head], f"[... {left_out:,} more characters; use --full]", *lines[head - max_lines + 1 :]]
     for number_, line in enumerate(lines):
         yield ("" if number_ else label), line, style

@@ -37,9 +37,9 @@ def samples(
     out: a file; "-" or "" is standard output, but a page without `out` is written to <run>/samples.html.
     """
     if is_from_files(whereabouts_if_known(folder).state):
-        what = "this run trains from files: it draws no samples"
+        what = "the run trains from files, so it generates no samples"
         raise UserError(
-            what, where=str(folder.root), remedy=f"use areal-like report {folder.root} to see what the model learns"
+            what, where=str(folder.root), remedy=f"run areal-like report {folder.root} to see what the model learns"
         )
     found = read_samples(folder, choice)
     for problem in found.problems:
@@ -81,8 +81,8 @@ def as_lines(samples: list[Sample]) -> Iterator[str]:
 
 def _stock(found: Found) -> str:
     if found.num_stored:
-        return f"the ledger holds {found.num_stored:,} finished samples"
-    return "the ledger holds no finished sample yet"
+        return f"the ledger contains {found.num_stored:,} finished samples"
+    return "the ledger does not contain any finished samples yet"
 
 
 def _deliver(text: str, out: str, what: str) -> None:
@@ -99,5 +99,7 @@ def _opened(path: Path) -> Any:
         return path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(
-            f"cannot be written ({error.strerror})", where=str(path), remedy="name another file: --out FILE"
+            f"the file cannot be written ({error.strerror})",
+            where=str(path),
+            remedy="choose a different file with --out FILE",
         ) from error

@@ -121,11 +121,12 @@ def health(facts: Facts) -> Health:
         return Health(_ENDED.get(kind, "bad"), facts.where.words)
     if facts.controller.get("is_suspended"):
         pid = facts.where.pid
-        return Health("bad", f"the controller is suspended: resume it with `kill -CONT {pid}`")
+        return Health("bad", f"the controller is suspended; resume it with `kill -CONT {pid}`")
     age_s = facts.age_s
     if age_s is not None and age_s > SILENT_S:
         return Health(
-            "bad", f"no message from the controller for {span(age_s)}: it hangs, or the machine is overloaded"
+            "bad",
+            f"no message from the controller for {span(age_s)}; the controller hangs, or the machine is overloaded",
         )
     troubled = [
         f"{name}: {row.get('state')}"
@@ -137,7 +138,7 @@ def health(facts: Facts) -> Health:
         return Health("warning", "; ".join(troubled))
     since_s = _since_step_s(facts)
     if since_s is not None and facts.step_s is not None and since_s > max(SLOW_S, SLOW_FACTOR * facts.step_s):
-        return Health("warning", f"no step for {span(since_s)}; a step usually takes {span(facts.step_s)}")
+        return Health("warning", f"no step has finished for {span(since_s)}; a step usually takes {span(facts.step_s)}")
     if facts.status.get("status") == "preparing":
         return Health("ok", "preparing the starting model")
     if not facts.status:

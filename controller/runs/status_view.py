@@ -93,7 +93,7 @@ def _facing(facts: Facts, health: Health) -> Iterator[tuple[str, RenderableType]
         yield "preparing", Text(" ".join(printable(preparing).split()))
     if facts.where.kind in ("running", "foreign") and facts.status.get("status") != "preparing":
         waits = [printable(str(wait)) for wait in facts.status.get("waits") or ()]
-        yield "waits", Text("\n".join(waits) if waits else "nobody")
+        yield "waits", Text("\n".join(waits) if waits else "none")
     if last := _last_step(facts.last_step):
         yield "last step", Flow(last)
     if facts.accuracy:

@@ -52,12 +52,15 @@ def stop(
             return _nothing_to_do(folder, whereabouts(folder))
         send(signal.SIGTERM)
         if now:
-            print(f"{folder.name}: stopping at once")
+            print(f"{folder.name}: stopping immediately")
             sleep(SECOND_SIGNAL_S)
             if whereabouts(folder).is_running:
                 send(signal.SIGTERM)
         else:
-            print(f"{folder.name}: finishing the current step and saving (to stop at once: areal-like stop --now)")
+            print(
+                f"{folder.name}: finishing the current step and saving a checkpoint (to stop immediately: areal-like "
+                "stop --now)"
+            )
         try:
             return _wait(folder, where, clock() + timeout_s, timeout_s, sleep, clock)
         except KeyboardInterrupt:
@@ -69,12 +72,12 @@ def _nothing_to_do(folder: RunFolder, where: Whereabouts) -> int:
     if where.kind == "foreign":
         host = where.state.get("host") or "that machine"
         print(
-            f"error: {folder.name} {where.words}; it can only be stopped there: log in to {host} and "
-            "repeat the command",
+            f"error: {folder.name} {where.words}; it can only be stopped on that machine; log in to {host} and run the "
+            "command there",
             file=sys.stderr,
         )
         return status_exit(where.kind)
-    print(f"{folder.name}: nothing to stop, the run {where.words}")
+    print(f"{folder.name}: there is nothing to stop, because the run {where.words}")
     return 0
 
 
@@ -96,15 +99,15 @@ def _wait(
             printed = words
         if clock() > due_s:
             print(
-                f"error: {folder.name} is still shutting down after {span(timeout_s)} (process {before.pid}). "
-                f"To stop at once: areal-like stop --now {folder.root}",
+                f"error: {folder.name} is still shutting down after {span(timeout_s)} (process {before.pid}). To stop "
+                f"it immediately: areal-like stop --now {folder.root}",
                 file=sys.stderr,
             )
             return 1
         sleep(POLL_S)
     after = whereabouts(folder)
     if after.state.get("run_id") == before.state.get("run_id") and after.is_running:
-        print(f"{folder.name}: ended and was resumed in the meantime ({after.words})")
+        print(f"{folder.name}: the run ended and was resumed in the meantime ({after.words})")
         return 0
     print(f"{folder.name}: {after.words}")
     if after.kind != "finished" and is_resumable(after.state):
@@ -140,9 +143,10 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
             return
         if lock_holder(folder.root) != pid:
             raise UserError(
-                f"state.json names process {pid}, which does not have this run open: no signal was sent",
+                f"state.json records process {pid}, but this process does not have the run open, so no signal was sent",
                 where=str(folder.root),
-                remedy="try again in a moment if the run was just started; otherwise state.json belongs to another run",
+                remedy="try again in a moment if the run has just been started; otherwise state.json belongs to a "
+                "different run",
             )
 
         def send(number: signal.Signals) -> None:
@@ -155,7 +159,9 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
                 pass  # it has exited; the wait detects it
             except PermissionError as error:
                 raise UserError(
-                    "belongs to another user", where=f"process {pid}", remedy="ask its owner to stop it"
+                    "the process belongs to another user",
+                    where=f"process {pid}",
+                    remedy="ask the owner to stop the run",
                 ) from error
 
         yield send

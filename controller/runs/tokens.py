@@ -73,7 +73,7 @@ class TokenText:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            found.problems.append("the package `tokenizers` is not installed: prompts are shown as token ids")
+            found.problems.append("the package `tokenizers` is not installed, so prompts are shown as token ids")
             return found
         for place in tokenizer_folders(folder):
             path = place / "tokenizer.json"
@@ -84,7 +84,7 @@ class TokenText:
                 return found
             except Exception as error:  # fault boundary: tokenizers raises bare Exception for damaged files
                 found.problems.append(f"{path} is damaged ({first_line(error)})")
-        found.problems.append("this run's tokenizer.json was not found: prompts are shown as token ids")
+        found.problems.append("the tokenizer.json of the run was not found, so prompts are shown as token ids")
         return found
 
     def texts(self, trajectory: Trajectory, response: str) -> tuple[str, str, list[tuple[int, str]]]:

@@ -112,7 +112,7 @@ def _seal(session: OpenSession) -> None:
     try:
         write_seal(session.folder, run_id=session.run_id, last_digest=session.ledger.last_digest.hex())
     except OSError as error:
-        log.warning("%s has no %s: %s", session.folder.root, SEAL_FILE, error)
+        log.warning("%s/%s could not be written: %s", session.folder.root, SEAL_FILE, error)
 
 
 def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None:

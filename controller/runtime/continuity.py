@@ -65,7 +65,7 @@ def refuse_absent_ledger(folder: RunFolder, ledger: Path, *, accept_loss: bool) 
         return
     found = Findings(lossy=[f"there is no {LEDGER_FILE}"])
     if checkpoints_on_disk(folder.root):
-        found.fatal.append("there are checkpoints, but they cannot be resumed without the ledger")
+        found.fatal.append("there are checkpoints, but a run cannot be resumed from them without the ledger")
     if found.fatal or not accept_loss:
         refuse(folder, found)
 
@@ -99,7 +99,7 @@ def check_continuity(
         target = folder.checkpoints / SET_ASIDE / f"{path.name}.{time.time_ns()}"
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
-        say(f"checkpoint {path.name} is set aside as {target}")
+        say(f"checkpoint {path.name} was moved to {target}")
     metrics = JsonlLog(folder.metrics)
     metrics.append({"kind": LOSS_ROW, "time_s": time.time(), "step": steps, "text": "; ".join(found.lossy)})
     metrics.close()
@@ -111,10 +111,10 @@ def refuse(folder: RunFolder, found: Findings) -> None:
     ways = [f"restore {LEDGER_FILE} (with its {LEDGER_FILE}-wal, if any), metrics.jsonl and checkpoints/ from a backup"]
     if not found.fatal:
         command = f"areal-like resume {ACCEPT} {folder.root}"
-        ways.append(f"or continue from the newest state shared by ledger and checkpoints ({command})")
+        ways.append(f"or continue from the newest state that is in both the ledger and the checkpoints ({command})")
     ways.append(f"or start a new run from a checkpoint ({export}, then model.path=MODEL_FOLDER)")
     raise UserError(
-        "the files of this run disagree: " + "; ".join([*found.fatal, *found.lossy]),
+        "the files of this run are inconsistent: " + "; ".join([*found.fatal, *found.lossy]),
         where=str(folder.root),
         remedy=", ".join(ways),
     )
@@ -123,7 +123,7 @@ def refuse(folder: RunFolder, found: Findings) -> None:
 def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str) -> Findings:
     found, steps, seq = Findings(), len(state.batches), ledger.seq
     if ledger.run_id not in ("", run_id):
-        found.fatal.append(f"{LEDGER_FILE} belongs to run {ledger.run_id}, state.json to run {run_id}")
+        found.fatal.append(f"{LEDGER_FILE} belongs to run {ledger.run_id}, but state.json belongs to run {run_id}")
     trained = last_step(folder.metrics)
     if trained > steps:
         found.lossy.append(f"metrics.jsonl has step {trained}, but {LEDGER_FILE} ends at step {steps}")
@@ -148,7 +148,9 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
         # A run on a cluster may end between its first checkpoint and the next copy of the ledger.
         is_first = len(checkpoints_on_disk(folder.root)) == len(ahead) == 1 and not state.checkpoints
         if is_first:
-            found.lossy.append(f"{LEDGER_FILE} ends before the first checkpoint: training begins with the first step")
+            found.lossy.append(
+                f"{LEDGER_FILE} ends before the first checkpoint, so training would start again from the first step"
+            )
             found.is_restart = ahead[0] > steps
         else:
             found.fatal.append("no checkpoint matches the ledger")
@@ -156,8 +158,8 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
         found.lossy.append(f"{LEDGER_FILE} is empty")
     if state.checkpoints and not checkpoints_on_disk(folder.root):
         found.lossy.append(
-            f"{LEDGER_FILE} records checkpoints up to version {newest}, but checkpoints/ has none: all steps would be "
-            "trained again from the initial policy"
+            f"{LEDGER_FILE} records checkpoints up to version {newest}, but checkpoints/ contains none, so all steps "
+            "would be trained again from the initial policy"
         )
     return found
 
@@ -169,9 +171,9 @@ def _abandoned(
     if version > steps:
         return f"is of step {version}, but {LEDGER_FILE} ends at step {steps}"
     if ledger_seq > seq:
-        return f"was made when the ledger held {ledger_seq} facts, and this one holds {seq}"
+        return f"was written when the ledger contained {ledger_seq} facts, but the ledger contains only {seq}"
     if lineage not in lineages:
-        return f"is of lineage {lineage}, which {LEDGER_FILE} does not know"
+        return f"is of lineage {lineage}, which is not in {LEDGER_FILE}"
     return ""
 
 

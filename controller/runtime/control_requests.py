@@ -83,7 +83,9 @@ def ask(folder: Path, wish: Wish, worker: str = "") -> str:
         _write(folder / f"{key}.json", {"wish": wish, "worker": worker})
     except OSError as error:
         raise UserError(
-            f"cannot write a request there ({error.strerror})", where=str(folder), remedy="ask the run's owner"
+            f"the request cannot be written to this folder ({error.strerror})",
+            where=str(folder),
+            remedy="ask the owner of the run to run this command",
         ) from error
     return key
 

@@ -139,10 +139,10 @@ class EffectDispatcher:
                 self._eval_done(effect)
             case EvalDropped():
                 self._out.forget_ended_evals()
-                self._display.note(f"evaluation of version {effect.version} was given up: {effect.reason}", "warning")
+                self._display.note(f"evaluation of version {effect.version} was abandoned: {effect.reason}", "warning")
             case PurgePayloads():
                 report = self._ledger.purge(effect.covered_step)
-                log.info("purged payloads up to step %d: %s", effect.covered_step, report)
+                log.info("removed the stored tokens up to step %d: %s", effect.covered_step, report)
             case Note():
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)

@@ -63,8 +63,8 @@ class EvaluationWatch:
             self._kept = kept
         elif kept:
             log.info(
-                "the best checkpoint kept so far was chosen by another metric, or by an evaluation that is no longer "
-                "part of the run; removing it: %s",
+                "removing the best checkpoint kept so far, because it was chosen by a different metric, or by an "
+                "evaluation that is no longer part of the run: %s",
                 kept,
             )
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -108,7 +108,7 @@ class EvaluationWatch:
             keep_checkpoint(path, target, facts)
         except OSError as error:
             reason = error.strerror or error
-            self._say(f"the checkpoint of version {version}, the best so far, cannot be kept: {reason}")
+            self._say(f"the checkpoint of version {version}, which is the best so far, cannot be kept: {reason}")
             return
         self._kept = facts
         self._say(f"version {version} is the best so far ({self._best.metric} {value:.4g}); its checkpoint is kept")
@@ -123,7 +123,11 @@ def keep_checkpoint(path: Path, target: Path, facts: Mapping[str, Any]) -> None:
         shutil.copytree(path, fresh, copy_function=os.link)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise error if not isinstance(error, shutil.Error) else OSError("its files changed in the meantime") from error
+        raise (
+            error
+            if not isinstance(error, shutil.Error)
+            else OSError("the files of the checkpoint changed in the meantime")
+        ) from error
     shutil.rmtree(target, ignore_errors=True)
     fresh.replace(target)
     record = target.parent / f".{RECORD}.partial"

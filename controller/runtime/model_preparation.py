@@ -136,7 +136,7 @@ async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
             lock = os.open(target.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o644)
         while lock is not None and _is_taken(lock):
             if not is_reported:
-                display.note("another run is preparing the same starting model: waiting for it")
+                display.note("another run is preparing the same starting model; waiting for this run")
                 is_reported = True
             await asyncio.sleep(POLL_S)
         yield

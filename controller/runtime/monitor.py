@@ -97,7 +97,10 @@ class Monitor:
     def checkpoint_failed(self, message: CheckpointFailed) -> None:
         """Record that a checkpoint could not be written; the run continues."""
         self._journal.measure("checkpoint_failed", version=message.version, reason=message.reason)
-        text = f"no checkpoint of version {message.version}: {message.reason}; the run continues without it"
+        text = (
+            f"the checkpoint of version {message.version} could not be written: {message.reason}; the run continues "
+            "without it"
+        )
         self._display.note(text, "warning")
 
     # ------------------------------------------------------------ inside
@@ -130,7 +133,7 @@ class Monitor:
             self._journal.measure("sink", **news.facts())
             if news.sink not in self._reported:
                 self._reported.add(news.sink)
-                text = f"metrics sink {news.sink} is down ({news.error}); the run continues, and lost rows are counted"
+                text = f"metrics sink {news.sink} is down ({news.error}); the run continues and counts the lost rows"
                 self._display.note(text, "warning")
 
     def _pulse(self, waits: list[str], counts: dict[str, int], processes: dict[str, Any]) -> None:

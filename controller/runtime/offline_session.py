@@ -155,7 +155,7 @@ class OfflineSession:
         ended = (causes or failed)[0]
         tail = tails[ended.name]
         if ended.returncode == USER_MISTAKE:
-            raise UserError(last_error(tail) or "the run cannot begin")
+            raise UserError(last_error(tail) or "the run cannot start")
         if ended.returncode == DIVERGED:
             raise OperationError(last_error(tail))
         raise ProcessDied(ended.name, ended.returncode, tail)

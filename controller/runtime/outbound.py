@@ -127,7 +127,9 @@ class Outgoing:
         joined.
         """
         if self._is_replaced(effect):
-            log.info("version %d is not announced to %s: it was restarted", effect.version, effect.worker)
+            log.info(
+                "version %d is not announced to %s, because the worker was restarted", effect.version, effect.worker
+            )
             return
         announcement = m.AnnounceVersion(
             version=effect.version,
@@ -141,7 +143,7 @@ class Outgoing:
     def release(self, effect: SendRelease) -> None:
         """Request the process to release its memory; a successor has none."""
         if self._is_replaced(effect):
-            log.info("%s is not asked to release its memory: it was restarted", effect.worker)
+            log.info("not asking %s to release its memory, because it was restarted", effect.worker)
             return
         self.send(effect.worker, m.ReleaseMemory(number=effect.number))
 
@@ -158,7 +160,7 @@ class Outgoing:
         """
         if self._hub.send(peer, message):
             return
-        log.warning("%s is unreachable: %s was not sent", peer, type(message).__name__)
+        log.warning("%s is unreachable, so the message %s was not sent", peer, type(message).__name__)
         info = self._hub.peers.get(peer)
         if info is None:
             return

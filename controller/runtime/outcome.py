@@ -61,7 +61,7 @@ def as_operation(error: BaseException) -> Exception:
         where = f"{error.filename}: " if error.filename else ""
         remedy = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = " -> free space there (areal-like doctor shows what is free), then areal-like resume"
+            remedy = " -> free some disk space (areal-like doctor shows the free space), then run areal-like resume"
         return OperationError(f"{where}{error.strerror or error}{remedy}")
     assert isinstance(error, Exception)
     return error

@@ -174,7 +174,7 @@ class Server:
             else:
                 self._take_in([received])
         except (UserError, OperationError, OSError) as error:
-            log.warning("error while the run ended: %s", error)  # the reason of the end is already known
+            log.warning("error while ending the run: %s", error)  # the reason of the end is already known
         return True
 
     # ------------------------------------------------------------ messages in

@@ -151,7 +151,9 @@ class RunSession:
 
     def _run_id(self) -> str:
         if not (run_id := self.folder.read_state().get("run_id")):
-            raise DamagedState("it contains no run id", where=str(self.folder.state), remedy="restore it from a backup")
+            raise DamagedState(
+                "the file contains no run ID", where=str(self.folder.state), remedy="restore the file from a backup"
+            )
         return str(run_id)
 
     def _check_continuity(self, ledger: Ledger, run_id: str, home: LedgerHome | None) -> None:

@@ -41,11 +41,11 @@ def find_start(
     for words in found.left_out:
         display.note(words, "warning")
     if found.path is None and found.left_out and not accept_loss:
-        refuse(folder, Findings(lossy=[*found.left_out, "no checkpoint is left to continue from"]))
+        refuse(folder, Findings(lossy=[*found.left_out, "there is no checkpoint from which the run could continue"]))
     if found.path is not None:
         display.note(f"continuing from {found.path} (version {found.version})")
     elif is_resume:
-        display.note("no checkpoint: continuing from the initial policy, with the recorded samples", "warning")
+        display.note("there is no checkpoint; continuing from the initial policy with the recorded samples", "warning")
     return StartingPoint(state, found.version, found.path)
 
 

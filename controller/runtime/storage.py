@@ -86,7 +86,7 @@ def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
     place = weights.place if is_one_machine else "disk"  # each node has its own shared memory
     folder = default_root(session.run_id, place, disk_dir, need_bytes)
     if place == "shm" and folder.is_relative_to(run_dir):
-        session.note(f"too little free space in shared memory: weights are transferred through {folder}", "warning")
+        session.note(f"shared memory has too little free space, so weights are transferred through {folder}", "warning")
     with contextlib.suppress(OSError):  # without it the next run removes what a killed one has left
         stack.callback(reaper.start())
     stack.callback(sweep_dead)  # files of killed workers

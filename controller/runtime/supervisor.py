@@ -237,7 +237,7 @@ class Supervisor:
             return None
         tail = self._tail(end.name)
         if end.returncode == USER_MISTAKE:
-            raise UserError(last_error(tail) or f"{end.name} refused to start", where=end.name)
+            raise UserError(last_error(tail) or f"{end.name} could not start", where=end.name)
         reason = last_error(tail) or f"ended with {describe_status(end.returncode)}"
         return self._lose(process, reason, now_s, end.returncode)
 

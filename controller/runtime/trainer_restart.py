@@ -57,7 +57,7 @@ def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Foun
         problem = checkpoint_problem(path, ledger_seq) if is_known else f"the ledger ends at step {num_batches}"
         if problem is None:
             return Found(version, path, left_out)
-        left_out.append(f"checkpoint {path} is skipped: {problem}")
+        left_out.append(f"checkpoint {path} was skipped: {problem}")
     return Found(left_out=left_out)
 
 
@@ -120,7 +120,7 @@ class TrainerRestart:
         due_s = time.monotonic() + GONE_S
         while names := self._supervisor.living("trainer"):
             if time.monotonic() > due_s:
-                log.warning("killed %g s ago and still running: %s", GONE_S, ", ".join(names))
+                log.warning("these processes were killed %g s ago but are still running: %s", GONE_S, ", ".join(names))
                 return
             await asyncio.sleep(GONE_POLL_S)
 

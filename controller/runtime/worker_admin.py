@@ -116,7 +116,10 @@ class WorkerAdmin:
         if len(self._pending_checkpoints) >= MAX_SAVERS:
             self._requests.answer(request.key, "too many requests are pending", is_granted=False)
         elif not self._hub.send("trainer", m.SaveCheckpoint(reason="requested by a command")):
-            text = "there is no trainer now: it is starting, or the run is evaluating or ending"
+            text = (
+                "no trainer is running at the moment, because it is starting, or because the run is evaluating or "
+                "ending"
+            )
             self._requests.answer(request.key, text, is_granted=False)
         else:
             self._pending_checkpoints.append((self._coordinator.trained, request.key))
@@ -139,9 +142,9 @@ class WorkerAdmin:
         info = self._hub.peers.get(worker)
         if info is None or info.role != "rollout":
             known = ", ".join(sorted(name for name, peer in self._hub.peers.items() if peer.role == "rollout"))
-            return f"no rollout worker {worker!r} is connected; there are: {known or 'none yet'}"
+            return f"no rollout worker {worker!r} is connected; connected workers: {known or 'none yet'}"
         if self._coordinator.is_over:
             return "the run is over"
         if not self._coordinator.can_spare({worker, *self._leaving}):
-            return f"{worker} is the only rollout worker; add another first (areal-like add), or stop the run"
+            return f"{worker} is the only rollout worker; first add another one with areal-like add, or stop the run"
         return ""

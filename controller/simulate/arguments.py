@@ -12,58 +12,81 @@ examples:
   areal-like simulate math_8b_8gpu --gpus 64 --sweep mode=sync,one_step_off,async
   areal-like simulate quickstart --calibrate quickstart --sweep mode=sync,async
 
-In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
+In `mode: sync`, generation and training take turns on all GPUs. In other modes, --rollout-share is the fraction of the
+GPUs that generate.
 
-What is real: admission, leases, staleness, batching, dealing to ranks. What is a model: how long a GPU takes. The
-defaults of --efficiency are typical values, not measured; --calibrate describes your own machines better.
+Admission, leases, staleness, batching and the distribution over ranks are computed by the real coordinator. Only the
+time that a GPU takes is modelled. The defaults of --efficiency are typical values, not measurements; --calibrate is
+more accurate for your own machines.
 """
 
 
 def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[[str], float]) -> None:
     """Add the command to the parser."""
     simulate = command(
-        commands, "simulate", "predict a job's step time, waiting times and best GPU split, without running it",
+        commands, "simulate",
+        "predict step time, waiting times and the best split of GPUs for a job without running it",
         _EPILOG,
-        "Simulate a job: the real coordinator runs under a virtual clock, with modelled GPUs or costs measured in "
-        "one of your runs. Predicts step time, waiting times and staleness, and finds the best split of GPUs.",
+        "Simulate a job: the real coordinator runs on a virtual clock, with modelled GPUs or with costs measured in "
+        "one of your runs. The simulation predicts step time, waiting times and staleness, and finds the best split of "
+        "GPUs.",
     )  # fmt: skip
-    simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
-    simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
-    simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, or h800)")
-    simulate.add_argument("--gpus", type=_number, metavar="N", help="GPUs of the whole job (8)")
-    simulate.add_argument("--rollout-share", type=_share, metavar="X", help="share of the GPUs for rollout (0.75)")
     simulate.add_argument(
-        "--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as many as its weights need)"
+        "config", metavar="CONFIG", help="a YAML file, a run's folder, or the name of a shipped config"
+    )
+    simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
+    simulate.add_argument(
+        "--gpu", metavar="KIND", help="GPU model: h100, h200, a100, ... (default: hardware.gpu of the config, or h800)"
+    )
+    simulate.add_argument("--gpus", type=_number, metavar="N", help="number of GPUs of the whole job (default: 8)")
+    simulate.add_argument(
+        "--rollout-share", type=_share, metavar="X", help="fraction of the GPUs used for rollout (default: 0.75)"
     )
     simulate.add_argument(
-        "--model", default="", metavar="M", help="1.5b, 7b, qwen3-8b, ..., or a folder with config.json"
+        "--tp",
+        type=_number,
+        metavar="N",
+        help="number of GPUs per rollout worker (default: as many as the weights need)",
+    )
+    simulate.add_argument(
+        "--model", default="", metavar="M", help="model: 1.5b, 7b, qwen3-8b, ..., or a folder with config.json"
     )
     simulate.add_argument(
         "--lengths", default="", metavar="L",
         help="answer lengths: thinking (a measured table), MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file "
-        "with lists of lengths by group; FILE@MEAN scales it",
+        "with a list of lengths per group; append @MEAN to a file to scale it to this mean",
     )  # fmt: skip
     simulate.add_argument(
         "--prompt-tokens",
         type=_number,
         metavar="N",
-        help="prompt length in tokens (200, or that of the --calibrate run)",
+        help="prompt length in tokens (default: 200, or the prompt length of the --calibrate run)",
     )
-    simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds per verdict (0)")
-    simulate.add_argument("--steps", type=_number, metavar="N", help="steps to simulate (num_steps, at most 100)")
+    simulate.add_argument(
+        "--reward-s", type=positive, default=0.0, metavar="S", help="seconds that scoring an answer takes (default: 0)"
+    )
+    simulate.add_argument(
+        "--steps",
+        type=_number,
+        metavar="N",
+        help="number of steps to simulate (default: num_steps of the config, at most 100)",
+    )
     simulate.add_argument(
         "--sweep", action="append", default=[], metavar="key=a,b,c",
-        help="try these values of a config key, or of gpus, rollout_share, tp; may be given several times",
+        help="simulate each of these values of a config key, or of gpus, rollout_share or tp; this option can be "
+        "repeated",
     )  # fmt: skip
     simulate.add_argument(
         "--efficiency",
         action="append",
         default=[],
         metavar="key=X",
-        help="share of the data sheet's figures that is achieved",
+        help="fraction of a data sheet figure that is achieved in practice",
     )
     simulate.add_argument("--calibrate", default="", metavar="RUN", help="use the costs measured in this run")
-    simulate.add_argument("--plot", default="", metavar="FILE", help="draw the sweep (.png, .svg, .pdf)")
+    simulate.add_argument(
+        "--plot", default="", metavar="FILE", help="plot the results of the sweep to this file (.png, .svg or .pdf)"
+    )
     simulate.add_argument("--json", action="store_true", help="print a JSON list, one object per variant")
 
 

@@ -49,11 +49,11 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
     data = RunData.load(folder, max_samples=1)
     work, busy_s = _rollout(data)
     if len(busy_s) < FEWEST_PULSES:
-        raise _too_short(folder, f"it has {len(busy_s)} measurements of its rollout workers")
+        raise _too_short(folder, f"the run has only {len(busy_s)} measurements of its rollout workers")
     per_step, per_token, per_prefill = _fit(work, busy_s)
     steps = [step for step in data.steps if step["step"] > FIRST_STEP and step.keys() >= NEEDED]
     if len(steps) < FEWEST_STEPS:
-        raise _too_short(folder, f"it has {len(data.steps)} steps")
+        raise _too_short(folder, f"the run has only {len(data.steps)} steps")
     fixed_s, per_trained = _training(steps)
     swaps = [swap for swap in data.swaps if swap.get("version", 0) > 0]
     measured = Measured(
@@ -78,8 +78,9 @@ def other_threads(measured: RunConfig, planned: RunConfig) -> str | None:
         return None
     whose = " and ".join({"rollout": "engine"}.get(role, role) for role in on_cores)
     return (
-        f"its {whose} had {_and(had)} threads, `mode: {planned.mode}` gives {_and(has)}: its costs are not those of "
-        "this job"
+        f"in this run the {whose} had {_and(had)} threads, but with `mode: {planned.mode}` the number is {_and(has)}, "
+        "so "
+        "the costs of this job will be different"
     )
 
 
@@ -140,5 +141,7 @@ def _median(values: Iterable[float]) -> float:
 
 def _too_short(folder: RunFolder, why: str) -> UserError:
     return UserError(
-        f"too few measurements to calibrate: {why}", where=str(folder.root), remedy="use a run of about 20 steps"
+        f"there are too few measurements for a calibration: {why}",
+        where=str(folder.root),
+        remedy="use a run of about 20 steps",
     )

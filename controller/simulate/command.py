@@ -103,7 +103,7 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
         raise UserError(
             "--calibrate uses the costs measured with the run's machines and model, which these options cannot change",
             where=f"{', '.join(conflicting)} together with --calibrate",
-            remedy="leave out --calibrate or these options; set the number of workers with rollout.num_workers",
+            remedy="remove --calibrate or these options; set the number of workers with rollout.num_workers",
         )
 
 
@@ -127,7 +127,9 @@ class MeasuredRun:
         words = other_threads(self._config, config)
         if words is not None and words not in self._reported:
             self._reported.add(words)
-            print(f"{self.folder.root}: {words}; calibrate with a run in the mode you plan", file=sys.stderr)
+            print(
+                f"{self.folder.root}: {words}; calibrate with a run in the mode that you plan to use", file=sys.stderr
+            )
 
 
 def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun | None = None) -> plan.Setup:
@@ -148,9 +150,10 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
     name = arguments.model or config.model.path
     if name is None:
         raise UserError(
-            "the config creates its model itself, so its speed cannot be predicted from a GPU's data sheet",
+            "the config creates a new model, whose speed cannot be predicted from the data sheet of a GPU",
             where="--model",
-            remedy="name a model, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
+            remedy="choose a model, such as --model 7b, or use the costs measured in one of your runs with --calibrate "
+            "RUN",
         )
     return replace(
         setup, gpu=gpu_named(arguments.gpu or config.hardware.gpu or DEFAULT_GPU), model=model_named(name),
@@ -176,7 +179,7 @@ def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
         number = math.nan
     is_share = key in SHARES
     if not (0 < number <= 1 if is_share else 0 <= number < math.inf):
-        what = "a share above 0 and at most 1" if is_share else "a number of seconds, 0 or more"
+        what = "a fraction greater than 0 and at most 1" if is_share else "a number of seconds of at least 0"
         raise UserError(
             f"{text!r} is not {what}", where="--efficiency", remedy=f"write, for example, {key}={known[key]:g}"
         )
@@ -190,17 +193,20 @@ def _describe(setup: plan.Setup) -> None:
     config = setup.config
     print(f"{config.groups_per_step:,} groups x {config.group_size} samples per step, {setup.num_steps:,} steps")
     mean = replace(setup.lengths, cap=config.sampling.max_new_tokens).mean_length()
-    print(f"answers: {setup.lengths.name}, {mean:,.0f} tokens on average, at most {config.sampling.max_new_tokens:,}")
+    print(
+        f"answer lengths: {setup.lengths.name}, {mean:,.0f} tokens on average, at most "
+        f"{config.sampling.max_new_tokens:,}"
+    )
     if setup.measured is not None:
         m = setup.measured
         print(
-            f"costs as measured: decode {m.decode_step_s * 1e3:.3g} ms + {m.decode_sequence_s * 1e6:.3g} us/sequence; "
+            f"measured costs: decode {m.decode_step_s * 1e3:.3g} ms + {m.decode_sequence_s * 1e6:.3g} us/sequence; "
             f"train {m.train_step_s * 1e3:.3g} ms + {m.train_token_s * 1e6:.3g} us/token"
         )
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
         print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; assumed efficiencies: {reached}")
-    print("the coordinator is the real one, but the machines are modelled: check a plan with a short run")
+    print("the simulation uses the real coordinator, but a model of the machines; verify a plan with a short run")
 
 
 def _varied(trial: plan.Trial) -> str:
@@ -227,23 +233,24 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         chosen = plan.best(trials)
         slowest = min(trial.outcome.samples_per_s for trial in trials)
         print(
-            f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the throughput of the slowest; "
-            "it has the lowest staleness of those within 2 % of the fastest"
+            f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the throughput of the slowest "
+            "variant; of the variants within 2 % of the fastest, this one has the lowest staleness"
         )
     else:
-        print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
+        print(f"staleness of the trained groups: {_histogram(trials[0].outcome.staleness)}")
     for trial in trials:
         if (losses := trial.outcome.losses) is not None:
             print(f"{_varied(trial)}: {loss_words(losses)}" if trial.varied else loss_words(losses))
     if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
-        print("a job of this size is simulated with whole groups as the unit of work")
+        print("because of the size of this job, the simulation treats whole groups as units of work")
 
 
 def loss_words(losses: Losses) -> str:
     """What dropped groups do to the lengths of trained answers."""
     mean, p99 = losses.trained_mean / losses.drawn_mean - 1, losses.trained_p99 / losses.drawn_p99 - 1
     return (
-        f"{losses.share:.1%} of the answers and {losses.token_share:.1%} of their tokens are dropped as stale; "
+        f"{losses.share:.1%} of the answers and {losses.token_share:.1%} of their tokens are dropped because they are "
+        "stale; "
         f"trained answers have {losses.trained_mean:,.0f} tokens on average, drawn ones {losses.drawn_mean:,.0f} "
         f"({mean:+.0%}); 99th percentile {losses.trained_p99:,.0f} and {losses.drawn_p99:,.0f} ({p99:+.0%})"
     )
@@ -255,22 +262,24 @@ def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace
     settings = overrides_of(chosen)
     if not settings:
         if len(trials) > 1:
-            print("as settings: none; the config already has these values")
+            print("settings: none; the config already has these values")
         return
-    print(f"as settings: {' '.join(settings)}")
+    print(f"settings: {' '.join(settings)}")
     try:
         config = load_config(arguments.config, [*arguments.overrides, *settings]).config
     except UserError as error:
-        print(f"with these settings the config has problems:\n{error}")
+        print(f"with these settings, the config is invalid: \n{error}")
         return
     for words in unfit_words(chosen, config):
-        print(f"does not fit: {words}")
+        print(f"the model does not fit: {words}")
 
 
 def _histogram(staleness: Mapping[int, int]) -> str:
     """Each staleness with its share of the groups."""
     whole = sum(staleness.values())
-    return ", ".join(f"{age}: {count / whole:.1%}" for age, count in sorted(staleness.items())) or "no step was counted"
+    return (
+        ", ".join(f"{age}: {count / whole:.1%}" for age, count in sorted(staleness.items())) or "no steps were counted"
+    )
 
 
 def facts(trial: plan.Trial) -> dict[str, Any]:

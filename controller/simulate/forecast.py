@@ -48,11 +48,13 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
     """
     if not all(names_gpu(device) for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
-            "engine and trainer are not both on GPUs",
-            remedy="use the costs of one of your runs: areal-like simulate CONFIG --calibrate RUN",
+            "the engine and the trainer must both be on GPUs",
+            remedy="use the costs measured in one of your runs with areal-like simulate CONFIG --calibrate RUN",
         )
     if config.hardware.gpu is None:
-        raise UserError("no GPU is named", where="hardware.gpu", remedy="set, for example, hardware.gpu: h100")
+        raise UserError(
+            "no GPU model is specified", where="hardware.gpu", remedy="set, for example, hardware.gpu: h100"
+        )
     if shape.experts > 1:
         raise UserError("the speed of mixture-of-experts models is not modelled", where="model.path")
     tp = gpus_of_worker(config)

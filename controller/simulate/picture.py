@@ -34,7 +34,7 @@ def draw(trials: Sequence[Trial], path: Path) -> None:
         idle = [100 * trial.outcome.rollout_idle_share for trial in members]
         right.plot(xs, waits, "o-", color=colour, label=f"{name} trainer waits".strip())
         right.plot(xs, idle, "s--", color=colour, label=f"{name} rollout idle".strip())
-    for axes, title, unit in ((left, "Throughput", "samples/s"), (right, "Time not used", "% of the time")):
+    for axes, title, unit in ((left, "Throughput", "samples/s"), (right, "Idle time", "% of the time")):
         axes.set_title(title)
         axes.set_ylabel(unit)
         axes.set_xlabel(keys[0] if keys else "")
@@ -47,9 +47,9 @@ def draw(trials: Sequence[Trial], path: Path) -> None:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the picture cannot be written ({error})",
+            f"the plot cannot be written ({error})",
             where=str(path),
-            remedy="name a file in a writable folder, such as --plot plan.png",
+            remedy="choose a file in a writable folder, such as --plot plan.png",
         ) from error
     finally:
         pyplot.close(figure)

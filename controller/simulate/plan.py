@@ -123,10 +123,10 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
     rollout_gpus, trainer_gpus = _split(setup, tp)
     if setup.model.weight_bytes / tp > 0.8 * setup.gpu.memory:
         raise UserError(
-            f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, too much for the "
-            f"{tp * setup.gpu.memory / 1e9:.0f} GB of {tp} {setup.gpu.name}, which must hold everything else as well",
+            f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, which do not fit in the "
+            f"{tp * setup.gpu.memory / 1e9:.0f} GB of {tp} {setup.gpu.name} together with all other data",
             where="--tp",
-            remedy="use more GPUs per worker, or a larger GPU",
+            remedy="use more GPUs per worker, or GPUs with more memory",
         )
     costs = Roofline(
         setup.gpu, setup.model, tp, trainer_gpus, setup.reached,
@@ -147,9 +147,10 @@ def _split(setup: Setup, tp: int) -> tuple[int, int]:
         trainer = setup.gpus - rollout
     if rollout < tp or trainer < 1:
         raise UserError(
-            f"{setup.gpus} GPUs cannot be split into {rollout} for rollout ({tp} per worker), {trainer} for training",
+            f"{setup.gpus} GPUs cannot be split into {rollout} for rollout ({tp} per worker) and {trainer} for "
+            "training",
             where="--gpus",
-            remedy="use more GPUs, another --rollout-share, or a smaller --tp",
+            remedy="use more GPUs, a different --rollout-share, or a smaller --tp",
         )
     return rollout, trainer
 
@@ -188,7 +189,7 @@ def _with_machine(setup: Setup, key: str, text: str) -> Setup:
             raise ValueError
     except ValueError as error:
         raise UserError(
-            f"{text!r} is not valid", where=f"--sweep {key}", remedy="numbers separated by commas"
+            f"{text!r} is not a valid list of values", where=f"--sweep {key}", remedy="use numbers separated by commas"
         ) from error
     return replace(setup, gpus=number) if key == "gpus" else replace(setup, tp=number)
 
@@ -198,7 +199,11 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     key, _, values = text.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not key or not found:
-        raise UserError(f"{text!r} names no values", where="--sweep", remedy="--sweep staleness.max_staleness=0,2,8")
+        raise UserError(
+            f"{text!r} specifies no values",
+            where="--sweep",
+            remedy="write, for example, --sweep staleness.max_staleness=0,2,8",
+        )
     return key.strip(), found
 
 

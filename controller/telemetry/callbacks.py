@@ -111,14 +111,14 @@ class CallbackSink:
         if found is None:
             return {}
         if not isinstance(found, Mapping):
-            self._reason = f"it returned {type(found).__name__}, which is neither None nor a dict of numbers"
+            self._reason = f"a method returned {type(found).__name__}, but must return None or a dict of numbers"
             raise Disabled(self._reason)
         numbers = {}
         for name, value in list(found.items())[:MAX_NUMBERS]:
             try:
                 number = float(value)
             except (TypeError, ValueError):
-                self._reason = f"its metric `{name}` is {type(value).__name__}, not a number"
+                self._reason = f"the metric `{name}` is {type(value).__name__}, not a number"
                 raise Disabled(self._reason) from None
             if math.isfinite(number):
                 numbers[f"callback/{self._label}/{name}"] = number
@@ -137,7 +137,9 @@ def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSi
             raise UserError(f"{name} cannot be created without arguments ({first_line(error)})", where=where) from error
         if not any(callable(getattr(target, method, None)) for method in METHODS.values()):
             raise UserError(
-                f"{name} has none of the methods {', '.join(METHODS.values())}", where=where, remedy="define one"
+                f"{name} has none of the methods {', '.join(METHODS.values())}",
+                where=where,
+                remedy="define at least one of these methods",
             )
         made.append(CallbackSink(name.partition(":")[2], target, timeout_s=timeout_s))
     return made

@@ -68,11 +68,13 @@ class PrometheusSink:
         except (OSError, OverflowError) as error:
             is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
             raise UserError(
-                "port is in use" if is_taken else f"cannot listen there ({getattr(error, 'strerror', None) or error})",
-                where=f"metrics.prometheus: {host}:{port}",
-                remedy="metrics.prometheus.port=0 uses any free one"
+                "the port is in use"
                 if is_taken
-                else "metrics.prometheus.host=127.0.0.1",
+                else f"cannot listen on this address ({getattr(error, 'strerror', None) or error})",
+                where=f"metrics.prometheus: {host}:{port}",
+                remedy="set metrics.prometheus.port=0 to use any free port"
+                if is_taken
+                else "set metrics.prometheus.host=127.0.0.1",
             ) from error
         shown = f"[{host}]" if self._server.address_family == socket.AF_INET6 else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

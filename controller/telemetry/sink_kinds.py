@@ -28,7 +28,7 @@ class SinkKind:
     def remedy(self) -> str:
         """Remedy if the package is missing."""
         off = "false" if self.name == "tensorboard" else "null"
-        return f"pip install 'areal-like[{self.name}]', or {self.key}: {off}"
+        return f"pip install 'areal-like[{self.name}]', or set {self.key}: {off}"
 
 
 KINDS = (

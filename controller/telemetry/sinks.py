@@ -96,7 +96,7 @@ class SinkThread:
                 self._lose(1, f"disabled: {reason}")
                 return
             if len(self._rows) >= QUEUE_ROWS:
-                self._lose(1, f"it is too slow: {QUEUE_ROWS} rows wait for it")
+                self._lose(1, f"the sink is too slow: {QUEUE_ROWS} rows are waiting")
                 return
             self._rows.append(record)
             self._changed.notify()
@@ -127,7 +127,7 @@ class SinkThread:
             if self._thread.is_alive():
                 unwritten = len(self._rows) + self._is_busy
                 self._rows.clear()
-                self._lose(unwritten, f"it did not finish in time: {unwritten} rows were not written")
+                self._lose(unwritten, f"the sink did not finish in time: {unwritten} rows were not written")
             return self._news("closed", self._error if self._failed_s is not None else "")
 
     # ------------------------------------------------------------ inside
@@ -211,4 +211,4 @@ class Sinks:
 
 def absent(name: str, remedy: str) -> UserError:
     """The error for a sink whose package is not installed."""
-    return UserError(f"{name} is not installed", where=f"metrics.{name}", remedy=remedy)
+    return UserError(f"the package {name} is not installed", where=f"metrics.{name}", remedy=remedy)

@@ -49,10 +49,10 @@ def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) ->
 def next_steps(summary: Mapping[str, Any], folder: Path, config: Path) -> list[str]:
     """Commands for a run that has ended."""
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
-    lines = [f"look at answers:   areal-like samples {folder}"]
+    lines = [f"show answers:      areal-like samples {folder}"]
     if before is not None and after is not None and after - before < NO_GAIN:
         lines.append(f"why no progress:   areal-like status {folder} --why, then areal-like probe {config}")
-    return [*lines, f"keep the model:    areal-like export {folder} MODEL_FOLDER"]
+    return [*lines, f"export the model:  areal-like export {folder} MODEL_FOLDER"]
 
 
 # ---------------------------------------------------------------- sentences

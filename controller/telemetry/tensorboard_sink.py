@@ -42,7 +42,7 @@ class TensorboardSink:
             self._records = RecordWriter(path.open("ab"))
         except OSError as error:
             what = f"{folder} cannot be written ({error.strerror})"
-            raise UserError(what, where="metrics.tensorboard", remedy="name another folder") from error
+            raise UserError(what, where="metrics.tensorboard", remedy="choose a different folder") from error
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -128,7 +128,7 @@ class TrackerSink:
 
     def _why_gone(self) -> str:
         tail = tail_of(self._log_path)
-        return f"its process ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no output'}"
+        return f"the process of the sink ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no output'}"
 
 
 class WandbSink(TrackerSink):

@@ -61,7 +61,10 @@ def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | Non
     except WeightError as error:
         return str(error)
     if ledger_seq is not None and position.ledger_seq > ledger_seq:
-        return f"it was made when the ledger held {position.ledger_seq} facts, and this one holds {ledger_seq}"
+        return (
+            f"the checkpoint was written when the ledger contained {position.ledger_seq} facts, but the ledger "
+            f"contains only {ledger_seq}"
+        )
     return None
 
 
@@ -74,7 +77,9 @@ def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_
     if adapter_export.holds_adapter(folder):
         return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype)
     if lora is not None:
-        raise UserError("the checkpoint holds a whole model, not an adapter", where="--lora", remedy="leave it out")
+        raise UserError(
+            "the checkpoint contains a full model, not an adapter", where="--lora", remedy="remove the option --lora"
+        )
     return convert.export_checkpoint(folder, out, dtype=dtype)
 
 

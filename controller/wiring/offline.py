@@ -59,8 +59,8 @@ def offline_spec(
 def check_rows(config: OfflineConfig, objective: Objective) -> dict[str, str]:
     """Check every row; return the sha256 of each file by its key. Raises UserError naming the invalid line."""
     if objective == "reward_model" and (config.data.prompt_template is not None or config.data.add_bos != "auto"):
-        what = "a reward model reads prompt and answer as scorer `reward_model` gives them"
-        raise UserError(what, where="data.prompt_template, data.add_bos", remedy="leave both out")
+        what = "a reward model reads prompt and answer in the format of the scorer `reward_model`"
+        raise UserError(what, where="data.prompt_template, data.add_bos", remedy="remove both settings")
     found = {}
     for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if file is not None:

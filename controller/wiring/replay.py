@@ -25,7 +25,7 @@ def settings_of(spec: ProcessSpec) -> TrainerSettings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in ("trainer", *first["loc"]))
-        raise UserError(first["msg"], where=key, remedy="use the version of areal_like that made the run") from error
+        raise UserError(first["msg"], where=key, remedy="use the version of areal_like that created the run") from error
 
 
 def in_scratch(spec: ProcessSpec, scratch: Path, resume_from: Path | None, address: str) -> ProcessSpec:
@@ -71,9 +71,15 @@ def capsule_problem(spec: ProcessSpec) -> tuple[str, str] | None:
     """Why a capsule of one of its steps cannot be made, as key and reason; None if it can."""
     settings = settings_of(spec)
     if spec.num_ranks > 1:
-        return "trainer.ranks", f"a capsule holds a step of one process, and this trainer has {spec.num_ranks} ranks"
+        return (
+            "trainer.ranks",
+            f"a capsule contains a step of a single rank, but this trainer has {spec.num_ranks} ranks",
+        )
     if settings.version_logprobs is not None:
-        return "trainer.version_logprobs", "it needs weights of earlier versions, which a capsule does not hold"
+        return (
+            "trainer.version_logprobs",
+            "this setting needs weights of earlier versions, which a capsule does not contain",
+        )
     if not find_backend(settings.backend).gives_gradients:
-        return "trainer.backend", f"backend {settings.backend} does not give gradients, which a capsule compares"
+        return "trainer.backend", f"the backend {settings.backend} does not provide gradients, which a capsule compares"
     return None

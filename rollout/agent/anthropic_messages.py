@@ -33,7 +33,7 @@ from rollout.agent.store import TURN, Message
 
 Block = dict[str, Any]
 REFUSED: Refused = {
-    "stop_sequences": ([], "an answer ends where the model ends it"),
+    "stop_sequences": ([], "only the model can end an answer"),
     "mcp_servers": ([], "use tools"),
     "container": (None, "use tools"),
     "output_format": (None, "answers cannot be constrained"),

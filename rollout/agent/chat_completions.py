@@ -35,11 +35,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 REFUSED: Refused = {
     "n": (1, "send several requests instead"),
     "best_of": (1, "send several requests instead"),
-    "logit_bias": ({}, "training needs the policy's own distribution"),
-    "stop": ([], "an answer ends where the model ends it"),
+    "logit_bias": ({}, "training requires the policy's own distribution"),
+    "stop": ([], "only the model can end an answer"),
     "functions": ([], "use tools"),
     "function_call": ("auto", "use tools"),
-    "audio": ({}, "answers are text"),
+    "audio": ({}, "answers are always text"),
 }
 
 

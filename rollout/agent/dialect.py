@@ -173,7 +173,9 @@ def reads_calls(body: Mapping[str, Any], tools: list[Any]) -> bool:
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     if kind not in (None, "auto", "none"):
-        raise BadRequest("tool_choice must be auto or none: the policy decides what it calls", param="tool_choice")
+        raise BadRequest(
+            "tool_choice must be auto or none: the policy decides which tools it calls", param="tool_choice"
+        )
     return bool(tools) and kind != "none"
 
 
@@ -214,7 +216,7 @@ def text_of(content: Any, where: str) -> str:
         raise BadRequest(f"{where} must be text or a list of parts", param=where)
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise BadRequest(f"{where} has a part that is not text: the policy reads text only", param=where)
+            raise BadRequest(f"{where} has a part that is not text, but the policy reads only text", param=where)
     return "".join(part["text"] for part in content)
 
 
@@ -239,10 +241,11 @@ def call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
 def end_of(messages: list[Message], param: str) -> list[Message]:
     """Check that the messages are not empty and do not end with the assistant's. Raises BadRequest."""
     if not messages:
-        raise BadRequest(f"{param} must hold at least one message", param=param)
+        raise BadRequest(f"{param} must contain at least one message", param=param)
     if messages[-1]["role"] == "assistant":
         raise BadRequest(
-            "the last message must not be the assistant's: the assistant's answer is generated", param=param
+            "the last message must not be an assistant message, because the policy generates the assistant's answer",
+            param=param,
         )
     return messages
 

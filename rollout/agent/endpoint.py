@@ -171,7 +171,7 @@ class Endpoint:
     def conversation(self, index: int) -> list[Message]:
         """All messages up to and including an answer. Raises BadRequest if the answer is unknown or no longer kept."""
         if index not in self._kept:
-            what = f"there is no response resp_{index}, or it is no longer kept: send the whole conversation"
+            what = f"there is no response resp_{index}, or it is no longer stored; send the whole conversation"
             raise BadRequest(what, status=404, code="not_found")
         self._kept.move_to_end(index)
         return list(self._kept[index][0])
@@ -195,7 +195,9 @@ class Endpoint:
             raise BadRequest("the server is shutting down", status=503, code="shutting_down")
         slots = self._engine.capabilities.num_slots
         if self.num_running >= slots * (1 + WAITING_PER_SLOT):
-            raise BadRequest(f"{self.num_running} requests are waiting: try again later", status=429, code="busy")
+            raise BadRequest(
+                f"{self.num_running} requests are already waiting; try again later", status=429, code="busy"
+            )
 
     def _session(self, request: AgentRequest, number: int, on_part: OnPart | None = None) -> AgentSession:
         sampling, seed = sampling_of(request.settings, self._sampling)

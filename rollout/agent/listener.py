@@ -33,7 +33,7 @@ OPENAI, ANTHROPIC = ChatCompletions(), AnthropicMessages()
 DIALECTS: tuple[Dialect, ...] = (OPENAI, Responses(), ANTHROPIC, TokenRequests())
 POLICY = "policy"
 """Name of the model for an agent in training."""
-WRONG_KEY = "this is not the key of this agent: use {variable}"
+WRONG_KEY = "the API key is not valid for this agent; use {variable}"
 BUSY = 429
 """Status of the one error after which a client may send the same request again."""
 

@@ -67,7 +67,9 @@ def command_of(words: Sequence[str]) -> list[str]:
         raise UserError(f"there is no program {command[0]!r}", where=where)
     script = command[1] if len(command) > 1 else ""
     if script.endswith(SCRIPTS) and not Path(script).is_file():
-        raise UserError(f"there is no file {script!r} in {os.getcwd()}", where=where, remedy="write its full path")
+        raise UserError(
+            f"there is no file {script!r} in {os.getcwd()}", where=where, remedy="write the full path of the file"
+        )
     return command
 
 
@@ -142,9 +144,9 @@ class Preloaded:
         is_module = self._words[:1] == ["-m"] and len(self._words) > 1
         if not self._words or (self._words[0].startswith("-") and not is_module):
             raise UserError(
-                "with preload the command must be [python, SCRIPT, ...] or [python, -m, MODULE, ...]",
+                "with `preload`, the command must be [python, SCRIPT, ...] or [python, -m, MODULE, ...]",
                 where="rollout.workflow_options.preload",
-                remedy="leave preload out; every program is then started as a new process",
+                remedy="remove `preload`, so that every program is started as a new process",
             )
         self._folder = os.getcwd() if is_module else str(Path(self._words[0]).absolute().parent)
         self._modules = list(modules)
@@ -197,7 +199,9 @@ class Preloaded:
         if fault := await asyncio.to_thread(_fault_of, ours):
             self.close()
             raise UserError(
-                fault, where="rollout.workflow_options.preload", remedy=f"correct or remove it: {self._modules}"
+                fault,
+                where="rollout.workflow_options.preload",
+                remedy=f"correct this list of modules, or remove it: {self._modules}",
             )
         return ours
 

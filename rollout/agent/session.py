@@ -224,7 +224,7 @@ class AgentSession:
     async def _answer(self, request: AgentRequest) -> Reply:
         async with self._one_at_a_time:  # a sample has one slot in the engine
             if self.is_over or self.broken.done():  # while it waited
-                raise BadRequest("the sample has been cut short", status=503, code="sample_cut")
+                raise BadRequest("the sample was interrupted", status=503, code="sample_cut")
             try:
                 with _refusing():
                     return await self._sample(request)
@@ -232,7 +232,7 @@ class AgentSession:
                 raise
             except BaseException as error:
                 self.fail(error)
-                raise BadRequest("the sample has been cut short", status=503, code="sample_cut") from error
+                raise BadRequest("the sample was interrupted", status=503, code="sample_cut") from error
 
     async def _sample(self, request: AgentRequest) -> Reply:
         if request.tools and self._no_tools:
@@ -318,7 +318,7 @@ def _checked(call: ToolCall, schemas: Schemas) -> ToolCall:
     if call.fault:
         return call
     if _depth(json.loads(call.arguments)) > MAX_DEPTH:
-        return replace(call, fault="the arguments are nested too deep")
+        return replace(call, fault="the arguments are nested too deeply")
     if call.name in schemas:
         return call
     written = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'

@@ -32,10 +32,10 @@ REFUSED: Refused = {
 }
 REFUSED_PARAMS: Refused = {
     "n": (1, "send several requests instead"),
-    "stop": ([], "an answer ends where the model ends it"),
-    "logit_bias": ({}, "training needs the policy's own distribution"),
-    "bad_words": ([], "training needs the policy's own distribution"),
-    "min_tokens": (0, "an answer ends where the model ends it"),
+    "stop": ([], "only the model can end an answer"),
+    "logit_bias": ({}, "training requires the policy's own distribution"),
+    "bad_words": ([], "training requires the policy's own distribution"),
+    "min_tokens": (0, "only the model can end an answer"),
     "prompt_logprobs": (0, "only the answer has log-probs"),
 }
 
@@ -54,7 +54,7 @@ class TokenRequests:
         params = params or {}
         refuse(params, REFUSED_PARAMS)
         if flag(body, "stream"):
-            raise BadRequest("stream is not supported here: leave it out", param="stream")
+            raise BadRequest("stream is not supported here: remove it", param="stream")
         ids = body.get("token_ids")
         if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
             raise BadRequest("token_ids must be a list of at least one token id", param="token_ids")
@@ -86,7 +86,7 @@ class TokenRequests:
 
     def stream(self, request: AgentRequest) -> EventStream:
         """Never called: `read` refuses a request for a stream."""
-        raise AssertionError("a request for a stream is refused")
+        raise AssertionError("requests for a stream are rejected before this point")
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:
         """See `Dialect`."""

@@ -31,7 +31,10 @@ from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
 SCRIPT = Path(__file__).parent / "bridges" / "verifiers_episode.py"
 VERSION_TIMEOUT_S = 300.0
 Endpoint = Literal["chat", "tokens"]
-REMEDY = "pip install 'areal-like[verifiers]', or name the interpreter of a separate environment that has verifiers"
+REMEDY = (
+    "pip install 'areal-like[verifiers]', or set the interpreter of a separate environment in which verifiers is "
+    "installed"
+)
 FIRST_OF_TASK_SETS = (0, 4)
 """First version without environments that have data sets."""
 PRELOADED = {
@@ -74,10 +77,16 @@ class VerifiersWorkflow:
             raise UserError(f"endpoint must be chat or tokens, not {endpoint!r}", where=OPTIONS_KEY)
         if endpoint == "tokens" and tokenizer is None:
             raise UserError(
-                "endpoint: tokens needs a tokenizer", where=OPTIONS_KEY, remedy="set tokenizer to its folder"
+                "`endpoint: tokens` requires a tokenizer",
+                where=OPTIONS_KEY,
+                remedy="set tokenizer to a tokenizer folder",
             )
         if not environment or not isinstance(environment, str):
-            raise UserError(f"environment is {environment!r}", where=OPTIONS_KEY, remedy="name a verifiers environment")
+            raise UserError(
+                f"environment is {environment!r}, not the name of an environment",
+                where=OPTIONS_KEY,
+                remedy="specify a verifiers environment",
+            )
         if os.sep in python:  # relative to the folder the run was started in
             python = os.path.join(os.path.abspath(os.environ.get(USER_PATH) or os.curdir), python)
         if shutil.which(interpreter := sys.executable if python in OWN_PYTHON else python) is None:
@@ -86,7 +95,7 @@ class VerifiersWorkflow:
         installed = version_in(interpreter)
         is_first = tuple(map(int, re.findall(r"\d+", installed)[:2])) < FIRST_OF_TASK_SETS
         if endpoint == "tokens" and is_first:
-            what = f"endpoint: tokens needs verifiers 0.4, and {interpreter} has {installed}"
+            what = f"`endpoint: tokens` requires verifiers 0.4, but {interpreter} has {installed}"
             raise UserError(what, where=OPTIONS_KEY, remedy="endpoint: chat")
         spec = {
             "environment": environment, "options": dict(options or {}), "eval_options": dict(eval_options or {}),

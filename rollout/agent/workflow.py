@@ -70,12 +70,16 @@ class AgentWorkflow:
         """
         if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
             raise UserError(
-                "command must be a list of strings", where=OPTIONS_KEY, remedy="write command: [python, agent.py]"
+                "command must be a list of strings",
+                where=OPTIONS_KEY,
+                remedy="write, for example, command: [python, agent.py]",
             )
         words = command_of(command)
         if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
             raise UserError(
-                "preload must be a list of module names", where=OPTIONS_KEY, remedy="write preload: [openai]"
+                "preload must be a list of module names",
+                where=OPTIONS_KEY,
+                remedy="write, for example, preload: [openai]",
             )
         if reward not in ("scorer", "agent"):
             raise UserError(f"reward must be scorer or agent, not {reward!r}", where=OPTIONS_KEY)

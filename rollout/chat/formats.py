@@ -254,17 +254,21 @@ def find_format(chat_template: Any, *, name: str | None = None, where: str) -> C
         if name in FORMATS:
             return FORMATS[name]
         near = difflib.get_close_matches(name, FORMATS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"one of {known}"
-        raise UserError(f"no chat format `{name}`", where=where, remedy=remedy)
+        remedy = f"did you mean {near[0]}?" if near else f"use one of {known}"
+        raise UserError(f"there is no chat format `{name}`", where=where, remedy=remedy)
     template = _joined(chat_template)
     if not template:
-        raise UserError("the tokenizer has no chat template", where=where, remedy="choose another model.tokenizer")
+        raise UserError(
+            "the tokenizer has no chat template",
+            where=where,
+            remedy="set model.tokenizer to a tokenizer with a chat template",
+        )
     for one in FORMATS.values():
         has_all = bool(one.signs) and all(sign in template for sign in one.signs)
         if has_all and not any(sign in template for sign in one.foreign_signs):
             return one
-    remedy = f"name the format that the model was trained with: {known}"
-    raise UserError("the tokenizer's chat template has no known tool call format", where=where, remedy=remedy)
+    remedy = f"set the format that the model was trained with, one of {known}"
+    raise UserError("the format of tool calls in the tokenizer's chat template is unknown", where=where, remedy=remedy)
 
 
 def _joined(chat_template: Any) -> str:

@@ -163,7 +163,7 @@ class ModuleAdapters:
             base = {name: tuple(tensor.shape) for name, tensor in models[0].named_parameters()}
             for module, low in read_low_ranks(adapter, base).items():
                 if not isinstance(models[0].get_submodule(module), torch.nn.Linear):
-                    raise UserError(f"{module} of the base is not a linear module", where=str(adapter.folder))
+                    raise UserError(f"{module} of the base model is not a linear module", where=str(adapter.folder))
                 one = LowRank(*(part.to(device, dtype).contiguous() for part in low))
                 found.setdefault(module, {})[number] = one
                 self.num_bytes += one.first_IR.nbytes + one.second_RO.nbytes
@@ -193,8 +193,10 @@ def read_low_ranks(adapter: AdapterFolder, base: Mapping[str, tuple[int, ...]]) 
             for module in adapter.shapes:
                 first_RI, second_OR = (opened.get_tensor(name).float() for name in part_names(f"{module}.weight"))
                 if not (torch.isfinite(first_RI).all() and torch.isfinite(second_OR).all()):
-                    raise UserError(f"A or B of {module} contains a value that is not finite", where=str(adapter.file))
+                    raise UserError(
+                        f"the matrix A or B of {module} contains a value that is not finite", where=str(adapter.file)
+                    )
                 found[module] = LowRank(first_RI.t(), (second_OR * adapter.scale).t())
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(adapter.file)) from error
+        raise UserError(f"the file cannot be read ({error})", where=str(adapter.file)) from error
     return found

@@ -291,7 +291,7 @@ class GenerationCore:
         if answer.adapter == BASE and not self._frozen:
             return PolicyDiverged(self.version, "its log-probs are not finite")
         whose = self._frozen if answer.adapter == BASE else f"adapter {answer.request.adapter}"
-        return EngineError(f"the log-probs of {whose} are not finite -> check its weights and its dtype")
+        return EngineError(f"the log-probs of {whose} are not finite -> check the weights and the dtype of this model")
 
     def _end(self, answer: Answer, reason: EndReason) -> None:
         if reason != "cancelled":

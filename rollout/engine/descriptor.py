@@ -160,7 +160,7 @@ class EngineDescriptor:
     def stop_string_problem(self, settings: EngineSettings) -> str:
         """Why it cannot end an answer with the token that completes a text of `sampling.stop`
         (`GenerationRequest.stops`); empty: it can."""
-        return f"{self.title} does not look for texts"
+        return f"{self.title} cannot search for stop strings"
 
     def records_routes(self, settings: EngineSettings) -> bool:
         """True if its answers have the experts that each token was routed to (`Answer.routed_experts`)."""
@@ -169,9 +169,11 @@ class EngineDescriptor:
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """Problems of `rollout.engine.options`. By default any option is one."""
         if options:
-            what = f"{self.title} has no options (here: {', '.join(options)})"
+            what = f"{self.title} has no options, but these are set: {', '.join(options)}"
             yield SettingProblem(
-                (OPTIONS_KEY, KIND_KEY), what, f"rollout.engine.{self.section}" if self.section else "{}"
+                (OPTIONS_KEY, KIND_KEY),
+                what,
+                f"use rollout.engine.{self.section} instead" if self.section else "set options: {}",
             )
 
     def setting_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
@@ -196,7 +198,7 @@ class EngineDescriptor:
         """Reasons why it cannot share its devices with the trainer. A pure function."""
         if not self.releases_memory:
             yield SettingProblem(
-                ("placement", KIND_KEY), f"{self.title} cannot release its memory", "placement: disaggregated"
+                ("placement", KIND_KEY), f"{self.title} cannot release its memory", "set placement: disaggregated"
             )
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:

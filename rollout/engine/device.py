@@ -21,13 +21,13 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(
-            f"no such device: {name}", where="rollout.engine.device", remedy="use cpu, cuda or cuda:N"
+            f"there is no device {name}", where="rollout.engine.device", remedy="use cpu, cuda or cuda:N"
         ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "no CUDA device is available",
             where="rollout.engine.device",
-            remedy="set it to cpu, or install a CUDA build of torch",
+            remedy="set the device to cpu, or install a CUDA build of torch",
         )
     return device
 

@@ -403,7 +403,7 @@ class EmbeddedEngine:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            log.warning("the event loop closed before the engine did")
+            log.warning("the event loop was closed before the engine")
 
     def _settle(self, future: asyncio.Future[Any], value: Any) -> None:
         def settle() -> None:

@@ -18,7 +18,7 @@ class EmulatedDescriptor(EngineDescriptor):
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
         """Always a problem: there is no memory to release."""
         yield SettingProblem(
-            ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
+            ("placement", "emulation"), "emulated devices have no memory to release", "set placement: disaggregated"
         )
 
 

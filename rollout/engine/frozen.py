@@ -62,13 +62,15 @@ class FrozenEngine(EmbeddedEngine):
         """
         core = self._check_alive()
         if not len(prompt_P) or temperature <= 0:
-            raise UserError("log-probs need a prompt of at least one token and a temperature above 0")
+            raise UserError("computing log-probs requires a prompt of at least one token and a temperature above 0")
         known_T = np.concatenate((prompt_P, tokens_R)).astype(np.int64)
         check_tokens(known_T, core.vocab_size)
         check_adapter(adapter, self._adapters)
         number = self.adapter_number(adapter)
         if len(known_T) > core.slots.max_context:
-            raise UserError(f"{len(known_T)} tokens exceed the context of {core.slots.max_context}")
+            raise UserError(
+                f"the sequence has {len(known_T)} tokens, but the context is limited to {core.slots.max_context} tokens"
+            )
         future = self._control_future()
 
         def compute() -> None:

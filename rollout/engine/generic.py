@@ -81,7 +81,7 @@ class GenericDecoder:
         self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int],
         adapters_N: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        assert not any(starts), "rows of the generic decoder are not shared"
+        assert not any(starts), "rows of the generic decoder cannot be shared"
         adapters = [BASE] * len(rows) if adapters_N is None else adapters_N.tolist()
         for row, context, adapter in zip(rows, contexts, adapters, strict=True):
             self.on_pass()
@@ -117,17 +117,17 @@ class GenericDecoder:
             self._caches[target] = cache
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        raise AssertionError("rows of the generic decoder are not shared")
+        raise AssertionError("rows of the generic decoder cannot be shared")
 
     @property
     def token_bytes(self) -> int:
         return 0
 
     def save_row(self, row: int, num_tokens: int) -> Any:
-        raise AssertionError("rows of the generic decoder are not copied")
+        raise AssertionError("rows of the generic decoder cannot be copied")
 
     def load_row(self, row: int, saved: Any, num_tokens: int) -> None:
-        raise AssertionError("rows of the generic decoder are not copied")
+        raise AssertionError("rows of the generic decoder cannot be copied")
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

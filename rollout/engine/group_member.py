@@ -76,7 +76,7 @@ class GroupMember:
             raise TransferBroken(f"the transfer of version {call.version} by {call.group} was interrupted: {broken}")
         if corrupt:
             raise WeightsDamaged(
-                f"tensor {corrupt} of version {call.version} ({call.group}) is corrupt: checksum differs"
+                f"tensor {corrupt} of version {call.version} ({call.group}) is corrupt: the checksum differs"
             )
         return manifest, {entry.name: bytes_[entry.offset :][: entry.num_bytes] for entry in manifest.tensors}
 
@@ -112,7 +112,7 @@ class GroupMember:
             return
         while not work.is_completed():
             if time.monotonic() > until_s:
-                raise TransferBroken("its deadline passed")
+                raise TransferBroken("the deadline of the transfer has passed")
             time.sleep(POLL_S)
         self._buffer[bucket.offset : bucket.offset + bucket.num_bytes].copy_(part)
 

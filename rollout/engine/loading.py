@@ -64,11 +64,11 @@ def fill(places: Mapping[str, Place], tensors: Mapping[str, Tensor], optional: f
     """
     missing = [name for name in places if name not in tensors]
     if missing:
-        raise WeightError(f"version {version} lacks {len(missing)} tensors, the first: {missing[0]}")
+        raise WeightError(f"version {version} lacks {len(missing)} tensors of this model; the first is {missing[0]}")
     unknown = [name for name in tensors if name not in places and name not in optional]
     if unknown:
         raise WeightError(
-            f"version {version} has {len(unknown)} tensors unknown to this model, the first: {unknown[0]}"
+            f"version {version} has {len(unknown)} tensors that this model does not have; the first is {unknown[0]}"
         )
     for name, place in places.items():
         source = tensors[name]

@@ -48,7 +48,8 @@ def make_core(
     reason = why_not_lean(config)
     if reason:
         log.warning(
-            "the built-in decoder does not support this model (%s): using transformers modules, one sequence at a time",
+            "the built-in decoder does not support this model (%s); using transformers modules, which generate one "
+            "sequence at a time",
             reason,
         )
 
@@ -75,7 +76,7 @@ def make_core(
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
             raise
         raise UserError(
-            f"not enough memory for the cache of {settings.num_slots} slots of {max_context} tokens",
+            f"there is not enough memory for the KV cache of {settings.num_slots} slots with {max_context} tokens each",
             where="rollout.engine",
-            remedy="lower num_slots or max_context",
+            remedy="reduce num_slots or max_context",
         ) from error

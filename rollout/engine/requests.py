@@ -16,11 +16,11 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int, 
     check_adapter(request.adapter, adapters)
     num_known = len(request.prompt_P) + len(request.prefix)
     if not len(request.prompt_P):
-        raise UserError("the prompt is empty", remedy="give a prompt of at least one token")
+        raise UserError("the prompt is empty", remedy="use a prompt of at least one token")
     if num_known + 1 > context:
         raise UserError(
-            f"a prompt and answer of {num_known} tokens leave no room in a context of {context}",
-            remedy="raise rollout.engine.max_context or drop the row",
+            f"prompt and answer already have {num_known} tokens, which leaves no room in a context of {context} tokens",
+            remedy="increase rollout.engine.max_context, or remove the row",
         )
     for tokens in (request.prompt_P, request.prefix.tokens_R):
         check_tokens(tokens, vocab_size)
@@ -34,7 +34,7 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int, 
 def check_adapter(name: str, adapters: Collection[str]) -> None:
     """Raise UserError if an engine with these adapters has none of this name; the empty name is the base."""
     if name and name not in adapters:
-        known = f"it has {', '.join(adapters)}" if adapters else "it has none"
+        known = f"use one of {', '.join(adapters)}" if adapters else "configure this adapter; the engine has none"
         raise UserError(f"the engine has no adapter {name}", remedy=known)
 
 
@@ -43,7 +43,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int) -> None:
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
         raise UserError(
-            f"token {outside[0]} is not in a vocabulary of {vocab_size}",
+            f"token {outside[0]} is not in the vocabulary of {vocab_size} tokens",
             remedy="use the tokenizer that belongs to the model",
         )
 

@@ -76,7 +76,11 @@ def exact_context(config: PreTrainedConfig, max_context: int) -> int:
         return max_context
     capped = limit.cap(max_context, where="rollout.engine.max_context")
     if capped < max_context:
-        log.info("rollout.engine.max_context %d is reduced to the model's %d positions", max_context, capped)
+        log.info(
+            "rollout.engine.max_context was reduced from %d to %d, the number of positions of the model",
+            max_context,
+            capped,
+        )
     return capped
 
 
@@ -101,7 +105,9 @@ def read_config(model_dir: Path) -> PreTrainedConfig:
     """The transformers config of a model folder. Raises UserError if there is none, or if it is unknown."""
     if not (model_dir / "config.json").is_file():
         raise UserError(
-            "there is no config.json", where=str(model_dir), remedy="set model.path to a Hugging Face model folder"
+            "the folder contains no config.json",
+            where=str(model_dir),
+            remedy="set model.path to a Hugging Face model folder",
         )
     try:
         return AutoConfig.from_pretrained(str(model_dir))

@@ -72,8 +72,10 @@ class CalledModels(Mapping[str, CalledModel]):
 
     def __getitem__(self, name: str) -> CalledModel:
         if name not in self._made:
-            known = f"there are {', '.join(self._made)}" if self._made else f"declare it in {MODELS_KEY}"
-            raise UserError(f"the workflow calls a model `{name}` that is not declared", where=MODELS_KEY, remedy=known)
+            known = f"use one of {', '.join(self._made)}" if self._made else f"declare the model in {MODELS_KEY}"
+            raise UserError(
+                f"the workflow calls a model `{name}`, which is not declared", where=MODELS_KEY, remedy=known
+            )
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -33,10 +33,10 @@ def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segm
             known = [sampled[number]] if number in sampled else [] if number >= 0 else list(sampled.values())
             if not any(_is_same(trained, one) for one in known):
                 raise UserError(
-                    "the sample trains tokens that no trained role of the policy sampled",
+                    "the sample trains tokens that were not sampled by a trained role of the policy",
                     where=MODELS_KEY,
-                    remedy="add answers unchanged: those of trained roles with `transcript.sampled`, those of other"
-                    " models with `transcript.given`",
+                    remedy="add answers unchanged: use `transcript.sampled` for answers of trained roles, and "
+                    "`transcript.given` for answers of other models",
                 )
 
 

@@ -123,7 +123,7 @@ class Fetcher:
                 self.counters["lost_parents"] += 1
                 left = len(file.missing())
                 log.warning("%s: %s; %d chunks of %s are still missing", lost, error, left, file.payload.name)
-        raise WeightError(f"{file.payload.name}: {MAX_MOVES} sources failed one after another")
+        raise WeightError(f"{file.payload.name} could not be fetched: {MAX_MOVES} sources failed in a row")
 
     async def close(self) -> None:
         """Close the connection to the trainer."""

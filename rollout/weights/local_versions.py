@@ -79,7 +79,7 @@ class LocalVersions:
             self.root.mkdir(mode=0o700, parents=True)
             claim(self.root)
         except OSError as error:
-            raise WeightError(f"cannot make {self.root}: {error.strerror}") from error
+            raise WeightError(f"cannot create {self.root}: {error.strerror}") from error
         self._is_open = True
 
     def close(self) -> None:
@@ -174,12 +174,14 @@ def _apply(start: WeightManifest, deltas: Sequence[DeltaPart], payload: memoryvi
     for delta in deltas:
         if (delta.manifest.base_version, delta.manifest.base_digest) != (at.version, digest(at)):
             raise WeightsDamaged(
-                f"the delta to version {delta.manifest.result.version} starts from {delta.manifest.base_version},"
-                f" but this worker has version {at.version}"
+                f"the delta to version {delta.manifest.result.version} starts from version "
+                f"{delta.manifest.base_version}, but this worker has version {at.version}"
             )
         entries = {entry.name: entry for entry in delta.manifest.result.tensors}
         if len(payload) != delta.manifest.result.num_bytes:
-            raise WeightsDamaged(f"the delta to version {delta.manifest.result.version} is for another layout")
+            raise WeightsDamaged(
+                f"the delta to version {delta.manifest.result.version} is for a different tensor layout"
+            )
         for tensor in delta.manifest.tensors:
             if tensor.num_bytes:
                 entry = entries[tensor.name]

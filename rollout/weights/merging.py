@@ -92,7 +92,7 @@ class MergingReceiver:
             yield name, weight.to(dtype)
         if left:
             raise WeightError(
-                f"the adapter has {len(left)} tensors that the base does not have, the first: {min(left)}"
+                f"the adapter has {len(left)} tensors for which the base model has no module; the first is {min(left)}"
             )
         self._checked = note.base_digest
 
@@ -111,13 +111,13 @@ def _read(folder: Path, names: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]
         holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         for name in names:
             if name not in holder:
-                raise _another_base(folder, f"its files do not contain {name}")
+                raise _another_base(folder, f"the files do not contain {name}")
             yield name, holder[name].get_tensor(name)
 
 
 def _another_base(folder: Path, why: str) -> UserError:
     return UserError(
-        f"the model in {folder} is not the base of the run's adapter ({why})",
+        f"the model in {folder} is not the base model of the run's adapter ({why})",
         where="trainer.lora.publish",
         remedy="use the same model folder on every machine, or set publish: merged",
     )

@@ -92,7 +92,7 @@ class VersionReceiver:
             return None
         if isinstance(reply, GroupCall):
             return reply
-        log.info("version %d is fetched as a stream: %s", locator.version, reply.reason)
+        log.info("version %d is transferred as a stream: %s", locator.version, reply.reason)
         return None
 
     async def run(self) -> None:
@@ -163,7 +163,7 @@ class VersionReceiver:
             for payload, manifest in zip(payloads, manifests, strict=True):
                 if manifest.num_bytes != payload.num_bytes:
                     raise WeightsDamaged(
-                        f"payload {payload.name} has {payload.num_bytes} bytes, but its manifest says "
+                        f"payload {payload.name} has {payload.num_bytes} bytes, but according to its manifest it has "
                         f"{manifest.num_bytes}"
                     )
                 file = await self._on_files(ChunkFile, self._local.part(payload.name), payload)
@@ -175,7 +175,7 @@ class VersionReceiver:
         except BaseException as error:
             for _, file in files:
                 if not file.is_complete or isinstance(error, WeightsDamaged):
-                    relay.withdraw(file.payload.name, "its own fetching failed")
+                    relay.withdraw(file.payload.name, "fetching this payload failed")
                 file.path.unlink(missing_ok=True)
             raise
 

@@ -69,7 +69,7 @@ class Relay:
 
     def _take(self, peer: str, request: ChunkRequest) -> None:
         file = self._files.get(request.payload)
-        reason = "not here" if file is None else ""
+        reason = "the file is not on this worker" if file is None else ""
         if file is not None:
             try:
                 is_here = file.chunk(request.index) is not None
@@ -82,7 +82,7 @@ class Relay:
                 if sum(map(len, self._waiting.values())) < MAX_WAITING:
                     self._waiting[request.payload, request.index].add(peer)
                     return
-                reason = "too many requests are waiting here"
+                reason = "too many requests are waiting on this worker"
         self._hub.send(peer, NoChunk(payload=request.payload, index=request.index, reason=reason))
 
     def _send(self, peer: str, file: ChunkFile, index: int) -> None:

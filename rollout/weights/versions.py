@@ -249,7 +249,7 @@ class VersionLoader:
             await self._swap(target, partial(self._engine.load_from_group, call), waited_s)
         except TransferBroken as error:
             self._num_broken += 1
-            log.warning("version %d is fetched as a stream: %s", target.version, error)
+            log.warning("version %d is transferred as a stream: %s", target.version, error)
             return False
         finally:
             self._doing.loading(False)
@@ -322,7 +322,7 @@ class VersionLoader:
         """Swap the version in and report it. Raises TransferBroken: nothing was reported, another transfer may work."""
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning(
-                "rollback from version %d to version %d of lineage %s", self.loaded[0], target.version, target.lineage
+                "going back from version %d to version %d of lineage %s", self.loaded[0], target.version, target.lineage
             )
             self._gate.set(-1)
             self._park_all()
@@ -348,7 +348,12 @@ class VersionLoader:
         self._doing.swapped(report.pause_s)
         self._trace(target, started_s, report.stage_s, report.pause_s)
         stage_s = arrived_s + report.stage_s
-        log.info("version %d loaded (staged %.3f s, paused %.3f s)", target.version, stage_s, report.pause_s)
+        log.info(
+            "loaded version %d (staging took %.3f s, generation was paused for %.3f s)",
+            target.version,
+            stage_s,
+            report.pause_s,
+        )
         if manifest_path is not None and self._on_swapped is not None:
             await self._on_swapped(manifest_path, target.version)
         self._report(
@@ -364,7 +369,7 @@ class VersionLoader:
             return
         self._num_failed += 1
         log.warning(
-            "version %d could not be loaded, continuing with version %d: %s",
+            "version %d could not be loaded; continuing with version %d: %s",
             target.version,
             self._engine.version,
             error,

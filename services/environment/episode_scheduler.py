@@ -227,7 +227,7 @@ class EpisodeScheduler:
         if turn < len(episode.digests):
             self._counters["replayed"] += 1
             if step.digest != episode.digests[turn]:
-                what = f"its result of turn {turn} differed when the episode was replayed"
+                what = f"the result of turn {turn} was different when the episode was replayed"
                 self._fail(episode, "invalid", f"the environment is not deterministic: {what}")
                 return
         else:
@@ -257,7 +257,9 @@ class EpisodeScheduler:
             episode.num_losses += was_calling and not host.culprit and not host.makes_room
             if episode.num_losses > MAX_LOSSES:
                 self._fail(
-                    episode, "crashed", f"its process was lost {episode.num_losses} times; the last time: {reason}"
+                    episode,
+                    "crashed",
+                    f"the process of the episode was lost {episode.num_losses} times; the last reason: {reason}",
                 )
             else:
                 self._advance(episode)
@@ -353,7 +355,7 @@ def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:
         return f"turn {request.turn} is not between 0 and {MAX_TURNS}"
     if len(history.digests) != request.turn or len(history.actions) != num_actions:
         lengths = f"{len(history.actions)} actions and {len(history.digests)} results"
-        return f"turn {request.turn} does not fit its history of {lengths}"
+        return f"turn {request.turn} does not match a history of {lengths}"
     if any(num_action_chars(action) > MAX_ACTION_CHARS for action in (request.action, *history.actions)):
         return f"an action has more than {MAX_ACTION_CHARS} characters"
     return ""

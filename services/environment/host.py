@@ -166,7 +166,7 @@ class Host:
         except InvalidStep as error:
             reason = f"{method}: {error}"
         except BaseException as error:
-            reason = f"{method}: what it returned raised {_shown(error)}"
+            reason = f"{method}: the returned value raised {_shown(error)}"
         return Failed(episode=held.number, kind="invalid", reason=reason)
 
     def _raised(self, held: HostedEpisode, method: str, error: BaseException) -> Failed:
@@ -228,10 +228,10 @@ class Host:
         settings = self._settings
         taken_mb = held.num_bytes >> 20
         if taken_mb > settings.max_episode_memory_mb:
-            what = f"took {taken_mb} MB, more than max_episode_memory_mb {settings.max_episode_memory_mb}"
+            what = f"used {taken_mb} MB, which is more than max_episode_memory_mb {settings.max_episode_memory_mb}"
             self._fail(held, "crashed", what, is_left=True)
         elif held.num_files > settings.max_episode_files:
-            what = f"holds {held.num_files} files open, more than max_episode_files {settings.max_episode_files}"
+            what = f"has {held.num_files} open files, which is more than max_episode_files {settings.max_episode_files}"
             self._fail(held, "crashed", what, is_left=True)
         elif isinstance(outcome, Failed):
             self._fail(held, outcome.kind, outcome.reason)
@@ -295,7 +295,7 @@ def _shown(error: BaseException) -> str:
         lines = without_secrets(str(error)).strip().splitlines()
         return f"{type(error).__name__}: {lines[-1] if lines else ''}"
     except BaseException:  # an exception whose own text raises
-        return f"{type(error).__name__}: (its text cannot be shown)"
+        return f"{type(error).__name__}: (the message cannot be shown)"
 
 
 def load(setup: HostSetup) -> tuple[Callable[[], Environment], EnvironmentSettings] | HostRefusal:

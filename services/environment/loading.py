@@ -23,7 +23,7 @@ def name_fault(kind: str) -> tuple[str, str] | None:
         return None
     near = difflib.get_close_matches(kind, BUILT_IN_ENVIRONMENTS, n=1)
     known = f"{', '.join(BUILT_IN_ENVIRONMENTS)}, or module:Class"
-    return f"no environment `{kind}`", f"did you mean {near[0]}?" if near else known
+    return f"there is no environment `{kind}`", f"did you mean {near[0]}?" if near else known
 
 
 def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
@@ -40,7 +40,7 @@ def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Envi
         raise UserError(fault[0], where=WHERE, remedy=fault[1])
     made = import_object(BUILT_IN_ENVIRONMENTS.get(kind, kind), WHERE)
     if not callable(made):
-        raise UserError(f"{kind} is not callable", where=WHERE, remedy=EXPECTED)
+        raise UserError(f"{kind} is not callable", where=WHERE, remedy=f"use {EXPECTED}")
     check_arguments(kind, made, options, OPTIONS)
     return lambda: made(**options)
 
@@ -62,7 +62,7 @@ def _check_methods(kind: str, environment: Any) -> None:
     for name, arguments in (("reset", ({}, 0)), ("step", ("",))):
         method = getattr(environment, name, None)
         if not callable(method):
-            raise UserError(f"{kind} has no method `{name}`", where=WHERE, remedy=EXPECTED)
+            raise UserError(f"{kind} has no method `{name}`", where=WHERE, remedy=f"use {EXPECTED}")
         try:
             signature = inspect.signature(method)
             signature.bind(*arguments)

@@ -49,7 +49,7 @@ class McpServer:
         has_url = isinstance(spec, Mapping) and set(spec) == {"url"} and isinstance(spec["url"], str)
         if not has_url and not _is_command(spec):
             seen = f"keys {', '.join(map(str, spec))}" if isinstance(spec, Mapping) else type(spec).__name__
-            what = f"invalid description of an MCP server: {seen}"  # without values, which may be secrets
+            what = f"the description of the MCP server is invalid: {seen}"  # without values, which may be secrets
             raise UserError(what, where=where, remedy=_FORM)
         if find_spec("mcp") is None:
             raise UserError("the package mcp is not installed", where=where, remedy="pip install 'areal-like[mcp]'")

@@ -148,7 +148,7 @@ class HostPool:
                 tasks.create_task(self._serve(self._unserved.pop()))
             for host in [host for host in self._ready if host.is_retired and not host.episodes]:
                 self.counters["recycled"] += 1
-                self.blame(host, NOBODY, "crashed", "it has served enough")
+                self.blame(host, NOBODY, "crashed", "the process has run the maximum number of episodes")
             for _ in range(self._num_to_start(len(starting))):
                 task = tasks.create_task(self._start_again(), name="environment process start")
                 starting.add(task)
@@ -198,9 +198,11 @@ class HostPool:
         except (Died, UserError) as error:
             self.counters["failed_starts"] += 1
             self._num_failed_starts += 1
-            log.error("an environment process did not start (%d in a row): %s", self._num_failed_starts, error)
+            log.error(
+                "an environment process did not start (%d consecutive failures): %s", self._num_failed_starts, error
+            )
             if self._num_failed_starts >= MAX_FAILED_STARTS:
-                raise OperationError(f"environment processes do not start any more: {error}") from error
+                raise OperationError(f"environment processes can no longer be started: {error}") from error
 
     async def _serve(self, host: HostProcess) -> None:
         reason = await host.run(lambda message: self._on_message(host, message))
@@ -241,7 +243,7 @@ class HostPool:
             self.blame(host, mark.episode, "timed_out", f"the environment took longer than {limit_s:g} s")
         elif host.waiting and mark.episode == NOBODY and now_s - host.moved_s > limit_s + SILENT_S:
             self.counters["killed_silent"] += 1
-            self.blame(host, NOBODY, "crashed", "the environment process is stuck")
+            self.blame(host, NOBODY, "crashed", "the environment process does not respond")
 
     def _check_memory(self, host: HostProcess) -> None:
         limit_bytes = self._settings.max_memory_mb << 20
@@ -258,5 +260,5 @@ class HostPool:
         culprit = mark.episode if grown_bytes > max(mark.heaviest_bytes, half) else NOBODY
         if culprit == NOBODY and mark.heaviest_bytes > half:
             culprit = mark.heaviest
-        reason = f"the environment process held {used_bytes >> 20} MB, more than max_memory_mb"
+        reason = f"the environment process used {used_bytes >> 20} MB, which is more than max_memory_mb"
         self.blame(host, culprit, "crashed", f"{reason} {self._settings.max_memory_mb}")

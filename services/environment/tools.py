@@ -32,7 +32,7 @@ from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
 EXAMPLE = 'tools: ["my_tools:search"]'
-CUT_MARK = "\n[... {num} characters left out]"
+CUT_MARK = "\n[... {num} characters omitted]"
 """Appended to a result that was truncated."""
 FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
 """Kinds of failed calls, each counted in the component `tool_KIND`."""
@@ -65,14 +65,14 @@ class ToolEnvironment:
         """
         if isinstance(tools, str) or not (tools or mcp):
             what = f"tools must be a {'list' if mcp else 'non-empty list'}, not {tools!r}"
-            raise UserError(what, where=WHERE, remedy=f"for example {EXAMPLE}{'' if mcp else '; or set mcp'}")
+            raise UserError(what, where=WHERE, remedy=f"write, for example, {EXAMPLE}{'' if mcp else '; or set mcp'}")
         if not isinstance(tools, list | tuple) or not all(isinstance(one, str) for one in tools):
             raise UserError(
-                f"tools must be a list of names, not {tools!r}", where=WHERE, remedy=f"for example {EXAMPLE}"
+                f"tools must be a list of names, not {tools!r}", where=WHERE, remedy=f"write, for example, {EXAMPLE}"
             )
         if mcp is not None and not isinstance(mcp, Mapping):
             kind = type(mcp).__name__  # a value may contain a key
-            remedy = "give servers by name, for example {archive: {url: ...}}"
+            remedy = "write a mapping of names to servers, for example {archive: {url: ...}}"
             raise UserError(f"mcp must be a mapping, not {kind}", where=WHERE, remedy=remedy)
         _check_bounds(call_timeout_s, {"max_calls": max_calls, "max_result_chars": max_result_chars})
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
@@ -90,7 +90,7 @@ class ToolEnvironment:
     async def step(self, action: tuple[ToolCall, ...]) -> Step:
         """Run the calls of one turn."""
         if isinstance(action, str):
-            raise TypeError("the environment tools takes calls, not text: use rollout.workflow: tools")
+            raise TypeError("the environment `tools` accepts tool calls, not text; set rollout.workflow: tools")
         started_s = time.monotonic()
         results = []
         for number, call in enumerate(action, 1):
@@ -111,7 +111,9 @@ class ToolEnvironment:
             return self._failed("malformed", f"the call cannot be read: {call.fault}")
         tool = self._tools.get(call.name)
         if tool is None:
-            return self._failed("unknown", f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+            return self._failed(
+                "unknown", f"there is no tool {call.name!r}; the available tools are {', '.join(self._tools)}"
+            )
         if left_s <= 0:
             return self._late()
         try:
@@ -128,7 +130,7 @@ class ToolEnvironment:
             return self._failed("raised", f"{call.name} failed ({type(error).__name__}: {error})")
 
     def _late(self) -> str:
-        return self._failed("timed_out", f"no result within {self._call_timeout_s:g} s")
+        return self._failed("timed_out", f"the tool returned no result within {self._call_timeout_s:g} s")
 
     def _failed(self, kind: str, words: str) -> str:
         self._counts[kind] += 1
@@ -146,10 +148,12 @@ def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
     """Raise UserError for a bound that is not positive, or of another type."""
     is_number = isinstance(call_timeout_s, int | float) and not isinstance(call_timeout_s, bool)
     if not is_number or not 0 < call_timeout_s < math.inf:
-        raise UserError(f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="give a number of seconds above 0")
+        raise UserError(
+            f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="use a number of seconds greater than 0"
+        )
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="give a whole number of at least 1")
+            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="use a whole number of at least 1")
 
 
 @lru_cache(maxsize=4)

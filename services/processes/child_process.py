@@ -59,7 +59,7 @@ class OutputLog:
             sys.stderr.write(passed.decode(errors="replace"))
             self._room_bytes -= len(passed)
             if not self._room_bytes:
-                log.warning("%s print too much; their output is dropped for a while", self._who)
+                log.warning("%s print too much; for some time, their output is discarded", self._who)
         self.num_dropped_bytes += len(chunk) - len(passed)
 
 
@@ -122,7 +122,7 @@ class ChildProcess:
         if self.check():  # once it is reaped, its process id may be reused; the pool kills its orphans
             left = await process_tree.kill_tree(self.pid)
             if left:
-                log.error("processes %s of the %s survived SIGKILL", sorted(left), self.NOUN)
+                log.error("the processes %s of the %s are still running after SIGKILL", sorted(left), self.NOUN)
             await self._reaped(1.0)
         self._close()
 

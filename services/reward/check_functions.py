@@ -34,8 +34,12 @@ def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[st
             return
         reasons.append(outcome.reason.removeprefix(f"{name}: "))
     if reasons:
-        what = f"gives no reward for the gold answers of the first rows ({reasons[0]})"
-        raise UserError(what, where=f"reward scorer {name}", remedy=f"{EXPECTED}; the row has {', '.join(tries[0][0])}")
+        what = f"returns no reward for the gold answers of the first rows ({reasons[0]})"
+        raise UserError(
+            what,
+            where=f"reward scorer {name}",
+            remedy=f"define {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
+        )
 
 
 def main(source: Path, target: Path, tries: Path | None) -> None:

@@ -38,11 +38,13 @@ class Classifier:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"{options.path} cannot be loaded ({reason})", where=WHERE) from error
         if missing := sorted(info["missing_keys"]):
-            what = f"{options.path} lacks weights ({', '.join(missing[:3])}): they would be randomly initialised"
+            what = f"{options.path} lacks weights ({', '.join(missing[:3])}), which would be randomly initialised"
             raise UserError(what, where=WHERE, remedy="use a folder with the trained classifier and its head")
         num_rows = model.config.get_text_config().vocab_size
         if len(self._tokenizer) > num_rows:
-            what = f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, but the model only {num_rows}"
+            what = (
+                f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, but the model has only {num_rows}"
+            )
             raise UserError(what, where=WHERE, remedy="use the tokenizer that belongs to the model")
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
@@ -77,25 +79,30 @@ class Classifier:
         try:
             text, adds_special = scored_text(self._tokenizer, item.text, item.messages)
         except Exception as error:  # fault boundary: a model's template may raise anything
-            return Scores(values=[], problem=f"the chat template refuses the row ({first_line(error)})")
+            return Scores(values=[], problem=f"the chat template rejects the row ({first_line(error)})")
         try:
             made = self._tokenizer(
                 text, add_special_tokens=adds_special, return_offsets_mapping=self._head.is_per_token
             )
         except Exception as error:  # fault boundary: tokenizers raise bare Exception for a character without a token
-            return Scores(values=[], problem=f"the tokenizer cannot express the text ({first_line(error)})")
+            return Scores(values=[], problem=f"the tokenizer cannot encode the text ({first_line(error)})")
         ids, places = made["input_ids"], []
         if not ids:
-            return Scores(values=[], problem="there is no token to score")
+            return Scores(values=[], problem="there are no tokens to score")
         if self._head.is_per_token:
             answer = item.answer.rstrip() or item.answer  # chat templates strip trailing white space of an answer
             begin = text.rfind(answer)
             if begin < 0:
-                return Scores(values=[], problem="the template changes the answer: its steps cannot be found in it")
+                return Scores(
+                    values=[], problem="the template changes the answer, so the steps of the answer cannot be found"
+                )
             places = [_token_at(made["offset_mapping"], begin + min(end, len(answer))) for end in item.ends]
         num_cut = max(0, len(ids) - self._options.max_tokens)
         if num_cut and self._options.on_long == "invalid":
-            return Scores(values=[], problem=f"{len(ids)} tokens are more than max_tokens {self._options.max_tokens}")
+            return Scores(
+                values=[],
+                problem=f"the text has {len(ids)} tokens, which is more than max_tokens {self._options.max_tokens}",
+            )
         if num_cut and min(places, default=num_cut) < num_cut:
             return Scores(values=[], problem=f"steps begin beyond the last {self._options.max_tokens} tokens")
         return ids[num_cut:], [place - num_cut for place in places], num_cut

@@ -43,13 +43,13 @@ def check_folder(path: str, label: int | str | None) -> Head:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not name.endswith((SEQUENCE, TOKEN)):
         raise UserError(
-            f"{path} contains {name or 'a model without a named architecture'}, which is not a classifier: "
-            "its scores would come from randomly initialised weights",
+            f"{path} contains {name or 'a model without a named architecture'}, which is not a classifier, so its "
+            "scores would come from randomly initialised weights",
             where=WHERE,
             remedy=f"use a model whose architecture ends with {SEQUENCE} or {TOKEN}",
         )
     if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
-        raise UserError(f"{path} has no weights (*.safetensors)", where=WHERE)
+        raise UserError(f"{path} contains no weights (*.safetensors)", where=WHERE)
     check_tokenizer(folder)
     classes = _classes(config)
     return Head(name.endswith(TOKEN), len(classes), _index_of(label, classes))
@@ -72,7 +72,7 @@ def _index_of(label: int | str | None, classes: list[str]) -> int:
         if len(classes) == 1:
             return 0
         raise UserError(
-            f"the model has {len(classes)} classes, and none is chosen as the reward", where="label",
+            f"the model has {len(classes)} classes, but no class is chosen as the reward", where="label",
             remedy=f"set label to one of {', '.join(classes[:8])}",
         )  # fmt: skip
     if isinstance(label, int) and 0 <= label < len(classes):

@@ -193,7 +193,7 @@ def _last_line(error: BaseException) -> str:
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # an exception whose own text raises
-        return "(its text cannot be shown)"
+        return "(the message cannot be shown)"
     return lines[-1] if lines else ""
 
 
@@ -208,10 +208,10 @@ def _checked(values: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError, OverflowError):
             number = None
         if number is None:
-            raise NotANumber(f"{what} is not a number but {type(value).__name__}")
+            raise NotANumber(f"{what} must be a number, not {type(value).__name__}")
         if not math.isfinite(number):
             raise NotANumber(f"{what} is {number}")
         checked[str(key)] = number
     if "value" not in checked:
-        raise NotANumber("gave no value")
+        raise NotANumber("returned no value")
     return checked

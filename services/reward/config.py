@@ -44,9 +44,9 @@ class ClipSettings(Settings):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> ClipSettings:
         if self.min is None and self.max is None:
-            raise ValueError("has no bound; give min or max")
+            raise ValueError("has no bound; set min or max")
         if self.min is not None and self.max is not None and self.min >= self.max:
-            raise ValueError(f"min {self.min:g} is not below max {self.max:g}")
+            raise ValueError(f"min ({self.min:g}) must be less than max ({self.max:g})")
         return self
 
 
@@ -66,7 +66,7 @@ class ScorerSettings(Settings):
     retries: int | None = Field(None, ge=0, le=limits.STEPS)
     """Further attempts after `timed_out` or `crashed` in this scorer; null: `reward.retries`."""
     on_failure: OnFailure | None = None
-    """Handling of an answer without a score of this scorer after all attempts; null: `reward.on_failure`."""
+    """What to do with an answer that has no score of this scorer after all attempts; null: `reward.on_failure`."""
     cache: bool = True
     """Exact duplicates may get the score of the first one, unless the scorer declares that it is not deterministic."""
 
@@ -89,7 +89,7 @@ class RewardSettings(Settings):
     retries: int = Field(1, ge=0, le=limits.STEPS)
     """Further attempts after `timed_out` or `crashed`."""
     on_failure: OnFailure = "drop_sample"
-    """Handling of a group with an answer without a score after all attempts; a number is used as the reward."""
+    """What to do with an answer that has no score after all attempts; a number is used as its reward."""
     max_queue: int = Field(4096, gt=0, le=limits.GROUPS)
     """Number of requests that may wait in the service; further ones wait in the client, or are sent to another
     service.
@@ -183,8 +183,12 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
         elif isinstance(options, EndpointOptions):
             needed_s = options.total_timeout_s + options.ROOM_S
             if needed_s > reward.timeout_s:
-                what = f"{options.total_timeout_s:g} s do not fit into reward.timeout_s {reward.timeout_s:g}"
-                yield f"{where}.total_timeout_s", what, f"timeout_s: {needed_s:g} or more, or less for total_timeout_s"
+                what = f"{options.total_timeout_s:g} s is more than reward.timeout_s {reward.timeout_s:g} allows"
+                yield (
+                    f"{where}.total_timeout_s",
+                    what,
+                    f"set timeout_s to {needed_s:g} or more, or reduce total_timeout_s",
+                )
 
 
 def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
@@ -226,10 +230,14 @@ def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple
     """Key, fault and remedy of the first error in options."""
     first = error.errors()[0]
     key = ".".join(map(str, (where, *first["loc"])))
-    known = f"options: {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
+    known = (
+        f"use one of the options {', '.join(kind.model_fields)}"
+        if kind.model_fields
+        else "remove this option; the scorer has none"
+    )
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
-        return key, "no such option", f"did you mean {near[0]}?" if near else known
+        return key, "there is no such option", f"did you mean {near[0]}?" if near else known
     what = str(first["msg"]).removeprefix("Value error, ")
     return key, what, known
 
@@ -237,23 +245,31 @@ def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple
 def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: str) -> Iterator[tuple[str, str, str]]:
     needed_s = options.total_limit_s + options.ROOM_S
     if needed_s > reward.timeout_s:
-        what = f"{options.total_limit_s:g} s for a program do not fit into reward.timeout_s {reward.timeout_s:g}"
-        yield f"{where}.total_limit_s", what, f"timeout_s: {needed_s:g} or more, or a lower total_limit_s"
+        what = f"{options.total_limit_s:g} s for a program is more than reward.timeout_s {reward.timeout_s:g} allows"
+        yield f"{where}.total_limit_s", what, f"set timeout_s to {needed_s:g} or more, or reduce total_limit_s"
     needed_mb = options.max_memory_limit_mb + options.ROOM_MB
     if needed_mb > reward.max_memory_mb:
-        what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
-        yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"
+        what = f"{options.max_memory_limit_mb} MB is more than reward.max_memory_mb {reward.max_memory_mb} allows"
+        yield (
+            f"{where}.max_memory_limit_mb",
+            what,
+            f"set max_memory_mb to {needed_mb} or more, or reduce max_memory_limit_mb",
+        )
 
 
 def _contradictions_of_services(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
     """Contradictions between the run's own services and those at `addresses`."""
     for index, address in enumerate(reward.addresses):
         if not re.fullmatch(r"tcp://[^/:]+:\d+|tcp://\[[^/]+\]:\d+", address):
-            yield f"addresses.{index}", f"not an address: `{address}`", "write tcp://host:port"
+            yield f"addresses.{index}", f"`{address}` is not a valid address", "write tcp://host:port"
         elif address in reward.addresses[:index]:
-            yield f"addresses.{index}", f"`{address}` is named twice", "name each service once"
+            yield f"addresses.{index}", f"`{address}` is listed twice", "list each service only once"
     if reward.addresses and reward.num_services != 1:
-        yield "num_services", "nothing is started where `addresses` names running services", "leave one of them out"
+        yield (
+            "num_services",
+            "no services are started, because `addresses` lists running services",
+            "remove one of the two keys",
+        )
     for key in ("curve_dir", "ask_for"):
         if getattr(reward, key) is not None and not reward.addresses:
-            yield key, "has no effect without `addresses`: a run knows its own services", "leave it out"
+            yield key, "has no effect without `addresses`, because a run knows its own services", "remove this key"

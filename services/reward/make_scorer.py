@@ -45,7 +45,11 @@ def _options(kind: type[Settings], options: Mapping[str, Any], where: str) -> Se
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        remedy = f"options are {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
+        remedy = (
+            f"the options are {', '.join(kind.model_fields)}"
+            if kind.model_fields
+            else "remove the options; the scorer has none"
+        )
         raise UserError(
             f"{f'option {key}' if key else 'options'}: {first['msg'].removeprefix('Value error, ')}",
             where=where,

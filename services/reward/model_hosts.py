@@ -83,8 +83,8 @@ class ModelHosts:
                     continue
                 self.num_restarts += 1
                 if self.num_restarts > MAX_RESTARTS:
-                    raise OperationError(f"the process of reward model {options.path} exits repeatedly")
-                log.error("the process of reward model %s exited with status %s; restarting it", options.path,
+                    raise OperationError(f"the process of the reward model {options.path} exited repeatedly")
+                log.error("the process of the reward model %s exited with status %s and is restarted", options.path,
                           process.returncode)  # fmt: skip
                 self._processes[index] = _spawned(options)
                 try:
@@ -119,9 +119,11 @@ async def _ready(options: RewardModelOptions, process: subprocess.Popen[bytes]) 
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while not file.exists():
         if process.poll() is not None and not file.exists():
-            raise UserError(f"its process ended with status {process.returncode} while loading it", where=where)
+            raise UserError(
+                f"the process of the model ended with status {process.returncode} while loading the model", where=where
+            )
         if time.monotonic() > give_up_s:
-            raise UserError(f"cannot be loaded within {START_TIMEOUT_S:g} s", where=where)
+            raise UserError(f"the model could not be loaded within {START_TIMEOUT_S:g} s", where=where)
         await asyncio.sleep(START_POLL_S)  # bounded above
     if refusal := file.read_text(encoding="utf-8"):
         raise UserError(refusal)

@@ -121,7 +121,7 @@ def receive(stream: socket.socket) -> bytes | None:
         return None
     length = PREFIX.unpack(prefix)[0]
     if length > MAX_BYTES:
-        raise OSError(f"message too long: {length} bytes (limit {MAX_BYTES})")
+        raise OSError(f"the message is too long: {length} bytes (limit {MAX_BYTES})")
     return _exactly(stream, length)
 
 

@@ -27,7 +27,9 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
         return None
     key = key.strip()
     if not key:
-        raise UserError(f"{place} contains no key", where=where, remedy="set it where the job is started")
+        raise UserError(
+            f"{place} contains no key", where=where, remedy="set the key in the environment in which the job is started"
+        )
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"the key in {place} contains white space, control or non-ASCII characters", where=where)
     return key
@@ -39,7 +41,7 @@ def read_rubric(path: str, where: str) -> str:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"rubric_file {path} cannot be read ({reason})", where=where) from error
     if fault := fault_of_template(text):
         raise UserError(f"rubric_file {path} {fault}", where=where)

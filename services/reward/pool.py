@@ -106,7 +106,7 @@ class Pool:
             raise UserError(
                 f"cannot be loaded: {error.reason}",
                 where=f"reward scorer {kinds}",
-                remedy="do less while its module is imported" if ":" in kinds else "",
+                remedy="reduce the work that is done when the module of the scorer is imported" if ":" in kinds else "",
             ) from error
         finally:
             notice.cancel()
@@ -200,7 +200,9 @@ class Pool:
     async def _give_back(self, process: ScoringProcess) -> None:
         if process.leftover_processes():
             self.counters["left_children"] += 1
-            log.warning("a scorer left processes behind; they are killed with scoring process %d", process.pid)
+            log.warning(
+                "a scorer left processes running; these are killed together with scoring process %d", process.pid
+            )
             await self._reap(process)
         elif process.num_scored >= self._settings.recycle_after:
             self.counters["recycled"] += 1
@@ -251,9 +253,9 @@ class Pool:
         except (Died, UserError) as error:
             self.counters["failed_starts"] += 1
             self._num_failed_starts += 1
-            log.error("a scoring process did not start (%d in a row): %s", self._num_failed_starts, error)
+            log.error("a scoring process did not start (%d consecutive failures): %s", self._num_failed_starts, error)
             if self._num_failed_starts >= MAX_FAILED_STARTS:
-                raise OperationError(f"scoring processes do not start any more: {error}") from error
+                raise OperationError(f"scoring processes can no longer be started: {error}") from error
 
     async def _watch(self) -> None:
         turn = 0
@@ -276,7 +278,9 @@ class Pool:
             return
         self.counters["killed_memory"] += 1
         limit_mb = self._settings.max_memory_mb
-        process.killed_because = f"the scoring process held {used_bytes >> 20} MB, more than max_memory_mb {limit_mb}"
+        process.killed_because = (
+            f"the scoring process used {used_bytes >> 20} MB, which is more than max_memory_mb {limit_mb}"
+        )
         log.warning("%s; killing it", process.killed_because)
         if is_idle and process in self._idle:
             await self._reap(process)

@@ -33,7 +33,7 @@ def _judges() -> Judges:
     try:
         judges.start()
     except NoSandbox as error:
-        what = f"no sandbox as strong as `{WEAKEST_LAYER}` works here: {error}"
+        what = f"no sandbox layer as strong as `{WEAKEST_LAYER}` works on this machine: {error}"
         raise UserError(what, where="reward.environment.options.tools python", remedy=SANDBOX_REMEDY) from None
     return judges
 

@@ -273,5 +273,5 @@ def _objection(request: ScoreRequest) -> str:
     if not (math.isfinite(request.deadline_s) and request.deadline_s > 0):
         return f"deadline_s {request.deadline_s} is not a positive number"
     if len(request.response) > MAX_RESPONSE_CHARS:
-        return f"the answer has {len(request.response)} characters, more than {MAX_RESPONSE_CHARS}"
+        return f"the answer has {len(request.response)} characters, but at most {MAX_RESPONSE_CHARS} are allowed"
     return ""

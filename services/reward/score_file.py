@@ -88,11 +88,13 @@ def score_file(order: ScoreSpec, show: Callable[[ScoreStatus], None]) -> ScoreSt
         what = "is not a regular file" if order.source.exists() else "there is no such file"
         raise UserError(what, where=str(order.source))
     if order.target.exists() and order.source.samefile(order.target):
-        raise UserError("input and output are the same file", where=str(order.target))
+        raise UserError(
+            "input and output are the same file", where=str(order.target), remedy="choose a different output file"
+        )
     try:
         standing = ScoreStatus(num_rows=num_lines(order.source))
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(order.source)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(order.source)) from error
     with VerdictFile(order.target, overwrite=order.overwrite) as target, order.source.open("rb") as source:
         work = _Work(order, settings, target, rows_of(source, order.kind), standing, show)
         try:

@@ -27,7 +27,7 @@ from areal_like.verdict import Verdict
 from services.reward.score_rows import Row
 
 BEGINNING = b'{"id":'
-START_AGAIN = "give another --output, or --overwrite to start again"
+START_AGAIN = "use a different --output, or --overwrite to start again"
 _KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 
@@ -87,15 +87,15 @@ class VerdictFile:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            remedy = "make its folder first" if isinstance(error, FileNotFoundError) else ""
-            raise UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
+            remedy = "create the folder first" if isinstance(error, FileNotFoundError) else ""
+            raise UserError(f"the file cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if overwrite:
                 os.ftruncate(self._fd, 0)
         except OSError as error:
             os.close(self._fd)
-            what = "another process is writing it" if isinstance(error, BlockingIOError) else str(error.strerror)
+            what = "another process is writing this file" if isinstance(error, BlockingIOError) else str(error.strerror)
             raise UserError(what, where=str(path)) from error
 
     def __enter__(self) -> VerdictFile:
@@ -122,7 +122,7 @@ class VerdictFile:
                 row = next(rows, None)
                 if row is None:
                     raise UserError(
-                        f"has a verdict for line {number}, but the input has only {number - 1}",
+                        f"the file has a verdict for line {number}, but the input has only {number - 1} lines",
                         where=str(self._path), remedy=START_AGAIN,
                     )  # fmt: skip
                 self._check(number, record, scorer, row)
@@ -156,17 +156,17 @@ class VerdictFile:
     def _check(self, number: int, record: dict[str, Any], scorer: str, row: Row) -> None:
         if record["scorer"] != scorer:
             raise UserError(
-                f"line {number} was judged by {record['scorer']}, but the current scorer is {scorer}",
+                f"line {number} was scored by {record['scorer']}, but the current scorer is {scorer}",
                 where=str(self._path), remedy=f"use the same scorer and options, or {START_AGAIN}",
             )  # fmt: skip
         if record["key"] != key_of(scorer, row):
             raise UserError(
-                f"line {number} does not match line {number} of the input: the input has changed",
+                f"line {number} does not match line {number} of the input, so the input has changed",
                 where=str(self._path), remedy=START_AGAIN,
             )  # fmt: skip
 
     def _foreign(self, number: int) -> UserError:
-        what = f"already exists, and line {number} is not a verdict of this command"
+        what = f"the file already exists, and line {number} is not a verdict of this command"
         return UserError(what, where=str(self._path), remedy=START_AGAIN)
 
 

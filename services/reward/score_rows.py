@@ -98,7 +98,7 @@ def _row(number: int, line: bytes | None, digest: str, kind: str) -> Row:
     except ValueError as error:
         return Row(number, number, digest, refusal=fault or f"the line is not JSON ({error})")
     if not isinstance(fields, dict):
-        return Row(number, number, digest, refusal=fault or f"the line is not a JSON object but {_name(fields)}")
+        return Row(number, number, digest, refusal=fault or f"the line must be a JSON object, not {_name(fields)}")
     row_id = fields.get("id")
     row_id = number if row_id is None else row_id
     if fault:
@@ -121,10 +121,10 @@ def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
     text = fields.get(field_name)
     if not isinstance(text, str):
         wanted = "`program`" if kind == "code" else "`response`"
-        what = f"is not text but {_name(text)}" if text is not None else "is missing"
+        what = f"must be text, not {_name(text)}" if text is not None else "is missing"
         return Row(row.number, row.id, row.digest, refusal=f"{wanted} {what}")
     if len(text) > MAX_TEXT_CHARS:
-        long = f"`{field_name}` has {len(text):,} characters; at most {MAX_TEXT_CHARS:,} are read"
+        long = f"`{field_name}` has {len(text):,} characters, but at most {MAX_TEXT_CHARS:,} are allowed"
         return Row(row.number, row.id, row.digest, refusal=long)
     if kind == "code":
         columns = {name: fields[name] for name in _CODE_COLUMNS if name in fields}

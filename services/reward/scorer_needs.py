@@ -46,7 +46,7 @@ def needs_of(options: Settings) -> Iterator[UserError]:
 
 def _of_an_endpoint(options: EndpointOptions) -> Iterator[UserError]:
     if find_spec("httpx2") is None:
-        yield UserError("needs the package httpx2", remedy="pip install httpx2")
+        yield UserError("the scorer requires the package httpx2", remedy="pip install httpx2")
     try:
         read_key(options, "")
     except UserError as error:
@@ -79,5 +79,7 @@ def silent(url: str, key: str) -> UserError | None:
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return UserError(f"nothing listens at {host}:{port} ({reason})", where=key, remedy="start the server first")
+        return UserError(
+            f"no server is listening at {host}:{port} ({reason})", where=key, remedy="start the server first"
+        )
     return None

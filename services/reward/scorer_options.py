@@ -22,7 +22,7 @@ def _checked_url(url: str) -> str:
     except ValueError as error:
         raise ValueError(f"`{url}` is not a valid URL ({error})") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
-        raise ValueError(f"`{url}` is not a valid URL; http://host:port/path or https://... is expected")
+        raise ValueError(f"`{url}` is not a valid URL; expected http://host:port/path or https://...")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
     return url
@@ -32,7 +32,7 @@ def _checked_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"not a regular expression ({error})") from error
+        raise ValueError(f"the pattern is not a valid regular expression ({error})") from error
     return pattern
 
 
@@ -93,7 +93,7 @@ class FormatOptions(Settings):
     @model_validator(mode="after")
     def _asks_for_something(self) -> FormatOptions:
         if self.regex is None and not self.must_contain and not self.must_stop:
-            raise ValueError("checks nothing; set regex, must_contain or must_stop")
+            raise ValueError("the scorer checks nothing; set regex, must_contain or must_stop")
         return self
 
 
@@ -123,7 +123,7 @@ class EndpointOptions(Settings):
     @model_validator(mode="after")
     def _one_key(self) -> EndpointOptions:
         if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_env and key_file are both given; set only one")
+            raise ValueError("key_env and key_file are mutually exclusive; set only one of them")
         return self
 
 
@@ -151,7 +151,7 @@ class HttpOptions(EndpointOptions):
             if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"):
                 raise ValueError(f"`{name}` would be written into the run's config.yaml; use key_env or key_file")
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isascii() or not value.isprintable():
-                raise ValueError(f"`{name}` is not a valid header")
+                raise ValueError(f"`{name}` is not a valid HTTP header name")
         return headers
 
 
@@ -199,7 +199,7 @@ class JudgeOptions(EndpointOptions):
     def _regex_has_a_group(cls, pattern: str) -> str:
         num_groups = re.compile(_checked_regex(pattern)).groups
         if num_groups != 1:
-            raise ValueError(f"needs exactly one group, the score, but has {num_groups}")
+            raise ValueError(f"the pattern must have exactly one group, which captures the score, but has {num_groups}")
         return pattern
 
     @model_validator(mode="after")
@@ -209,11 +209,11 @@ class JudgeOptions(EndpointOptions):
         if self.rubric is not None and (fault := fault_of_template(self.rubric)):
             raise ValueError(f"the rubric {fault}")
         if self.min_score >= self.max_score:
-            raise ValueError(f"min_score {self.min_score:g} is not below max_score {self.max_score:g}")
+            raise ValueError(f"min_score ({self.min_score:g}) must be less than max_score ({self.max_score:g})")
         if self.correct_at is not None and not self.min_score < self.correct_at <= self.max_score:
-            raise ValueError(f"correct_at {self.correct_at:g} is not between min_score and max_score")
+            raise ValueError(f"correct_at ({self.correct_at:g}) must be between min_score and max_score")
         if taken := sorted({"model", "messages", "temperature", "max_tokens", "stream", "n"} & set(self.extra_body)):
-            raise ValueError(f"extra_body.{taken[0]} is set by the scorer")
+            raise ValueError(f"extra_body.{taken[0]} is set by the scorer and cannot be changed")
         return self
 
 
@@ -229,9 +229,12 @@ def fault_of_template(text: str, must_name: str = "response") -> str:
         return fault
     names = templates.names_in(text)
     if unknown := sorted(names - TEMPLATE_NAMES):
-        return f"names `{unknown[0]}`; there are {', '.join(sorted(TEMPLATE_NAMES))} (columns as row.NAME)"
+        return (
+            f"uses the unknown name `{unknown[0]}`; the known names are {', '.join(sorted(TEMPLATE_NAMES))} (columns "
+            "as row.NAME)"
+        )
     if must_name not in names:
-        return f"does not show the answer: write {{{{ {must_name} }}}} in it"
+        return f"does not contain the answer; add {{{{ {must_name} }}}} to it"
     return ""
 
 
@@ -250,7 +253,9 @@ class OverlongOptions(Settings):
     @model_validator(mode="after")
     def _zone_fits(self) -> OverlongOptions:
         if self.soft_tokens > self.max_tokens:
-            raise ValueError(f"soft_tokens {self.soft_tokens} is more than max_tokens {self.max_tokens}")
+            raise ValueError(
+                f"soft_tokens ({self.soft_tokens}) must not be greater than max_tokens ({self.max_tokens})"
+            )
         return self
 
 
@@ -267,9 +272,9 @@ class LengthOptions(Settings):
     @model_validator(mode="after")
     def _asks_for_something(self) -> LengthOptions:
         if not self.min_tokens and self.max_tokens is None:
-            raise ValueError("checks nothing; set min_tokens or max_tokens")
+            raise ValueError("the scorer checks nothing; set min_tokens or max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+            raise ValueError(f"min_tokens ({self.min_tokens}) must not be greater than max_tokens ({self.max_tokens})")
         return self
 
 

@@ -84,7 +84,7 @@ class ServiceSpec:
     def of(spec: ProcessSpec) -> ServiceSpec:
         """The context of a process of a run. Raises UserError."""
         if spec.bind_address is None:
-            raise UserError("a reward service needs bind_address", where=spec.name)
+            raise UserError("a reward service requires bind_address", where=spec.name)
         return ServiceSpec(
             name=spec.name,
             run_id=spec.run_id,
@@ -239,7 +239,7 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s is silent; it must register and send its requests again", name)
+                    log.warning("%s has sent nothing for too long; it must register and send its requests again", name)
                     self._hub.forget(name)
                     self._dismiss(name)  # a dead run must not occupy the pool
 
@@ -252,7 +252,7 @@ class RewardServer:
         if self._settings.scorers:
             self._scheduler.offer(name, message)
         else:
-            verdict = Verdict(kind="invalid", reason="nothing is scored: reward.scorers is empty")
+            verdict = Verdict(kind="invalid", reason="the answer was not scored, because reward.scorers is empty")
             self._hub.send(name, ScoreReply(request_id=message.request_id, verdict=verdict))
 
     def _on_environment(self, name: str, message: EnvironmentRequest | EnvironmentClosed) -> None:

@@ -67,24 +67,41 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m services.reward", description="Runs a standalone reward service.")
+    parser = argparse.ArgumentParser(prog="python -m services.reward", description="Run a standalone reward service.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="score for any number of runs, until SIGTERM or Ctrl-C")
-    serve.add_argument("--config", required=True, type=Path, help="YAML: a `reward` section, or a config that has one")
-    serve.add_argument("--bind", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT; port 0: any free one")
+    serve = commands.add_parser(
+        "serve", help="start a service that scores answers for any number of runs until SIGTERM or Ctrl-C"
+    )
     serve.add_argument(
-        "--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}, created if missing"
+        "--config", required=True, type=Path, help="YAML file with a `reward` section, for example the config of a run"
+    )
+    serve.add_argument(
+        "--bind",
+        default="tcp://127.0.0.1:0",
+        help="address to listen on, tcp://HOST:PORT; port 0 chooses any free port",
+    )
+    serve.add_argument(
+        "--curve-dir", type=Path, help=f"folder with the keys of the service, created if missing ({KEYS_DEFAULT})"
     )
     serve.add_argument("--name", default="reward", help="name of the service in logs and statistics")
     serve.add_argument(
-        "--silence-s", type=seconds, default=15.0, help="remove clients that are silent for this many seconds"
+        "--silence-s",
+        type=seconds,
+        default=15.0,
+        help="remove clients that send nothing for this many seconds (default: 15)",
     )
     serve.set_defaults(run=_serve)
-    status = commands.add_parser("status", help="health and statistics; exit status 1 if a service does not respond")
-    status.add_argument("target", nargs="+", help="tcp://HOST:PORT of a standalone service, or the folder of a run")
-    status.add_argument("--curve-dir", type=Path, help=f"folder with the service's keys; {KEYS_DEFAULT}")
-    status.add_argument("--timeout-s", type=seconds, default=5.0, help="how long to wait for each reply, in seconds")
-    status.add_argument("--json", action="store_true", help="one JSON object per service")
+    status = commands.add_parser(
+        "status", help="print health and statistics; the exit status is 1 if a service does not respond"
+    )
+    status.add_argument(
+        "target", nargs="+", help="address of a standalone service (tcp://HOST:PORT), or the folder of a run"
+    )
+    status.add_argument("--curve-dir", type=Path, help=f"folder with the keys of the service ({KEYS_DEFAULT})")
+    status.add_argument(
+        "--timeout-s", type=seconds, default=5.0, help="maximum time to wait for each reply, in seconds (default: 5)"
+    )
+    status.add_argument("--json", action="store_true", help="print one JSON object per service")
     status.set_defaults(run=_status)
     keys = commands.add_parser("keys", help="create the keys of a service and its clients")
     keys.add_argument("folder", type=Path, nargs="?", help=KEYS_DEFAULT)
@@ -120,16 +137,20 @@ def read_settings(path: Path) -> RewardSettings:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot be read ({' '.join(str(error).split())[:300]})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({' '.join(str(error).split())[:300]})", where=str(path)) from error
     section = found.get("reward", found) if isinstance(found, dict) else found
     if not isinstance(section, dict):
-        raise UserError("has no `reward` section", where=str(path), remedy="reward: {scorers: [{kind: math}]}")
+        raise UserError(
+            "the file has no `reward` section",
+            where=str(path),
+            remedy="write, for example, reward: {scorers: [{kind: math}]}",
+        )
     try:
         settings = RewardSettings.model_validate(section)
     except pydantic.ValidationError as error:
         raise _as_mistake(error.errors()[0], path) from error
     if useless := [key for key in THEIRS if getattr(settings, key)]:
-        remedy = "leave it out: it is for the config of a run that uses this service"
+        remedy = "remove this key, which belongs in the config of a run that uses this service"
         raise UserError(f"reward.{useless[0]} has no effect on a service", where=str(path), remedy=remedy)
     check(settings)
     return settings
@@ -140,7 +161,7 @@ def _as_mistake(error: Any, path: Path) -> UserError:
     if error["type"] != "extra_forbidden":
         return UserError(f"{key}: {error['msg']}", where=str(path), remedy="see docs/reference.md")
     near = difflib.get_close_matches(str(error["loc"][-1]), RewardSettings.model_fields, n=1)
-    return UserError(f"no such key: {key}", where=str(path), remedy=f"did you mean {near[0]}?" if near else "")
+    return UserError(f"there is no key {key}", where=str(path), remedy=f"did you mean {near[0]}?" if near else "")
 
 
 # ------------------------------------------------------------ status
@@ -171,7 +192,11 @@ def _places(target: str, curve_dir: Path | None) -> list[tuple[str, str, Path]]:
         return [(target, SHARED_RUN, curve_dir or service_keys_folder())]
     specs = [ProcessSpec.load(path) for path in sorted(Path(target).glob("processes/reward*.json"))]
     if not specs:
-        raise UserError("neither an address nor a run with reward services of its own", where=target)
+        raise UserError(
+            "the target is neither an address nor a run that started reward services",
+            where=target,
+            remedy="specify tcp://HOST:PORT or the folder of a run",
+        )
     return [(spec.bind_address, spec.run_id, Path(spec.curve_dir)) for spec in specs if spec.bind_address is not None]
 
 
@@ -189,7 +214,7 @@ def page(address: str, stats: StatsReply) -> str:
         f"{count('pool.started')} started, {count('pool.killed_overdue')} killed overdue, "
         f"{count('pool.killed_memory')} for memory, {count('pool.died_busy')} died",
         f"  queue      {count('queue')} waiting; {count('refused_full')} refused when full, "
-        f"{count('refused_draining')} when draining; {count('duplicates')} asked twice",
+        f"{count('refused_draining')} when draining; {count('duplicates')} requested twice",
         "  verdicts   " + ", ".join(f"{count(kind)} {kind}" for kind in ("scored", "timed_out", "crashed", "invalid"))
         + f"; {count('retries')} retries",
         f"  cache      {count('cache.hits')} hits, {count('cache.misses')} misses, {count('cache.entries')} scores in "
@@ -215,7 +240,11 @@ def page(address: str, stats: StatsReply) -> str:
 def _keys(arguments: argparse.Namespace) -> int:
     folder = arguments.folder or service_keys_folder()
     if any(folder.glob("*.secret")):
-        raise UserError("has keys already", where=str(folder), remedy="remove them first, or name another folder")
+        raise UserError(
+            "the folder already contains keys",
+            where=str(folder),
+            remedy="remove these keys first, or choose a different folder",
+        )
     make_service_credentials(folder)
     print(KEYS_WORDS.format(folder=folder, default=service_keys_folder()))
     return ORDERLY
@@ -226,6 +255,7 @@ def _made_keys(folder: Path | None) -> Path:
     folder = folder or service_keys_folder()
     is_new = not (folder / "server.secret").exists()
     make_service_credentials(folder)
-    log.info("%s keys in %s; a client needs a copy of this folder, without server.secret, as its reward.curve_dir",
-             "made" if is_new else "using", folder)  # fmt: skip
+    log.info("%s keys in %s; each client needs a copy of this folder without server.secret, and its path in "
+             "reward.curve_dir",
+             "created" if is_new else "using", folder)  # fmt: skip
     return folder

@@ -17,7 +17,7 @@ def test_durations_are_above_0_and_bounded(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "1s", f"{limits.SECONDS + 1}"])
 def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="number of seconds above 0"):
+    with pytest.raises(argparse.ArgumentTypeError, match="number of seconds greater than 0"):
         seconds(text)
 
 

@@ -66,8 +66,8 @@ def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Pa
     theirs = write(tmp_path, "trainer", SCORER)
     status, said = cli(tmp_path, "validate", "quickstart", "reward.scorers=[{kind: 'trainer:score'}]")
     assert status == 2
-    assert f"found before {theirs}" in said
-    assert "rename it, for instance to my_trainer.py" in said
+    assert f"which Python imports instead of {theirs}" in said
+    assert "rename your module, for example to my_trainer.py" in said
     assert "Traceback" not in said
 
 
@@ -77,7 +77,9 @@ def test_a_scorer_under_any_of_our_names_is_refused(
 ) -> None:
     monkeypatch.setenv(USER_PATH, str(tmp_path))
     theirs = write(tmp_path, package, SCORER)
-    with pytest.raises(UserError, match=f"found before {theirs}.*rename it, for instance to my_{package}.py"):
+    with pytest.raises(
+        UserError, match=f"which Python imports instead of {theirs}.*rename your module, for example to my_{package}.py"
+    ):
         find_function(f"{package}:score", {})
 
 

@@ -55,8 +55,12 @@ def test_registered_names_instances_and_classes_by_import_path_are_found() -> No
         ("Dog", "no animal `Dog`", "did you mean dog?"),
         ("", "no animal ``", "dog, horse, or module:ATTRIBUTE"),
         ("my_animals:CTA", "module my_animals has no CTA", "did you mean my_animals:CAT?"),
-        ("no_such_module_here:x", "module no_such_module_here cannot be imported", "put it in the current folder"),
-        ("my_animals:stone", "my_animals:stone is not a Animal", "name a subclass of"),
+        (
+            "no_such_module_here:x",
+            "module no_such_module_here cannot be imported",
+            "put the module into the current folder",
+        ),
+        ("my_animals:stone", "my_animals:stone is not a Animal", "specify a subclass of"),
         ("my_animals:Picky", "my_animals:Picky cannot be created without arguments", ""),
     ],
 )
@@ -123,7 +127,7 @@ def test_module_that_is_not_there_needs_no_traceback(folder: Path, name: str) ->
     with pytest.raises(UserError) as caught:
         import_object(f"{name}:x", "zoo.kind")
     assert caught.value.__cause__ is None
-    assert caught.value.remedy == "put it in the current folder, or install it"
+    assert caught.value.remedy == "put the module into the current folder, or install it"
 
 
 def test_path_of_the_user_is_looked_in_instead_of_the_current_folder(
@@ -157,7 +161,7 @@ def test_own_modules_are_not_looked_for_among_the_users(folder: Path) -> None:
 
 def test_factory_can_be_called() -> None:
     assert import_factory("my_animals:Cat", "zoo.kind") is Cat
-    with pytest.raises(UserError, match="my_animals:stone is not callable -> name a function or a class"):
+    with pytest.raises(UserError, match="my_animals:stone is not callable -> specify a function or a class"):
         import_factory("my_animals:stone", "zoo.kind")
 
 
@@ -178,13 +182,13 @@ def nothing() -> None: ...
     [
         (plain, {"a": 1}, "", ""),
         (plain, {"a": 1, "b": 2}, "", ""),
-        (plain, {}, "missing a", "it takes a, b"),
-        (plain, {"a": 1, "z": 1, "c": 1}, "unknown c, z", "it takes a, b"),
-        (plain, {"c": 1}, "unknown c; missing a", "it takes a, b"),
+        (plain, {}, "missing a", "use these options: a, b"),
+        (plain, {"a": 1, "z": 1, "c": 1}, "unknown c, z", "use these options: a, b"),
+        (plain, {"c": 1}, "unknown c; missing a", "use these options: a, b"),
         (open_ended, {"a": 1, "x": 1}, "", ""),
-        (open_ended, {"x": 1}, "missing a", "it takes a"),
-        (by_position, {"a": 1, "b": 1}, "unknown a", "it takes b"),
-        (nothing, {"a": 1}, "unknown a", "it takes none"),
+        (open_ended, {"x": 1}, "missing a", "use these options: a"),
+        (by_position, {"a": 1, "b": 1}, "unknown a", "use these options: b"),
+        (nothing, {"a": 1}, "unknown a", "remove all options: it accepts none"),
         (dict, {"a": 1}, "", ""),
         (3, {"a": 1}, "", ""),
     ],

@@ -136,7 +136,7 @@ def test_messages_that_end_with_the_assistant_go_on_there() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({}, "this one has "), ({"prompt": 5}, "this one has "), ({"prompt": " "}, "the prompt is empty"),
+        ({}, "this row has "), ({"prompt": 5}, "this row has "), ({"prompt": " "}, "the prompt is empty"),
         ({"messages": []}, "must be a non-empty list"), ({"messages": "hi"}, "must be a non-empty list"),
         ({"messages": [{"role": "user"}]}, "role, content"), ({"messages": [{"content": "x"}]}, "role, content"),
         ({"messages": ["hi"]}, "role, content"),
@@ -204,7 +204,7 @@ def test_a_system_prompt_of_the_source_comes_first_and_needs_a_chat_template() -
     assert text == "[s]Be brief.;[u]hi;[a]so;[u]a;[a]"
     plain = Letters()
     plain.chat_template = None
-    with pytest.raises(UserError, match="need a chat template, and the tokenizer has none"):
+    with pytest.raises(UserError, match="require a chat template, but the tokenizer has none"):
         encoder(plain).encode({"prompt": "hi", "_chat": CHAT})
 
 

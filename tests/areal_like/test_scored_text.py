@@ -40,8 +40,8 @@ def test_another_tokenizer_than_the_recorded_one_is_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text('{"changed": 1}')
     check_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("another")
-    with pytest.raises(UserError, match="is not the one that the reward model was trained with"):
+    with pytest.raises(UserError, match="differs from the one that the reward model was trained with"):
         check_tokenizer(tmp_path)
     (tmp_path / NOTE).write_text("[]")
-    with pytest.raises(UserError, match=r"reward_model.json: cannot be read"):
+    with pytest.raises(UserError, match=r"reward_model.json: the file cannot be read"):
         check_tokenizer(tmp_path)

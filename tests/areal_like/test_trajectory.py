@@ -39,7 +39,7 @@ def test_versions_that_go_back_are_refused(versions):
 
 
 def test_arrays_of_another_length_kind_or_shape_are_refused():
-    with pytest.raises(ValueError, match="versions_R has 2 entries where 3"):
+    with pytest.raises(ValueError, match="versions_R has 2 entries, expected 3"):
         _segment(versions=(3, 3))
     with pytest.raises(ValueError, match="logprobs_R must be float32"):
         Segment(np.zeros(1, np.int32), np.zeros(1, np.float64), np.zeros(1, np.int32))
@@ -58,8 +58,8 @@ def test_a_trajectory_holds_the_prompt_without_versions():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"versions_T": [-1, 3, 2]}, "never decrease where sampled"),
-        ({"versions_T": [-1, -1, 2]}, "never decrease where sampled"),
+        ({"versions_T": [-1, 3, 2]}, "non-decreasing over sampled tokens"),
+        ({"versions_T": [-1, -1, 2]}, "non-decreasing over sampled tokens"),
         ({"versions_T": [0, 3, 3]}, "must be -1 where"),
         ({"logprobs_T": [-0.5, -1.0, -1.0]}, "must be 0.0 where"),
         ({"logprobs_T": [0.0, np.nan, -1.0]}, "must be finite"),
@@ -79,7 +79,7 @@ def test_trajectories_that_contradict_themselves_are_refused(changed, words):
 @pytest.mark.parametrize(
     ("logprobs", "words"),
     [
-        (np.array([0, -1], np.float32), "teacher_logprobs_T has 2 entries where 3 were expected"),
+        (np.array([0, -1], np.float32), "teacher_logprobs_T has 2 entries, expected 3"),
         (np.array([0, -1, -1], np.float64), "teacher_logprobs_T must be float32"),
         (np.array([-1, -1, -1], np.float32), "teacher_logprobs_T must be 0.0 where"),
         (np.array([np.nan, -1, -1], np.float32), "teacher_logprobs_T must be 0.0 where"),
@@ -120,7 +120,7 @@ def test_a_trajectory_has_no_experts_unless_they_are_given():
 @pytest.mark.parametrize(
     ("experts", "words"),
     [
-        (np.zeros((5, 2, 3), np.int32), "5 positions where 4"),
+        (np.zeros((5, 2, 3), np.int32), "5 positions, expected 4"),
         (np.zeros((4, 2), np.int32), "must be a 3-D array"),
         (np.full((4, 2, 3), -1, np.int32), "from 0 to 65535"),
         (np.full((4, 2, 3), 65_536, np.int32), "from 0 to 65535"),
@@ -170,7 +170,7 @@ def test_every_array_of_a_trajectory_has_its_type_and_the_length_of_all(name):
     with pytest.raises(ValueError, match=f"{name} must be"):
         Trajectory(**{**arrays, name: arrays[name].astype(np.int64)}, finish_reason="stop")
     if name != "tokens_T":
-        with pytest.raises(ValueError, match=f"{name} has 2 entries where 3 were expected"):
+        with pytest.raises(ValueError, match=f"{name} has 2 entries, expected 3"):
             Trajectory(**{**arrays, name: arrays[name][:2]}, finish_reason="stop")
 
 
@@ -191,13 +191,13 @@ def test_joining_nothing_copies_nothing():
 @pytest.mark.parametrize(
     ("ends", "rewards", "words"),
     [
-        ([1, 3], None, "must be given together"),
-        (None, [1.0], "must be given together"),
-        ([1, 2], [0.0, 1.0], "must be positive, strictly increase and end at 3,"),
-        ([0, 3], [0.0, 1.0], "strictly increase"),
-        ([2, 2, 3], [0.0, 1.0, 0.0], "strictly increase"),
-        ([], [], "strictly increase"),
-        ([1, 3], [0.0], "turn_rewards_K has 1 entries where 2 were expected"),
+        ([1, 3], None, "must be passed together"),
+        (None, [1.0], "must be passed together"),
+        ([1, 2], [0.0, 1.0], "must be positive and strictly increasing, and its last entry must be 3,"),
+        ([0, 3], [0.0, 1.0], "strictly increasing"),
+        ([2, 2, 3], [0.0, 1.0, 0.0], "strictly increasing"),
+        ([], [], "strictly increasing"),
+        ([1, 3], [0.0], "turn_rewards_K has 1 entries, expected 2"),
         ([1, 3], [0.0, np.nan], "must be finite"),
     ],
 )
@@ -224,7 +224,7 @@ def _answers(ids: list[int] | None, ends: list[int] | None = None) -> Trajectory
 def test_each_answer_of_a_sample_is_trained_on_in_one_trajectory():
     check_disjoint([_answers(None)])
     check_disjoint([_answers([0, 1]), _answers([2])])
-    with pytest.raises(ValueError, match="does not say which answers it has"):
+    with pytest.raises(ValueError, match="does not record which answers it contains"):
         check_disjoint([_answers([0]), _answers(None)])
     with pytest.raises(ValueError, match="answer 1 of the sample would be trained on twice"):
         check_disjoint([_answers([0, 1]), _answers([1, 2])])

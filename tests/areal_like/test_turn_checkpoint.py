@@ -34,8 +34,8 @@ def test_given_tokens_have_places_that_never_decrease(facts: dict[str, Any]) -> 
     [
         ({"places": [0, 2]}, "int32 arrays"), ({"tokens": np.array([7, 8])}, "int32 arrays"),
         ({"places": np.zeros((2, 1), np.int32)}, "one-dim"), ({"tokens": np.zeros((2, 1), np.int32)}, "one-dim"),
-        ({"places": np.zeros(2, np.float32)}, "int32 arrays"), ({"places": (0,)}, "needs a place"),
-        ({"places": (), "tokens": (1,)}, "needs a place"), ({"places": (-1, 2)}, "needs a place"),
+        ({"places": np.zeros(2, np.float32)}, "int32 arrays"), ({"places": (0,)}, "needs a position"),
+        ({"places": (), "tokens": (1,)}, "needs a position"), ({"places": (-1, 2)}, "needs a position"),
         ({"places": (2, 1)}, "must not decrease"), ({"num_turns": -1}, "num_turns must be at least 0"),
         ({"state": bytes(MAX_STATE_BYTES + 1)}, "at most"),
     ],

@@ -107,7 +107,7 @@ def test_mistakes_are_reported_in_a_sentence_before_anything_runs(
 
 def test_costs_of_a_single_run_predict_nothing_and_leave_what_was_published(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
-    with pytest.raises(SystemExit, match="name another run to predict"):
+    with pytest.raises(SystemExit, match="specify a different run to predict"):
         simulator.checked(["runs"], [[tmp_path]])
 
 

@@ -54,7 +54,7 @@ def test_disk_that_refuses_a_checkpoint_in_mid_run_is_reported_and_the_run_goes_
     checkpoints.unlink()
     aside.rename(checkpoints)
     number = len(run.metrics("checkpoint"))
-    run.wait_until(lambda: len(run.metrics("checkpoint")) > number, "another checkpoint")
+    run.wait_until(lambda: len(run.metrics("checkpoint")) > number, "a different checkpoint")
     run.process.terminate()
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"

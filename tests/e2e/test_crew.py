@@ -65,7 +65,7 @@ def test_drained_worker_hands_over_and_an_added_one_is_taken_in(areal, act, quic
     num_swaps = len(run.metrics("swap"))
     added = act(run, "add")
     assert added["is_done"], added
-    (name,) = [line.split()[-3] for line in added["lines"] if line.endswith(" has joined")]
+    (name,) = [line.split()[-5] for line in added["lines"] if line.endswith(" has joined the run")]
     assert name in ("rollout-1", "rollout-2"), "the lowest number that is free, once the drained process has ended"
     run.wait_until(
         lambda: [row["worker"] for row in run.metrics("swap")[num_swaps:]].count(name) > 2,

@@ -57,7 +57,7 @@ def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal):
 def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal):
     many = ["rollout.num_workers=4", "emulation.trainer_gpus=1", "emulation.train_mfu=0.02", "name=many"]
     first = diagnosed(areal("train", *EMULATED, "emulation.speedup=20", *many))[0]
-    assert "the trainer is the bottleneck, there are more rollout workers than the trainer needs" in first.title
+    assert "the trainer is the bottleneck, and there are more rollout workers than it needs" in first.title
     assert "held back by the staleness bound (4)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice
 
@@ -68,7 +68,7 @@ def test_run_with_a_stalled_reward_function_gets_that_finding_first(areal, quick
     reward = ["reward.scorers=[{kind: 'my_rewards:hangs'}]", "reward.timeout_s=0.5", "reward.retries=0"]
     sizes = ["groups_per_step=4", "num_steps=10", "data.eval.limit=16", "name=hangs"]
     first = diagnosed(areal("train", quickstart, *SMALL, *reward, *sizes))[0]
-    assert first.title.startswith("The reward function stalls the run")
+    assert first.title.startswith("Scoring slows down the run")
     assert "scorer my_rewards:hangs" in first.title
     assert "the cause is not a lack of rollout workers" in first.detail
     assert "timed out" in first.detail

@@ -107,7 +107,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     assert "SIGKILL" in areal_report(run)
     replayed = areal("replay", str(run.folder))
     assert replayed.wait() == 0, replayed.output
-    assert "from the starting model; 2 starts of the trainer, at versions 0, 5" in replayed.output
+    assert "from the starting model; the trainer was started 2 times, at versions 0, 5" in replayed.output
     final = digests_in(run.folder / "final")
     assert f"final ({len(final)} tensors): equal, sha256 {total(final)}" in replayed.output
     assert "equal: 14 steps" in replayed.output

@@ -64,7 +64,7 @@ def test_script_trains_with_its_own_scorer(runs_dir, tmp_path):
     assert found["model"] == f"{found['folder']}/final"
     assert found["components"] == ["my_job:score"]
     assert found["reward"] == float(found["finish_reason"] == "stop")
-    assert "this run is finished" in refusal
+    assert "the run is finished" in refusal
 
 
 @pytest.mark.thorough

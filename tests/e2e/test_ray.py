@@ -150,7 +150,7 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     small = areal("validate", CLUSTER, *STAYS, "rollout.num_workers=5")
     assert small.wait() == 2, small.output
     assert "pool rollout needs 5 places of CPU 0.5, comes_and_goes 1, and 2 fit" in small.output
-    assert "missing in the whole cluster: comes_and_goes 3" in small.output
+    assert "the whole cluster lacks comes_and_goes 3" in small.output
 
 
 @pytest.mark.thorough

@@ -50,7 +50,7 @@ def test_a_run_scores_at_services_that_stand_alone_and_leaves_them_running(areal
         assert services[1].poll() is None, "a shared service outlives a run"
         gone = areal("train", quickstart, *short, f"reward.addresses=[{addresses[0]}]")
         assert gone.wait() == 2
-        assert f"no reward service responds at {addresses[0]}" in gone.output
+        assert f"no reward service at {addresses[0]}" in gone.output
         other = areal(
             "train",
             quickstart,

@@ -87,7 +87,7 @@ def test_every_line_gets_its_verdict_in_order_whatever_it_holds(score: Start, tm
     ]  # fmt: skip
     assert all(row["reason"] for row in verdicts(tmp_path) if row["verdict"] == "invalid")
     assert all(row["wall_s"] >= 0 for row in verdicts(tmp_path))
-    assert "10 of 10 rows have their verdict" in run.output
+    assert "10 of 10 rows have a verdict" in run.output
     assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == ["in.jsonl", "out.jsonl"]
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_command_goes_on_where_it_was(
     assert again.wait() == 0, again.output
     assert out.read_bytes().startswith(first)
     assert kinds(tmp_path) == [(n, "scored", float(n)) for n in range(120)]
-    assert f"({first.count(10)} of them from an earlier run)" in again.output
+    assert f"({first.count(10)} of them from an earlier invocation)" in again.output
 
 
 @pytest.mark.e2e
@@ -144,7 +144,7 @@ def test_a_changed_input_and_a_changed_scorer_are_refused(score: Start, tmp_path
     (tmp_path / "mine.py").write_text(MY_SCORER + "\n# another version\n")
     other = score("mine:score", [{"response": "a"}, {"response": "b"}])
     assert other.wait() == 2
-    assert "was judged by mine:score@" in other.output
+    assert "was scored by mine:score@" in other.output
     assert score("mine:score", None, "--overwrite").wait() == 0
 
 

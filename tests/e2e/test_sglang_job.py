@@ -118,7 +118,7 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     run.process.wait(300.0)
     assert run.survivors([*family, *scheduler_starts, *servers_by_scratch(worker)], 15.0) == []
     assert servers_by_scratch(worker) == [], "a server that was starting outlived everybody"
-    words = "the server ended with signal SIGKILL; starting another with version"
+    words = "the server ended with signal SIGKILL; starting a new server with version"
     assert f"rollout-0: SGLang server: {words}" in run.output
     assert "rollout-0: ended with signal SIGKILL; restarting it" in run.output
 

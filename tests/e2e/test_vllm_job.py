@@ -53,6 +53,6 @@ def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, shor
     assert run.summary["audit"] == "clean"
     assert run.summary["steps"] == NUM_STEPS
     assert run.summary["samples_consumed"] == NUM_STEPS * GROUPS * GROUP_SIZE
-    words = "the server ended with signal SIGKILL; starting another with version"
+    words = "the server ended with signal SIGKILL; starting a new server with version"
     assert f"rollout-0: vLLM server: {words}" in run.output
     assert [process for process in by_scratch() if process not in before] == []

@@ -137,7 +137,7 @@ def test_no_answer_within_the_deadline_is_a_verdict() -> None:
         assert await episode.reset() is None
         assert episode.failure is not None
         assert episode.failure.kind == "crashed"
-        assert "no reply from the environment" in episode.failure.reason
+        assert "the environment did not reply within" in episode.failure.reason
 
     play(scene, total_deadline_s=0.01)
 

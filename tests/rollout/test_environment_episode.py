@@ -129,7 +129,9 @@ def test_action_has_at_most_a_million_characters(num_chars: int, is_sent: bool) 
         await episode.step("x" * num_chars)
         assert len(link.asked) == 1 + is_sent
         if not is_sent:
-            what = "an action of 1048577 characters in turn 1: at most 1048576 characters and 4096 turns are allowed"
+            what = (
+                "the action in turn 1 has 1048577 characters, but at most 1048576 characters and 4096 turns are allowed"
+            )
             assert episode.verdict().reason == what
 
     play(scene)
@@ -261,7 +263,7 @@ def test_call_that_was_given_up_says_how_long_it_waited() -> None:
         Silent(client)
         episode = client.episode(TASK)
         await episode.reset()
-        assert episode.verdict().reason == "no reply from the environment in 7 s (rollout.score_timeout_s)"
+        assert episode.verdict().reason == "the environment did not reply within 7 s (rollout.score_timeout_s)"
 
     play(scene, total_deadline_s=0.01, clock=clock)
 

@@ -198,7 +198,7 @@ def test_a_later_observation_that_cannot_become_tokens_is_invalid(part: str) -> 
     setattr(tools.tokens, part, refuse)
     sample = tools.play()
     assert (sample.verdict.kind, sample.verdict.failed_in) == ("invalid", "environment")
-    assert sample.verdict.reason == "its observation in turn 1: the tokenizer cannot encode it"
+    assert sample.verdict.reason == "the observation in turn 1 is invalid: the tokenizer cannot encode it"
 
 
 def test_an_episode_whose_record_is_too_long_for_a_checkpoint_goes_on_without_it(

@@ -64,18 +64,20 @@ def test_an_answer_in_two_trajectories_is_refused_and_the_error_says_how_to_mask
 def test_several_trajectories_of_unknown_answers_are_refused() -> None:
     by_hand = Trajectory.from_prompt(np.array([1], np.int32), segment(2), "stop")
     check_disjoint([by_hand])
-    with pytest.raises(ValueError, match="does not say which answers it has; build each with a Transcript"):
+    with pytest.raises(
+        ValueError, match="does not record which answers it contains; build each trajectory with a Transcript"
+    ):
         check_disjoint([by_hand, by_hand])
 
 
 @pytest.mark.parametrize(
     ("ends", "ids", "words"),
     [
-        ([1, 3], [0], "answer_ids_A has 1 entries where 2"),
-        ([2, 2], [0, 1], "answer_ends_A must be positive, strictly increase and end at 3,"),
+        ([1, 3], [0], "answer_ids_A has 1 entries, expected 2"),
+        ([2, 2], [0, 1], "answer_ends_A must be positive and strictly increasing, and its last entry must be 3,"),
         ([1, 2], [0, 1], "answer_ends_A must be positive"),
         ([1, 3], [0, -1], "must not be negative"),
-        (None, [0], "must be given together"),
+        (None, [0], "must be passed together"),
     ],
 )
 def test_answers_that_do_not_cover_the_sampled_tokens_are_refused(ends: object, ids: list[int], words: str) -> None:

@@ -566,11 +566,16 @@ def test_a_sample_that_waits_for_its_teacher_is_treated_as_one_that_waits_for_it
 def test_a_lease_that_its_teacher_refuses_is_rejected(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         await bench.lease(1)
-        Teacher(bench, 1).answer.set_exception(UserError("model teacher: 180 tokens exceed the context of 96"))
+        Teacher(bench, 1).answer.set_exception(
+            UserError("model teacher: the sequence has 180 tokens, but the context is limited to 96 tokens")
+        )
         await bench.end(1, sample(5))
         (message,) = bench.posted
         assert isinstance(message, SampleReturned)
-        assert (message.reason, message.detail) == ("rejected", "model teacher: 180 tokens exceed the context of 96")
+        assert (message.reason, message.detail) == (
+            "rejected",
+            "model teacher: the sequence has 180 tokens, but the context is limited to 96 tokens",
+        )
         assert "workflow_crashes" not in bench.counters
 
     with_pool(tmp_path, test)

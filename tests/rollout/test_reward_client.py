@@ -188,7 +188,7 @@ def test_service_that_never_comes_gives_a_crashed_verdict_saying_so(fake):
         loop = await running(client)
         verdict = await ask(client, fake, 1)
         assert (verdict.kind, verdict.value) == ("crashed", None)
-        assert "reward service unreachable for" in verdict.reason
+        assert "the reward service was unreachable for" in verdict.reason
         await end(client, loop)
 
     run(scenario)
@@ -203,7 +203,7 @@ def test_service_that_never_answers_gives_a_crashed_verdict_saying_so(fake):
         await until(lambda: client._links[0].is_up)
         verdict = await ask(client, fake, 1)
         assert verdict.kind == "crashed"
-        assert "no verdict from the reward service" in verdict.reason
+        assert "the reward service did not return a verdict" in verdict.reason
         assert client.num_outstanding == 0
         assert not client._links[0].pending
         await end(client, loop, service)
@@ -214,7 +214,10 @@ def test_service_that_never_answers_gives_a_crashed_verdict_saying_so(fake):
 def test_without_addresses_the_verdict_is_invalid_at_once(fake):
     async def scenario():
         verdict = await make_client().score(fake.task(), "1", "stop", 1)
-        assert (verdict.kind, verdict.reason) == ("invalid", "no reward service: reward.scorers is empty")
+        assert (verdict.kind, verdict.reason) == (
+            "invalid",
+            "there is no reward service, because reward.scorers is empty",
+        )
 
     run(scenario)
 

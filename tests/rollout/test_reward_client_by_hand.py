@@ -353,7 +353,9 @@ def test_a_question_nobody_waits_for_is_forgotten_wherever_it_is() -> None:
     with_client(test)
 
 
-@pytest.mark.parametrize(("is_up", "words"), [(True, "no verdict from the reward service"), (False, "unreachable")])
+@pytest.mark.parametrize(
+    ("is_up", "words"), [(True, "the reward service did not return a verdict"), (False, "unreachable")]
+)
 def test_a_question_beyond_its_deadline_says_whether_the_service_was_there(is_up: bool, words: str) -> None:
     async def test(bench: Bench) -> None:
         if not is_up:
@@ -392,7 +394,8 @@ def test_a_silent_service_is_said_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize(
-    ("is_up", "words"), [(True, "no verdict from the reward service in 12 s"), (False, "unreachable for 12 s")]
+    ("is_up", "words"),
+    [(True, "the reward service did not return a verdict within 12 s"), (False, "unreachable for 12 s")],
 )
 def test_without_an_answer_the_verdict_says_how_long_it_was_waited_for(is_up: bool, words: str) -> None:
     client = object.__new__(RewardClient)

@@ -171,7 +171,7 @@ def test_call_that_fails_is_answered_and_the_episode_goes_on(tokenizer: Any, lin
 def test_long_result_is_cut_with_a_mark(tokenizer: Any) -> None:
     tools = Tools(tokenizer, call("long_text", num_chars=100) + "<|im_end|>", "7<|im_end|>", max_result_chars=10)
     sample = tools.play()
-    assert "[xxxxxxxxxx\n[... 90 characters left out]]" in tokenizer.decode(tools.prompts[1])
+    assert "[xxxxxxxxxx\n[... 90 characters omitted]]" in tokenizer.decode(tools.prompts[1])
     assert sample.verdict.components["tool_truncated"] == 1.0
 
 
@@ -179,7 +179,7 @@ def test_tool_that_hangs_is_interrupted_and_later_calls_of_the_turn_are_late(tok
     line = call("hang") + call("add", x=3, y=4) + "<|im_end|>"
     tools = Tools(tokenizer, line, "7<|im_end|>", call_timeout_s=0.05)
     sample = tools.play()
-    assert tokenizer.decode(tools.prompts[1]).count("Error: no result within 0.05 s") == 2
+    assert tokenizer.decode(tools.prompts[1]).count("Error: the tool returned no result within 0.05 s") == 2
     assert sample.verdict.components["tool_timed_out"] == 2.0
     assert sample.verdict.value == 1.0
 
@@ -238,7 +238,10 @@ def test_episode_goes_on_from_its_checkpoint(tokenizer: Any) -> None:
 
 def test_unknown_notation_of_calls_is_refused_with_the_setting(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ messages }}"
-    with pytest.raises(UserError, match=r"rollout.workflow_options.format: .*no known tool call format"):
+    with pytest.raises(
+        UserError,
+        match=r"rollout.workflow_options.format: .*format of tool calls in the tokenizer's chat template is unknown",
+    ):
         Tools(tokenizer).play()
     tokenizer.chat_template = TEMPLATE
     with pytest.raises(UserError, match="did you mean hermes"):

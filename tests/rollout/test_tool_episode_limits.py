@@ -127,8 +127,8 @@ def test_environment_that_declares_no_tools_is_refused_with_a_remedy(tokenizer: 
     with pytest.raises(UserError) as refused:
         scripted(tokenizer, [], Step()).play()
     assert str(refused.value) == (
-        "reward.environment.kind: the environment declares no tools -> use the environment tools, or return "
-        "Step(tools=...) from reset"
+        "reward.environment.kind: the environment declares no tools -> use the environment `tools`, or return "
+        "Step(tools=...) from `reset`"
     )
 
 

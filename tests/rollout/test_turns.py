@@ -176,7 +176,7 @@ def test_a_workflow_of_one_answer_takes_no_checkpoints(rig: Any, fake: Any) -> N
         await r.ready()
         r.lease(fake.task(1))
         await r.until(lambda: r.got(m.SampleReturned), "returned")
-        assert "cannot save checkpoints" in r.got(m.SampleReturned)[0].detail
+        assert "cannot save its own checkpoints" in r.got(m.SampleReturned)[0].detail
 
     rig(scenario, workflow=Checkpoints())
 

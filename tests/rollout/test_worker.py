@@ -73,7 +73,10 @@ def test_without_a_reward_service_the_verdict_is_invalid(rig, fake):
         r.lease(fake.task())
         await r.until(lambda: r.got(m.SampleFinished), "SampleFinished")
         verdict = r.got(m.SampleFinished)[0].verdict
-        assert (verdict.kind, verdict.reason) == ("invalid", "no reward service: reward.scorers is empty")
+        assert (verdict.kind, verdict.reason) == (
+            "invalid",
+            "there is no reward service, because reward.scorers is empty",
+        )
 
     rig(scenario, with_rewards=False)
 

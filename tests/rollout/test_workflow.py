@@ -264,10 +264,10 @@ def test_a_workflow_is_made_with_its_options(user_module):
 @pytest.mark.parametrize(
     ("name", "options", "words", "remedy"),
     [
-        ("NeedsArguments", {"deep": 1, "a": 2}, "unknown a, deep; missing x", "it takes x, depth"),
-        ("NeedsArguments", {"x": 1, "deep": 1}, "unknown deep$", "it takes x, depth"),
-        ("Good", {"x": 1}, "unknown x$", "it takes none"),
-        ("single_turn", {"x": 1}, "options of single_turn: unknown x$", "it takes none"),
+        ("NeedsArguments", {"deep": 1, "a": 2}, "unknown a, deep; missing x", "use these options: x, depth"),
+        ("NeedsArguments", {"x": 1, "deep": 1}, "unknown deep$", "use these options: x, depth"),
+        ("Good", {"x": 1}, "unknown x$", "remove all options: it accepts none"),
+        ("single_turn", {"x": 1}, "options of single_turn: unknown x$", "remove all options: it accepts none"),
     ],
 )
 def test_options_that_a_workflow_does_not_take_are_one_mistake(user_module, name, options, words, remedy):
@@ -334,7 +334,7 @@ def test_a_teacher_need_not_be_called_but_may_be():
 def test_what_a_workflow_calls_must_be_names(models: object) -> None:
     workflow = calls()
     workflow.models = models
-    with pytest.raises(UserError, match="must be names of models"):
+    with pytest.raises(UserError, match="must be a tuple of model names"):
         check_models(workflow, ["judge"])
 
 

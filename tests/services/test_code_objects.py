@@ -95,7 +95,7 @@ def test_objects_that_no_test_made_decide_nothing(test: str) -> None:
 
 def test_refused_decision_says_whose_type_it_was() -> None:
     assert why(POINT, "assert make(1) < make(2)") == (
-        "test 1: Refused: an object of the program's type V may not decide a test"
+        "test 1: Refused: an object of the program's own type V must not decide the result of a test"
     )
 
 
@@ -166,7 +166,7 @@ def test_endless_iterator_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("services.reward.judging.remote.MAX_ITEMS", 1000)
     program = "def f():\n    i = 0\n    while True:\n        i += 1\n        yield i\n"
     assert why(program, "assert sum(f()) == 1") == (
-        "test 1: Refused: an iterator of the program gives more than 1000 items"
+        "test 1: Refused: an iterator of the program yields more than 1000 items"
     )
     assert MAX_ITEMS == 1_000_000
     assert issubclass(Refused, TypeError)

@@ -200,7 +200,7 @@ def test_stand_in_goes_by_its_number_and_what_is_no_data_makes_the_verdict_void(
     assert program.unanswerable == ""
     with pytest.raises(NotPlain):
         program.ask("get", object())
-    assert program.unanswerable == ("a test hands over an object of type object, which cannot be passed to a sandbox")
+    assert program.unanswerable == ("a test passes an object of type object, which cannot be passed to a sandbox")
     assert program.over == ""
 
 

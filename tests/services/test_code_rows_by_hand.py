@@ -44,7 +44,10 @@ def refusal(row: dict[str, Any]) -> str:
         ),
         ({"generated_tests": "[{"}, "generated_tests: not JSON"),
         ({"input_output": "{broken"}, "input_output: not JSON"),
-        ({"input_output": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [1]})}, "tests by `fn_name` are not"),
+        (
+            {"input_output": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [1]})},
+            "tests with `fn_name` are not",
+        ),
         ({"test_list": "assert f()"}, "test_list: not a list of strings"),
         ({"test_list": ["assert f()", 1]}, "test_list: not a list of strings"),
         ({"tests": "assert 1", "test_imports": "import os"}, "test_imports: not a list of strings"),

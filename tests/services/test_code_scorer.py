@@ -203,7 +203,7 @@ def test_a_helper_of_the_prompt_must_satisfy_in_both_versions(bench: CodeBench) 
 
 def test_an_answer_without_a_program_is_wrong(bench: CodeBench) -> None:
     outcome = bench.answer({"tests": ["assert f(1) == 1"]}, "\n ")
-    assert (outcome.value, outcome.reason) == (0.0, "code: there is no program in the answer")
+    assert (outcome.value, outcome.reason) == (0.0, "code: the answer contains no program")
 
 
 def test_an_answer_that_was_cut_is_wrong_where_asked() -> None:

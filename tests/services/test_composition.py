@@ -91,7 +91,7 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
         ({"kind": "math", "options": {"rulez": 1}}, ["rulez", "options are", "rules"]),
         ({"kind": "format"}, ["checks nothing"]),
         ({"kind": "format", "options": {"regex": "("}}, ["regular expression"]),
-        ({"kind": "running_sum", "options": {"x": 1}}, ["option x", "takes none"]),
+        ({"kind": "running_sum", "options": {"x": 1}}, ["option x", "the scorer has none"]),
         ({"kind": "no_such_module:score"}, ["no_such_module", "cannot be imported", "No module named"]),
         ({"kind": "scorer_zoo:no_such_function"}, ["scorer_zoo", "no_such_function"]),
         ({"kind": "scorer_zoo:not_callable"}, ["scorer_zoo", "not_callable", "is not callable"]),
@@ -103,7 +103,10 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
         ({"kind": "scorer_zoo:as_verl_has_them"}, ["as_verl", "solution_str=response"]),
         ({"kind": "scorer_zoo:as_openrlhf_has_them"}, ["as_openrlhf", "def score(row, response, **info)", "OpenRLHF"]),
         ({"kind": "scorer_zoo:with_options"}, ["with_options", "scale"]),
-        ({"kind": "scorer_zoo:score", "options": {"response": 1}}, ["option response is taken"]),
+        (
+            {"kind": "scorer_zoo:score", "options": {"response": 1}},
+            ["the option response is already used by the scorer"],
+        ),
         ({"kind": ":score"}, ["module:function"]),
     ],
 )
@@ -212,10 +215,11 @@ def test_so_many_components_are_kept_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "a: gave no value"), ({"value": "1"}, "a: value is not a number but str"),
-        ({"value": b"1"}, "a: value is not a number but bytes"), ({"value": [1]}, "a: value is not a number but list"),
-        ({"value": 10**400}, "a: value is not a number but int"), ({"value": float("nan")}, "a: value is nan"),
-        ({"value": 1, "p" * 99: None}, f"a: component '{'p' * 40}' is not a number but NoneType"),
+        ({}, "a: returned no value"), ({"value": "1"}, "a: value must be a number, not str"),
+        ({"value": b"1"}, "a: value must be a number, not bytes"),
+        ({"value": [1]}, "a: value must be a number, not list"),
+        ({"value": 10**400}, "a: value must be a number, not int"), ({"value": float("nan")}, "a: value is nan"),
+        ({"value": 1, "p" * 99: None}, f"a: component '{'p' * 40}' must be a number, not NoneType"),
         ({"value": 1, "style": float("-inf")}, "a: component 'style' is -inf"),
     ],
 )  # fmt: skip
@@ -242,7 +246,7 @@ class Odd(Exception):
     [
         (CannotJudge("no gold"), "invalid", "a: no gold"), (TookTooLong("slow"), "timed_out", "a: slow"),
         (ValueError("first\nlast\n"), "crashed", "a: ValueError: last"), (SystemExit(3), "crashed", "a: SystemExit: 3"),
-        (ValueError(), "crashed", "a: ValueError: "), (Odd(), "crashed", "a: Odd: (its text cannot be shown)"),
+        (ValueError(), "crashed", "a: ValueError: "), (Odd(), "crashed", "a: Odd: (the message cannot be shown)"),
         (ValueError("x" * 999), "crashed", ("a: ValueError: " + "x" * 999)[:MAX_REASON_CHARS]),
     ],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def odd(monkeypatch: pytest.MonkeyPatch, **says: Any) -> GymnasiumEnvironment:
 def test_texts_are_actions_as_far_as_the_space_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = odd(monkeypatch, info={"is_success": np.True_}, reward=np.float32(0.5), truncated=np.True_)
     assert checked(environment.step("abcd")).observation == (
-        "'abcd' is no action. Write a text that the environment takes."
+        "'abcd' is no action. Write a text that the environment accepts."
     )
     step = checked(environment.step("abc"))
     assert (step.observation, step.reward, step.is_done) == ("you said abc", 0.5, True)
@@ -115,10 +115,13 @@ def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch,
     [
         ({"id": "Pendulum-v1"}, "reward.environment.options.id: the action space of Pendulum-v1 is Box"),
         ({"id": "Nope-v1"}, "Nope-v1 cannot be created (NameNotFound"),
-        ({"id": "CartPole-v1", "observe": "drawing"}, "CartPole-v1 has no mode ansi"),
+        ({"id": "CartPole-v1", "observe": "drawing"}, "CartPole-v1 does not support the render mode ansi"),
         ({"id": "CartPole-v1", "observe": "picture"}, "observe is 'picture'"),
-        ({"id": "CartPole-v1", "actions": ["left"]}, "CartPole-v1 has 2 actions, but ['left'] does not name each once"),
-        ({"id": "CartPole-v1", "actions": ["a", "A"]}, "does not name each once"),
+        (
+            {"id": "CartPole-v1", "actions": ["left"]},
+            "CartPole-v1 has 2 actions, but ['left'] does not list each of them once",
+        ),
+        ({"id": "CartPole-v1", "actions": ["a", "A"]}, "does not list each of them once"),
         ({"id": "CartPole-v1", "pattern": "("}, "'(' is not a regular expression"),
         ({"id": "CartPole-v1", "make": {"speed": 3}}, "CartPole-v1 cannot be created (TypeError"),
     ],

@@ -117,7 +117,7 @@ def test_the_episode_that_the_process_grew_most_for_is_known_and_forgotten_with_
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [({"mb": 40}, "took 80 MB, more than max_episode_memory_mb 64"), ({"files": 5}, "holds 10 files open")],
+    [({"mb": 40}, "used 80 MB, which is more than max_episode_memory_mb 64"), ({"files": 5}, "holds 10 files open")],
 )
 def test_what_an_episode_takes_adds_up_and_ends_it(row: dict[str, int], words: str) -> None:
     stage = Stage(max_episode_memory_mb=64, max_episode_files=9)
@@ -195,9 +195,9 @@ class Unspeakable(Exception):
 @pytest.mark.parametrize(
     ("at", "kind", "words"),
     [
-        ("reward", "invalid", "step: what it returned raised SystemExit: 3"),
+        ("reward", "invalid", "step: the returned value raised SystemExit: 3"),
         ("stderr", "crashed", "step raised LookupError: ?"),
-        ("text", "crashed", "step raised Unspeakable: (its text cannot be shown)"),
+        ("text", "crashed", "step raised Unspeakable: (the message cannot be shown)"),
     ],
 )
 def test_users_code_behind_a_returned_value_an_exception_or_close_is_its_episodes(

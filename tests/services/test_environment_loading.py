@@ -20,11 +20,12 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("guess_nummber", {}, "no environment `guess_nummber` -> did you mean guess_number"),
+        ("guess_nummber", {}, "there is no environment `guess_nummber` -> did you mean guess_number"),
         (
             "chess",
             {},
-            "no environment `chess` -> guess_number, tools, openenv, textarena, gymnasium, reasoning_gym, or mod",
+            "there is no environment `chess` -> guess_number, tools, openenv, textarena, gymnasium, reasoning_gym, or "
+            "mod",
         ),
         ("no_such_module:A", {}, "module no_such_module cannot be imported"),
         ("environment_zoo:Conter", {}, "has no Conter -> did you mean environment_zoo:Counter"),

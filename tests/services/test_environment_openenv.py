@@ -195,7 +195,7 @@ def test_a_server_without_room_is_asked_again() -> None:
         (observed(reward=0.0, done=True), {"t": 1}, "is done before the first action"),
         (observed(reward=0.5, done=False), {"t": 1}, "gave a reward of 0.5 before the first action"),
         ({"type": "error", "data": {"message": "no such task"}}, {"t": 1}, "reset: no such task"),
-        (observed(), {}, "the row has no t, named in reset_columns"),
+        (observed(), {}, "the row has no t, which is listed in reset_columns"),
     ],
 )
 def test_a_beginning_that_is_none_is_a_failure(answer: Any, row: dict[str, Any], words: str) -> None:
@@ -221,10 +221,10 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"url": "127.0.0.1:8000"}, "url is not the address of a server"),
-        ({"url": "ftp://h"}, "url is not the address"),
-        ({"url": "http://h:99999"}, "url is not the address"),
-        ({"url": 3}, "url is not the address"),
+        ({"url": "127.0.0.1:8000"}, "the option url is not a server address"),
+        ({"url": "ftp://h"}, "the option url is not a server address"),
+        ({"url": "http://h:99999"}, "the option url is not a server address"),
+        ({"url": 3}, "the option url is not a server address"),
         ({"url": "http://h", "reset_columns": "task"}, "reset_columns is 'task'"),
         ({"url": "http://h", "action": [1]}, "action must be a mapping, not [1]"),
         ({"url": "http://h", "pattern": "("}, "'(' is not a regular expression"),

@@ -92,7 +92,7 @@ def test_memory_is_blamed_on_the_episode_that_the_process_grew_for(
     pool_of(host, max_memory_mb=100)._check_memory(host)  # type: ignore[arg-type]
     assert killed == [7]
     assert (host.culprit, host.culprit_kind) == (culprit, "crashed")
-    assert "held 101 MB, more than max_memory_mb 100" in host.killed_because
+    assert "used 101 MB, which is more than max_memory_mb 100" in host.killed_because
 
 
 def test_a_process_that_holds_half_of_its_memory_takes_no_further_episodes(

@@ -299,7 +299,7 @@ def test_retired_process_ends_once_its_last_episode_has_and_a_successor_takes_ov
         host.episodes = set()
         stage.pool.look_after(host)  # type: ignore[arg-type]
         await stage.until(lambda: stage.pool.pids == {11})
-        assert host.killed_because == "it has served enough"
+        assert host.killed_because == "the process has run the maximum number of episodes"
         assert stage.pool.counters == {"started": 2, "recycled": 1}
 
     perform(monkeypatch, scene, num_processes=1, recycle_after=5)
@@ -349,7 +349,7 @@ def test_so_many_failed_starts_in_a_row_end_the_service(monkeypatch: pytest.Monk
     stage = perform(monkeypatch, scene, num_processes=1)
     error = stage.done[-1]
     assert isinstance(error, ExceptionGroup)
-    text = "environment processes do not start any more: no memory"
+    text = "environment processes can no longer be started: no memory"
     assert [str(one) for one in error.exceptions] == [text]
     assert stage.pool.counters["failed_starts"] == MAX_FAILED_STARTS == 8
 

@@ -46,12 +46,12 @@ def test_the_last_attempt_ends_the_episode_and_cannot_lose_what_an_earlier_one_e
     steps = [environment.step("x") for _ in range(3)]
     assert [step.reward for step in steps] == [0.25, 0.5, 0.0]
     assert [step.is_done for step in steps] == [False, False, True]
-    assert steps[0].observation == "That is not right. Its score is 0.25. Try again."
+    assert steps[0].observation == "That is not right. The score is 0.25. Try again."
 
 
 @needs_package
 def test_a_row_of_another_generator_is_a_failure_at_once() -> None:
-    with pytest.raises(CannotJudge, match="the row names no reasoning-gym task"):
+    with pytest.raises(CannotJudge, match="the row has no reasoning-gym task"):
         ReasoningGymEnvironment().reset({"prompt": "?"}, 1)
 
 

@@ -134,7 +134,7 @@ def test_a_game_that_lies_has_no_reward(is_done: Any, rewards: Any, words: str) 
             {"id": "KuhnPoker-v0"},
             "KuhnPoker-v0 cannot be started with one player (AssertionError: The number of players",
         ),
-        ({"id": GUESS, "game": {"size": 3}}, "GuessTheNumber-v0 cannot be created here (TypeError: "),
+        ({"id": GUESS, "game": {"size": 3}}, "GuessTheNumber-v0 cannot be created (TypeError: "),
         ({"id": GUESS, "game": 3}, "game must be a mapping, not 3"),
     ],
 )

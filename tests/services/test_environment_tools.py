@@ -96,19 +96,22 @@ def failures(step: Step) -> dict[str, float]:
     ("options", "sentence"),
     [
         ({"tools": "search"}, "tools must be a non-empty list, not 'search'"),
-        ({}, 'tools must be a non-empty list, not () -> for example tools: ["my_tools:search"]; or set mcp'),
+        ({}, 'tools must be a non-empty list, not () -> write, for example, tools: ["my_tools:search"]; or set mcp'),
         ({"tools": ["python"], "call_timeout_s": float("inf")}, "call_timeout_s is inf"),
         ({"tools": ["python"], "call_timeout_s": -1}, "call_timeout_s is -1"),
         ({"tools": ["python"], "max_calls": True}, "max_calls is True"),
-        ({"tools": 5}, "tools must be a list of names, not 5 -> for example tools: ["),
-        ({"tools": {"python": 1}}, "tools must be a list of names, not {'python': 1} -> for example"),
+        ({"tools": 5}, "tools must be a list of names, not 5 -> write, for example, tools: ["),
+        ({"tools": {"python": 1}}, "tools must be a list of names, not {'python': 1} -> write, for example,"),
         ({"tools": ["python", 3]}, "tools must be a list of names, not ['python', 3]"),
-        ({"tools": ["python"], "mcp": ["web"]}, "mcp must be a mapping, not list -> give servers by name"),
-        ({"tools": ["python"], "call_timeout_s": "5"}, "call_timeout_s is '5' -> give a number of seconds"),
+        (
+            {"tools": ["python"], "mcp": ["web"]},
+            "mcp must be a mapping, not list -> write a mapping of names to servers",
+        ),
+        ({"tools": ["python"], "call_timeout_s": "5"}, "call_timeout_s is '5' -> use a number of seconds"),
         ({"tools": ["python"], "call_timeout_s": True}, "call_timeout_s is True"),
         ({"tools": ["python"], "call_timeout_s": float("nan")}, "call_timeout_s is nan"),
         ({"tools": ["python"], "call_timeout_s": 0}, "call_timeout_s is 0"),
-        ({"tools": ["python"], "max_calls": 2.5}, "max_calls is 2.5 -> give a whole number"),
+        ({"tools": ["python"], "max_calls": 2.5}, "max_calls is 2.5 -> use a whole number"),
         ({"tools": ["python"], "max_calls": None}, "max_calls is None"),
         ({"tools": ["python"], "max_result_chars": "9"}, "max_result_chars is '9'"),
         ({"tools": ["python"], "max_result_chars": 0}, "max_result_chars is 0"),
@@ -176,7 +179,7 @@ def test_calls_beyond_the_bound_are_answered_and_not_run() -> None:
     assert failures(step) == {"tool_calls": 3.0, "tool_malformed": 1.0}
 
 
-@pytest.mark.parametrize(("length", "result"), [(5, "xxxxx"), (6, "xxxxx\n[... 1 characters left out]")])
+@pytest.mark.parametrize(("length", "result"), [(5, "xxxxx"), (6, "xxxxx\n[... 1 characters omitted]")])
 def test_result_past_the_bound_is_cut_and_says_by_how_much(length: int, result: str) -> None:
     step = turn(call("echo", text="x" * length), max_result_chars=5)
     assert step.results == (result,)
@@ -191,7 +194,7 @@ def test_words_for_a_failure_are_cut_as_well() -> None:
 @pytest.mark.parametrize("name", ["spin", "wait"])
 def test_call_that_hangs_ends_with_the_time_of_its_turn_and_later_ones_have_none(name: str) -> None:
     step = turn(call(name), call("add", x=2), call_timeout_s=0.05)
-    late = "Error: no result within 0.05 s"
+    late = "Error: the tool returned no result within 0.05 s"
     assert step.results == (late, late)
     assert failures(step) == {"tool_calls": 2.0, "tool_timed_out": 2.0}
 
@@ -217,7 +220,7 @@ def test_counts_and_seconds_add_up_over_the_turns_of_an_episode(monkeypatch: pyt
 
 
 def test_text_instead_of_calls_names_the_workflow_that_makes_calls() -> None:
-    with pytest.raises(TypeError, match=r"use rollout\.workflow: tools"):
+    with pytest.raises(TypeError, match=r"set rollout\.workflow: tools"):
         asyncio.run(ToolEnvironment(tools=[HERE]).step("text"))  # type: ignore[arg-type]
 
 

@@ -152,7 +152,7 @@ def test_a_service_that_knows_less_than_its_client_asks_for_the_history() -> Non
 @pytest.mark.parametrize(
     ("turn", "history", "words"),
     [
-        (1, EpisodeHistory(row={}, seed=1), "turn 1 does not fit its history of 0 actions and 0 results"),
+        (1, EpisodeHistory(row={}, seed=1), "turn 1 does not match a history of 0 actions and 0 results"),
         (-1, EpisodeHistory(row={}, seed=1), "turn -1 is not between"),
         (2, EpisodeHistory(row={}, seed=1, actions=("x" * (1 << 21),), digests=("", "")), "an action has more than"),
     ],

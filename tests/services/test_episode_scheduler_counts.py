@@ -179,7 +179,10 @@ def test_a_process_is_lost_to_an_episode_only_while_it_is_called() -> None:
     assert len(stage.replies) == 1
     stage.lose(stage.host)
     assert stage.last.status == "crashed"
-    assert stage.last.reason == "its process was lost 9 times; the last time: it was killed by signal SIGKILL"
+    assert (
+        stage.last.reason
+        == "the process of the episode was lost 9 times; the last reason: it was killed by signal SIGKILL"
+    )
     stage.lose(stage.host, culprit=1)
     assert len(stage.replies) == 2, "it has its verdict"
 
@@ -274,7 +277,7 @@ def fault(turn: int, *, actions: int | None = None, digests: int | None = None, 
 def test_a_history_has_an_answer_for_each_turn_and_the_actions_between_them(turn: int) -> None:
     assert fault(turn) == ""
     for actions, digests in ((max(turn - 1, 0) + 1, turn), (max(turn - 1, 0), turn + 1)):
-        words = f"turn {turn} does not fit its history of {actions} actions and {digests} results"
+        words = f"turn {turn} does not match a history of {actions} actions and {digests} results"
         assert fault(turn, actions=actions, digests=digests) == words
 
 

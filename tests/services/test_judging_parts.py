@@ -410,10 +410,10 @@ def test_what_is_no_programs_fault_has_no_value(score: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"response": " "}, "there is no program in the answer"),
-        ({"response": " ", "extract": "whole"}, "there is no program in the answer"),
+        ({"response": " "}, "the answer contains no program"),
+        ({"response": " ", "extract": "whole"}, "the answer contains no program"),
         ({"response": "x = 1234", "max_program_chars": 7}, "the program is longer than 7 characters"),
-        ({"finish_reason": "length", "must_stop": True}, "the answer was cut at the token limit"),
+        ({"finish_reason": "length", "must_stop": True}, "the answer was truncated at the token limit"),
     ],
 )
 def test_answer_without_a_usable_program_is_wrong_and_nobody_is_asked(
@@ -479,4 +479,4 @@ def test_layer_and_interpreter_are_those_asked_for(monkeypatch: pytest.MonkeyPat
 def test_layer_in_use_is_logged_on_the_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(programs, "Judges", FakeJudges)
     CodeScorer(CodeOptions())
-    assert capsys.readouterr().err == "programs run in sandbox layer landlock: landlock works\n"
+    assert capsys.readouterr().err == "programs run in the sandbox layer landlock: landlock works\n"

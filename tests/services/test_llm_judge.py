@@ -123,7 +123,7 @@ def test_a_reply_without_a_score_is_invalid_and_no_zero(said: str | None, words:
 
 
 def test_a_thought_cut_short_names_the_bound() -> None:
-    assert "cut at max_tokens 512" in score(settings_of(says(None, "length").url)).reason
+    assert "truncated at max_tokens 512" in score(settings_of(says(None, "length").url)).reason
 
 
 @pytest.mark.parametrize("body", [b"[]", b'{"choices": []}', b'{"choices": [{"text": "x"}]}', b"not json", b"\xff"])
@@ -183,14 +183,14 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
     [
         ({"rubric": None}, "rubric or rubric_file"),
         ({"rubric": "{{ response"}, "is not a valid Jinja template"),
-        ({"rubric": "good?"}, "does not show the answer"),
+        ({"rubric": "good?"}, "does not contain the answer"),
         ({"rubric": "{{ response }} {{ question }}"}, "names `question`; there are answer, prompt, response, row"),
         ({"rubric": None, "rubric_file": "/nowhere/rubric"}, "/nowhere/rubric cannot be read"),
-        ({"score_regex": "("}, "not a regular expression"),
+        ({"score_regex": "("}, "not a valid regular expression"),
         ({"score_regex": "score"}, "one group"),
         ({"min_score": 5, "max_score": 5}, "is not below"),
         ({"correct_at": 11}, "correct_at"),
-        ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer"),
+        ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer and cannot be changed"),
         ({"base_url": "localhost:8000"}, "not a valid URL"),
         ({"key_env": "SURELY_NOT_SET"}, "contains no key"),
     ],

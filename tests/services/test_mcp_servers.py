@@ -74,7 +74,7 @@ def test_tools_of_a_started_server_are_called_and_its_failures_are_words() -> No
     assert failed.startswith("Error: fail failed (McpFailed")
     assert lost.startswith("Error: leave failed (McpFailed")
     assert again == "2 + 1 = 3 for you"  # the server was started again
-    assert late == "Error: no result within 0.2 s"
+    assert late == "Error: the tool returned no result within 0.2 s"
     assert steps[-1].components["tool_calls"] == 6.0
     assert (steps[-1].components["tool_raised"], steps[-1].components["tool_timed_out"]) == (3.0, 1.0)
 
@@ -95,7 +95,9 @@ def test_server_that_cannot_be_reached_is_named() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"url": 3}, {"command": "python"}, {"command": []}, {"url": "x", "env": {}}, "x"])
 def test_server_of_another_form_is_refused(spec: Any) -> None:
-    with pytest.raises(UserError, match=r"options.mcp.a: invalid description of an MCP server: .*command: \[python"):
+    with pytest.raises(
+        UserError, match=r"options.mcp.a: the description of the MCP server is invalid: .*command: \[python"
+    ):
         ToolEnvironment(mcp={"a": spec})
 
 
@@ -106,7 +108,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_description_of_a_server_shows_no_secrets() -> None:
-    with pytest.raises(UserError, match="invalid description of an MCP server: keys command, env") as raised:
+    with pytest.raises(UserError, match="the description of the MCP server is invalid: keys command, env") as raised:
         McpServer("web", {"command": "server.py", "env": {"TOKEN": "s3cret"}}, "x")
     assert "s3cret" not in str(raised.value)
 

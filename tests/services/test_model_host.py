@@ -271,7 +271,7 @@ def test_an_answer_cut_in_the_middle_is_no_answer(cut: int, tmp_path: Path) -> N
 def test_an_answer_that_claims_to_be_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "s"
     server = Answering(path, model_wire.PREFIX.pack(model_wire.MAX_BYTES + 1))
-    with pytest.raises(ModelFailed, match=f"message too long: {model_wire.MAX_BYTES + 1} bytes"):
+    with pytest.raises(ModelFailed, match=f"the message is too long: {model_wire.MAX_BYTES + 1} bytes"):
         ModelClient(str(path)).score([Item(text="a")])
     server.listener.close()
 
@@ -291,7 +291,7 @@ def test_messages_of_any_length_up_to_the_largest_arrive_whole(monkeypatch: pyte
         if fits:
             assert receive(theirs) is not None
         else:
-            with pytest.raises(OSError, match="message too long: 6 bytes"):
+            with pytest.raises(OSError, match="the message is too long: 6 bytes"):
                 receive(theirs)
     ours.close()
     theirs.close()

@@ -155,8 +155,8 @@ def test_start_waits_until_every_model_is_ready(monkeypatch: pytest.MonkeyPatch)
     ("act", "start_timeout_s", "words"),
     [
         (refusing, 600.0, "the folder is empty"),
-        (dying, 600.0, "its process ended with status 3 while loading it"),
-        (silent, 0.0, "cannot be loaded within 0 s"),
+        (dying, 600.0, "the process of the model ended with status 3 while loading the model"),
+        (silent, 0.0, "the model could not be loaded within 0 s"),
     ],
 )
 def test_a_model_that_does_not_come_up_is_the_users_mistake(

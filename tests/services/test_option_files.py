@@ -57,7 +57,7 @@ def test_empty_key_names_where_it_was_looked_for(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError) as raised:
         of_file(tmp_path / "key")
     assert raised.value.what == f"file {tmp_path / 'key'} contains no key"
-    assert raised.value.remedy == "set it where the job is started"
+    assert raised.value.remedy == "set the key in the environment in which the job is started"
     with pytest.raises(UserError) as raised:
         of_env("", monkeypatch)
     assert raised.value.what == "environment variable SOME_KEY contains no key"
@@ -81,7 +81,7 @@ def test_rubric_is_the_text_of_its_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read (No such file or directory)"), (b"\xff", "cannot be read (not text in UTF-8)"),
+    [(None, "cannot be read (No such file or directory)"), (b"\xff", "cannot be read (not UTF-8 text)"),
      (b"no answer in it", "response"), (b"{{ response", "rubric_file")],
 )  # fmt: skip
 def test_rubric_that_cannot_be_used_is_named_with_its_file(content: bytes | None, words: str, tmp_path: Path) -> None:

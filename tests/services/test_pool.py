@@ -53,7 +53,7 @@ def test_first_process_alone_loads_the_scorers_before_any_other(monkeypatch: pyt
             Died("took longer"),
             ["my.module:fn"],
             "cannot be loaded: took longer",
-            "do less while its module is imported",
+            "reduce the work that is done when the module of the scorer is imported",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_so_many_failed_starts_in_a_row_end_the_service(monkeypatch: pytest.Monk
         while isinstance(error, BaseExceptionGroup):
             (error,) = error.exceptions
         assert isinstance(error, OperationError)
-        assert "do not start any more: no memory" in str(error)
+        assert "can no longer be started: no memory" in str(error)
         await stage.pool.close()
         return stage.num_starts
 
@@ -314,7 +314,7 @@ def test_idle_process_that_holds_too_much_memory_is_replaced(monkeypatch: pytest
         await stage.until(lambda: large.was_killed and stage.pool.num_ready == 3)
         assert not small.was_killed
         assert stage.pool.counters["killed_memory"] == 1
-        assert large.killed_because == "the scoring process held 10 MB, more than max_memory_mb 10"
+        assert large.killed_because == "the scoring process used 10 MB, which is more than max_memory_mb 10"
 
     play(monkeypatch, scene, max_memory_mb=10)
 
@@ -333,7 +333,7 @@ def test_busy_process_that_holds_too_much_memory_is_killed_once_and_its_exchange
 
         stage.score = grow
         outcome = await stage.pool.attempt(b"", 1, 5.0)
-        assert outcome.reason == "the scoring process held 11 MB, more than max_memory_mb 10"
+        assert outcome.reason == "the scoring process used 11 MB, which is more than max_memory_mb 10"
         assert stage.tree_kills == [stage.puppets[0].pid]
         assert stage.pool.counters["killed_memory"] == 1
 

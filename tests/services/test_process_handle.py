@@ -63,7 +63,7 @@ def test_dropping_is_warned_of_once(clock: Callable[[float], None], caplog: pyte
     log.write(b"xx")
     log.write(b"xx")
     assert [record.message for record in caplog.records] == [
-        "scorers print too much; their output is dropped for a while"
+        "scorers print too much; for some time, their output is discarded"
     ]
 
 
@@ -373,7 +373,7 @@ def test_what_survives_a_kill_is_logged(monkeypatch: pytest.MonkeyPatch, caplog:
 
     play(scene)
     (record,) = caplog.records
-    assert record.message == "processes [78, 79] of the scoring process survived SIGKILL"
+    assert record.message == "the processes [78, 79] of the scoring process are still running after SIGKILL"
 
 
 def test_kill_now_ends_the_tree_without_waiting_for_the_loop(no_kills: list[int]) -> None:

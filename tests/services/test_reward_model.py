@@ -136,7 +136,7 @@ def test_where_steps_end(one_class: Path, response: str, ends: list[int]) -> Non
 def test_a_long_text_is_cut_at_its_start_or_invalid(one_class: Path) -> None:
     outcome = score(one_class, "x" * 50 + "0123456789", max_tokens=10)
     assert outcome.value == pytest.approx(logits(one_class, "0123456789").item(), abs=1e-5)
-    assert "the first 55 tokens were left out" in outcome.reason
+    assert "the first 55 tokens were omitted" in outcome.reason
     assert "more than max_tokens 10" in score(one_class, "x" * 60, max_tokens=10, on_long="invalid").reason
 
 
@@ -154,7 +154,7 @@ def test_another_model_in_the_folder_is_another_version(tmp_path: Path) -> None:
         ({"path": "/nowhere/model"}, "there is no folder /nowhere/model"),
         ({"label": 2}, "no class 2"),
         ({"label": "good"}, "no class 'good'"),
-        ({"template": "{{ prompt }}"}, "does not show the answer"),
+        ({"template": "{{ prompt }}"}, "does not contain the answer"),
         ({"template": "{{ response"}, "not a valid Jinja template"),
         ({"step_separator": ";", "reduce": "prod"}, "product of logits"),
         ({"device": "tpu"}, "device"),
@@ -175,7 +175,7 @@ def test_folders_that_are_no_classifiers_are_refused(tmp_path: Path, two_classes
 
     causal = save_classifier(tmp_path / "causal", causal=True)
     assert "Qwen3ForCausalLM, which is not a classifier" in refusal(causal)
-    assert "and none is chosen as the reward" in refusal(two_classes)
+    assert "but no class is chosen as the reward" in refusal(two_classes)
     assert "step_separator" in refusal(per_token, label=0)
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refusal(tmp_path / "empty")
@@ -213,4 +213,4 @@ def test_the_remark_names_the_most_tokens_that_were_left_out_of_a_step(one_class
         score=lambda items: [Scores(values=[float(n)], num_cut=cut) for n, cut in zip(range(3), (0, 7, 2), strict=True)]
     )
     sample = ScorerInput(row=ROW, response="a|b|c", finish_reason="stop", num_tokens=3)
-    assert scorer.score(sample)["remark"] == "the first 7 tokens were left out"
+    assert scorer.score(sample)["remark"] == "the first 7 tokens were omitted"

@@ -212,9 +212,9 @@ def test_only_holders_of_the_keys_are_served(stand: Callable[..., Standing], tmp
     [
         ({"num_wrokers": 2}, (), ["reward.num_wrokers", "did you mean num_workers?"]),
         ({"timeout_s": -1}, (), ["reward.timeout_s", "greater than 0"]),
-        ({"addresses": ["tcp://127.0.0.1:1"]}, (), ["reward.addresses", "leave it out"]),
+        ({"addresses": ["tcp://127.0.0.1:1"]}, (), ["reward.addresses", "remove this key"]),
         ({"scorers": [{"kind": "mth"}]}, (), ["mth", "did you mean math?"]),
-        ({}, ("--bind", "127.0.0.1:0"), ["not an address", "tcp://host:port"]),
+        ({}, ("--bind", "127.0.0.1:0"), ["is not a valid address", "tcp://host:port"]),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(

@@ -253,7 +253,7 @@ def test_verdicts_of_other_options_are_not_gone_on_with(desk: Desk) -> None:
     desk.write(row(0))
     first = desk.score(lambda job, _: scored(job), options={"b": 1, "a": 2})
     assert first.scorer == 'fake@1 {"a": 2, "b": 1}'
-    with pytest.raises(UserError, match="was judged by"):
+    with pytest.raises(UserError, match="was scored by"):
         desk.score(lambda job, _: scored(job), options={"a": 3, "b": 1})
 
 
@@ -280,14 +280,14 @@ def test_pool_that_cannot_be_kept_up_ends_it_as_one_error(desk: Desk, monkeypatc
     desk.write(row(0))
 
     async def run(self: FakePool) -> None:
-        raise OperationError("scoring processes do not start any more")
+        raise OperationError("scoring processes can no longer be started")
 
     async def script(job: Job, _: int) -> Outcome:
         await asyncio.sleep(LIMIT_S)
         return scored(job)
 
     monkeypatch.setattr(FakePool, "run", run)
-    with pytest.raises(OperationError, match="do not start any more"):
+    with pytest.raises(OperationError, match="can no longer be started"):
         desk.score(script)
     assert FakePool.made[0].is_closed
 

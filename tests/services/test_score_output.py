@@ -93,7 +93,7 @@ def test_an_input_that_grew_is_gone_on_with(path: Path) -> None:
 
 def test_another_scorer_is_refused(path: Path) -> None:
     before = written(path, 3)
-    with pytest.raises(UserError, match="line 1 was judged by math@1, but the current scorer is math@2") as caught:
+    with pytest.raises(UserError, match="line 1 was scored by math@1, but the current scorer is math@2") as caught:
         gone_on(path, "math@2")
     assert "--overwrite" in str(caught.value)
     assert path.read_bytes() == before
@@ -120,7 +120,7 @@ def test_a_file_that_holds_anything_else_is_left_as_it_is(path: Path, content: b
 
 def test_one_process_writes_at_a_time(path: Path) -> None:
     with VerdictFile(path, overwrite=False) as first:
-        with pytest.raises(UserError, match="another process is writing it"):
+        with pytest.raises(UserError, match="another process is writing this file"):
             VerdictFile(path, overwrite=True)
         first.append(b"x\n")
     with VerdictFile(path, overwrite=False):
@@ -128,7 +128,7 @@ def test_one_process_writes_at_a_time(path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"No such file or directory.*make its folder first"):
+    with pytest.raises(UserError, match=r"No such file or directory.*create the folder first"):
         VerdictFile(tmp_path / "no" / "out", overwrite=False)
     with pytest.raises(UserError, match="directory"):
         VerdictFile(tmp_path, overwrite=False)

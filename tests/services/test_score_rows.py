@@ -29,10 +29,10 @@ def row(kind: str = "math", **fields: Any) -> Row:
         (b"  \t", "empty"),
         (b'{"response": "7", "gold": ', "not JSON"),
         (b'{"response": "7"} {"response": "8"}', "not JSON"),
-        (b"[1, 2]", "not a JSON object but a list"),
-        (b"7", "not a JSON object but a number"),
-        (b"null", "not a JSON object but null"),
-        (b'"response"', "not a JSON object but a text"),
+        (b"[1, 2]", "must be a JSON object, not a list"),
+        (b"7", "must be a JSON object, not a number"),
+        (b"null", "must be a JSON object, not null"),
+        (b'"response"', "must be a JSON object, not a text"),
         (b'{"response": "\xff\xfe"}', "not UTF-8 (byte 15"),
         (b"\xff\xfe{\x00}\x00", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
@@ -82,7 +82,7 @@ def test_a_line_that_is_too_long_is_passed_over_and_no_text_of_any_length_is_hel
     long, short, texts = rows(b"x" * 5_000_000 + b'\n{"response": "2"}\n{"id": 4, "response": "' + b"9" * 11 + b'"}')
     assert "longer than" in long.refusal
     assert (short.number, short.response) == (2, "2")
-    assert (texts.id, texts.refusal) == (4, "`response` has 11 characters; at most 10 are read")
+    assert (texts.id, texts.refusal) == (4, "`response` has 11 characters, but at most 10 are allowed")
 
 
 def test_numbers_that_python_or_the_wire_cannot_hold_are_no_obstacle() -> None:

@@ -49,7 +49,7 @@ def test_package_that_is_missing_is_named_with_its_command(no_packages: list[str
     remedy = "pip install 'areal-like[reasoning-gym]'"
     assert needs("reasoning_gym") == [("", "the package reasoning-gym is not installed", remedy)]
     for kind in ("http", "llm_judge"):
-        assert needs(kind) == [("", "needs the package httpx2", "pip install httpx2")]
+        assert needs(kind) == [("", "the scorer requires the package httpx2", "pip install httpx2")]
     assert no_packages == ["reasoning_gym", "httpx2", "httpx2"]
 
 
@@ -159,7 +159,7 @@ def test_nobody_listening_says_where_and_why(error: Exception, words: str, monke
     for kind, key in (("http", "url"), ("llm_judge", "base_url")):
         found = unreachable(options(kind))
         assert found is not None
-        assert (found.where, found.what) == (key, f"nothing listens at 127.0.0.1:1 ({words})")
+        assert (found.where, found.what) == (key, f"no server is listening at 127.0.0.1:1 ({words})")
 
 
 # ---------------------------------------------------------------- all scorers of a configuration

@@ -47,12 +47,12 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": {"scorers": [{"kind": "math", "weight": "x"}]}}, "reward.scorers.0.weight: ", "docs/reference.md"),
         ({"reward": {"num_wrokers": 1}}, "no such key: reward.num_wrokers", "did you mean num_workers?"),
         ({"reward": {"zzz": 1}}, "no such key: reward.zzz", ""),
-        ({"reward": {"addresses": [ADDRESS]}}, "reward.addresses has no effect on a service", "leave it out"),
-        ({"reward": {"curve_dir": "/k"}}, "reward.curve_dir has no effect on a service", "leave it out"),
-        ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a service", "leave it out"),
+        ({"reward": {"addresses": [ADDRESS]}}, "reward.addresses has no effect on a service", "remove this key"),
+        ({"reward": {"curve_dir": "/k"}}, "reward.curve_dir has no effect on a service", "remove this key"),
+        ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a service", "remove this key"),
         (
             {"reward": {"scorers": [{"kind": "code", "options": {"total_limit_s": 60}}]}},
-            "60 s for a program do not fit into reward.timeout_s 30",
+            "60 s for a program is more than reward.timeout_s 30",
             "timeout_s: 61.5 or more",
         ),
     ],
@@ -247,7 +247,7 @@ def test_keys_are_made_once_and_never_overwritten(tmp_path: Path, capsys: pytest
     before = (folder / "server.secret").read_bytes()
     assert stat.S_IMODE((folder / "server.secret").stat().st_mode) == 0o600
     assert main(["keys", str(folder)]) == 2
-    assert "has keys already" in capsys.readouterr().err
+    assert "already contains keys" in capsys.readouterr().err
     assert (folder / "server.secret").read_bytes() == before
 
 

@@ -70,9 +70,9 @@ def test_result_is_a_number_or_parts_with_a_value_or_a_reward(result: Any, compo
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("plain", "is neither a built-in scorer nor of the form module:function"),
-        (":score", "is neither a built-in scorer nor of the form module:function"),
-        ("my_rewards_module:", "is neither a built-in scorer nor of the form module:function"),
+        ("plain", "the kind is neither a built-in scorer nor of the form module:function"),
+        (":score", "the kind is neither a built-in scorer nor of the form module:function"),
+        ("my_rewards_module:", "the kind is neither a built-in scorer nor of the form module:function"),
         ("my_rewards_module:none", "has no none"), ("my_rewards_module:number", "is not callable"),
         ("my_rewards_module:number.deep", "has no number.deep"),
         ("no_such_module_here:score", r"cannot be imported \(ModuleNotFoundError"),
@@ -122,7 +122,7 @@ def test_names_of_another_system_further_back_are_the_users_own(module: Any) -> 
 @pytest.mark.parametrize("option", ["row", "response", "finish_reason", "num_tokens"])
 def test_option_named_as_what_is_passed_anyway_is_refused(option: str, module: Any) -> None:
     module.score = lambda *_, **__: 1.0
-    with pytest.raises(UserError, match=f"option {option} is taken"):
+    with pytest.raises(UserError, match=f"the option {option} is already used by the scorer"):
         UserFunctionScorer("my_rewards_module:score", {option: 1})
 
 

@@ -166,7 +166,7 @@ def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
     training = opened(prepared)
     step(training)
     folder = str(training.save()().folder)
-    with pytest.raises(UserError, match=r"holds an adapter, but trainer\.lora is not set"):
+    with pytest.raises(UserError, match=r"contains an adapter, but trainer\.lora is not set"):
         opened(prepared, lora=None, resume_from=folder)
     with pytest.raises(UserError, match="has a different rank"):
         opened(prepared, lora={**LORA, "rank": 2}, resume_from=folder)
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
     with pytest.raises(UserError, match="belongs to a base model other than"):
         opened(prepared, resume_from=folder)
     plain = opened(prepared, lora=None)
-    with pytest.raises(UserError, match="holds a whole model"):
+    with pytest.raises(UserError, match="contains a full model"):
         opened(prepared, resume_from=str(plain.save()().folder))
 
 
@@ -250,7 +250,7 @@ def test_an_adapter_is_not_merged_into_another_base(
     training = opened(prepared)
     folder = training.save()().folder
     write_model(tiny_model(seed=1), prepared, dtype="float32")
-    with pytest.raises(UserError, match="this model is not the base that the adapter was trained on"):
+    with pytest.raises(UserError, match="this model is not the base model that the adapter was trained on"):
         export_adapter(folder, tmp_path / "out", form="merged")
     prepared.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"no longer exists.*--lora adapter"):
@@ -272,7 +272,7 @@ def test_a_base_whose_files_have_other_names_is_not_said_to_be_another_model(pre
     tensors = load_file(prepared / "model.safetensors")
     tensors["renamed"] = tensors.pop("model.norm.weight")
     save_file(tensors, prepared / "model.safetensors")
-    with pytest.raises(UserError, match=r"files have no model\.norm\.weight.*converts it.*--lora adapter"):
+    with pytest.raises(UserError, match=r"do not contain model\.norm\.weight.*converts.*--lora adapter"):
         export_adapter(folder, tmp_path / "out", form="merged")
 
 
@@ -353,7 +353,9 @@ def test_an_engine_that_ignores_the_adapter_ends_the_run_with_a_sentence(
     training, base = opened(prepared), load_causal_lm(prepared)
     step(training, base)
     before = {name: tensor.clone() for name, tensor in named_tensors(training.model).items()}
-    with pytest.raises(UserError, match=r"samples with the base, without the adapter: answers stamped with version 1"):
+    with pytest.raises(
+        UserError, match=r"samples with the base, without the adapter: the log-probs of answers stamped with version 1"
+    ):
         step(training, base)
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(training.model).items())
 
@@ -366,7 +368,9 @@ def test_an_engine_that_is_stuck_at_an_older_adapter_ends_the_run(
     stuck.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
     step(training, stuck)
 
-    with pytest.raises(UserError, match="the engine samples with version 1: answers stamped with version 2"):
+    with pytest.raises(
+        UserError, match="the engine samples with version 1: the log-probs of answers stamped with version 2"
+    ):
         [step(training, stuck) for _ in range(2)]
 
 
@@ -472,14 +476,16 @@ def test_a_checkpoint_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Pat
     with pytest.raises(UserError) as raised:
         check_kind(tmp_path, settings)
     assert str(raised.value) == (
-        f"{tmp_path}: trainer.lora is set, and the checkpoint holds a whole model -> lora: null, or start a new run"
+        f"{tmp_path}: trainer.lora is set, but the checkpoint contains a full model -> set lora: null, or start a new "
+        "run"
     )
     (tmp_path / "adapter_model.safetensors").touch()
     check_kind(tmp_path, settings)
     with pytest.raises(UserError) as raised:
         check_kind(tmp_path, None)
     assert str(raised.value) == (
-        f"{tmp_path}: the checkpoint holds an adapter, but trainer.lora is not set -> set trainer.lora as it was"
+        f"{tmp_path}: the checkpoint contains an adapter, but trainer.lora is not set -> set trainer.lora as in the "
+        "original run"
     )
 
 
@@ -523,6 +529,6 @@ def test_a_file_that_lacks_a_tensor_is_named_where_workers_are_to_merge(prepared
     with pytest.raises(UserError) as raised:
         _check_names(prepared, ["model.norm.weight", "z.weight", "a.weight"])
     assert str(raised.value) == (
-        "trainer.lora.publish: workers cannot merge the adapter: the model's safetensors files have no a.weight"
-        " -> publish: merged"
+        "trainer.lora.publish: workers cannot merge the adapter, because the safetensors files of the model do not "
+        "contain a.weight -> publish: merged"
     )

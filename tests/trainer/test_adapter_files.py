@@ -122,7 +122,7 @@ def test_an_adapter_of_another_rank_or_on_other_modules_is_not_loaded(
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     (saved / "adapter_config.json").write_text('{"lora_alpha": 8}')
-    with pytest.raises(UserError, match=r"the run's original trainer\.lora \(its adapter_config\.json is damaged\)"):
+    with pytest.raises(UserError, match=r"the run's original trainer\.lora \(adapter_config\.json is damaged\)"):
         load_adapter(saved, model, settings, BASE)
 
 

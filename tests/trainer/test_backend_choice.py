@@ -83,7 +83,7 @@ def test_zero_options_are_passed_on_and_raw_ones_merged() -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"gradient_clipping": 2.0}, "gradient_clipping follows from the trainer's own settings"),
+        ({"gradient_clipping": 2.0}, "gradient_clipping is derived from the trainer's other settings"),
         ({"bf16": {"enabled": True}}, "bf16 follows"),
         ({"zero_optimisation": {}}, "no zero_optimisation; did you mean zero_optimization"),
         ({"zero_optimization": {"stage": 1}}, "without `stage`"),

@@ -426,7 +426,7 @@ def test_checkpoint_without_a_critic_is_refused_where_one_is_wanted(folder: Path
     advance(without, 1, make_samples)
     later = without.save()().folder
     assert opened(folder, "begins", resume_from=start).version == 0
-    with pytest.raises(UserError, match="the checkpoint holds no critic"):
+    with pytest.raises(UserError, match="the checkpoint contains no critic"):
         opened(folder, "goes_on", resume_from=later)
 
 
@@ -434,7 +434,7 @@ def test_critic_of_another_model_is_a_damaged_checkpoint(folder: Path) -> None:
     model = load_critic(folder)
     own = {f"weight/{name}": tensor.clone() for name, tensor in model.state_dict().items()}
     for change, message in (
-        ({"weight/other": torch.zeros(1)}, "belongs to another model: tensor other is only in the file"),
+        ({"weight/other": torch.zeros(1)}, "belongs to a different model: the tensor other is only in the file"),
         ({"weight/lm_head.weight": torch.zeros(2, 3)}, "cannot be read"),
     ):
         save_file({**own, **change}, folder / checkpoint.CRITIC)

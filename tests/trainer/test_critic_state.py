@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, backend: Any, conte
         load_critic_weights(tmp_path, model)
     if content is None:
         assert str(refused.value) == (
-            f"{tmp_path}: the checkpoint holds no critic: the run was trained without one"
+            f"{tmp_path}: the checkpoint contains no critic, because the run was trained without one"
             " -> remove trainer.critic, or start a new run from this policy"
         )
     else:
@@ -105,4 +105,4 @@ def test_weights_are_those_of_the_file_and_names_must_be_the_models(tmp_path: Pa
         save_file({key: value for key, value in {**stored, **change}.items() if value is not None}, file)
         with pytest.raises(WeightError) as raised:
             load_critic_weights(tmp_path, model)
-        assert str(raised.value) == f"{file} belongs to another model: tensor {where}"
+        assert str(raised.value) == f"{file} belongs to a different model: the tensor {where}"

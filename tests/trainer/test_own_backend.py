@@ -113,7 +113,9 @@ def test_a_whole_training_publishes_saves_and_resumes_with_it(
 
 
 def test_what_its_descriptor_excludes_is_refused_before_it_is_made() -> None:
-    with pytest.raises(UserError, match=r"trainer\.ranks: backend toy trains in one process, and trainer\.ranks is 2"):
+    with pytest.raises(
+        UserError, match=r"trainer\.ranks: the backend toy supports one process, but trainer\.ranks is 2"
+    ):
         choose_backend(TrainerSettings(ranks=2, **TOY), 1, torch.device("cpu"))
     with pytest.raises(UserError, match=r"trainer\.backend: no trainer backend `fsdq` -> did you mean fsdp\?"):
         choose_backend(TrainerSettings(backend="fsdq"), 1, torch.device("cpu"))

@@ -148,7 +148,7 @@ def test_preparation_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: py
 
 def test_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     folder = prepare(spec(tmp_path / "made"))
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         prepare(spec(folder))
     (tmp_path / "empty").mkdir()
     assert prepare(spec(tmp_path / "empty")).is_dir()
@@ -197,8 +197,8 @@ def test_bad_model_folder_is_one_sentence(damage: Any, words: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (ModelSettings(), "path or init"),
-        (ModelSettings(path="x", init=INIT), "path or init"),
+        (ModelSettings(), "exactly one of path and init"),
+        (ModelSettings(path="x", init=INIT), "exactly one of path and init"),
         (ModelSettings(path="/absent/model"), "no such model folder"),
         (ModelSettings(init=INIT), "has no tokenizer"),
         (ModelSettings(init=INIT, tokenizer="nowhere"), "no tokenizer folder"),

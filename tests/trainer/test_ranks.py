@@ -178,7 +178,7 @@ def test_ranks_that_read_their_parts_train_bit_for_bit_as_those_that_load_the_mo
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
     log = fsdp.log("fsdp-job", 1)
-    assert log.count("cannot be read in parts: every rank loads the full model") == 1, "the rank that reports it"
+    assert log.count("cannot be read in parts, so every rank loads the full model") == 1, "the rank that reports it"
 
 
 def test_a_sharded_reference_gives_the_divergence_of_a_whole_one(fsdp: Stage) -> None:
@@ -197,7 +197,7 @@ def test_a_sharded_reference_gives_the_divergence_of_a_whole_one(fsdp: Stage) ->
 
 def test_a_full_disk_costs_that_checkpoint_and_the_next_one_is_written(fsdp: Stage) -> None:
     log = fsdp.log("fsdp-job", 0)
-    assert f"refused: could not write {fsdp.at('fsdp', HALF - 1)}: the disk is full; what was there" in log
+    assert f"refused: could not write {fsdp.at('fsdp', HALF - 1)}: the disk is full; the previous contents" in log
     assert not fsdp.at("fsdp", HALF - 1).exists()
     checkpoint.verify(fsdp.at("fsdp", HALF))
 

@@ -307,6 +307,6 @@ def test_last_checkpoint_must_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
         play(scene, lambda group: scene.saving.last(group, None))
     (error,) = raised.value.exceptions
     assert isinstance(error, UserError)
-    assert error.what == "the last checkpoint is missing: no room"
+    assert error.what == "the last checkpoint could not be written: no room"
     assert "areal-like resume" in error.remedy
     assert scene.activity.num_failed_checkpoints == 0

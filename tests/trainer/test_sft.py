@@ -118,9 +118,9 @@ def test_only_trained_spans_are_learnt_and_the_end_after_the_last(tokenizer: Pre
 @pytest.mark.parametrize(
     ("spans", "words"),
     [
-        ([["1", False]], "no span is trained"),
-        ([["", True]], "no span is trained"),
-        ([], "no span is trained"),
+        ([["1", False]], "no span is marked for training"),
+        ([["", True]], "no span is marked for training"),
+        ([], "no span is marked for training"),
         ([["1"]], "must be a list of"),
         ([["1", 1]], "must be a list of"),
         ("1", "must be a list of"),
@@ -206,10 +206,10 @@ def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenize
     [
         ("", "no rows"),
         ("\n\n", "no rows"),
-        ('{"prompt": "1", "response": "1"}\n{"prompt": ', ":2: is not JSON"),
+        ('{"prompt": "1", "response": "1"}\n{"prompt": ', ":2: the line is not valid JSON"),
         ('{"prompt": "1"}', "`response` is missing"),
         ('{"prompt": 1, "response": "1"}', "`prompt` is missing"),
-        ("[1]", ":1: is not a JSON object"),
+        ("[1]", ":1: the line is not a JSON object"),
         ('{"messages": [{"role": "user", "content": "1"}]}', "`response` is missing"),
         ('{"spans": [["1", true]]}', "`prompt` is missing"),
     ],

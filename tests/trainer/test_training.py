@@ -258,7 +258,7 @@ def test_resumed_run_goes_on_counting_and_says_where_its_settings_differ(
     training = opened(prepared)
     training.run(training.prepare(samples(1), 1, position(10, 1, 0, 1)))
     folder = training.save()().folder
-    words = "settings differ from those the checkpoint was made with"
+    words = "the settings differ from those of the checkpoint"
     same = opened(prepared, resume_from=str(folder), lineage="l1")
     assert words not in caplog.text
     assert (same.version, same.counters, same.staleness) == (1, training.counters, {0: 1, 1: 2})

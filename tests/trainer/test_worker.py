@@ -295,8 +295,8 @@ def test_damaged_version_is_written_again_while_the_trainer_waits_and_while_it_c
 @pytest.mark.parametrize(
     ("wanted", "disk_error", "reason"),
     [
-        (again(7), "", "a newer version takes its place"),
-        (again(0, "l9"), "", "a newer version takes its place"),
+        (again(7), "", "a newer version has replaced it"),
+        (again(0, "l9"), "", "a newer version has replaced it"),
         (again(0), "no room", "no room"),
     ],
 )
@@ -514,7 +514,9 @@ def test_last_checkpoint_must_succeed_and_otherwise_one_sentence_says_what_to_do
             stage.link.tell(no_more(1))
             error = await failure(stage)
         assert isinstance(error, UserError)
-        assert str(error).startswith("the last checkpoint is missing: the disk is full -> free disk space there")
+        assert str(error).startswith(
+            "the last checkpoint could not be written: the disk is full -> free some disk space"
+        )
         assert "export 1" not in training.log
 
     asyncio.run(scene())
@@ -817,8 +819,9 @@ def test_a_refused_batch_is_logged_with_the_reason(tmp_path: Path, caplog: pytes
     asyncio.run(scene())
     asked_for = "step 4 of lineage l0 was requested"
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"refused the batch of step 4 (lineage l9): {asked_for}",
-        f"refused the batch of step 5 (too early): {asked_for}", f"refused the batch of step 3 (repeated): {asked_for}",
+        f"rejected the batch of step 4 (lineage l9), because {asked_for}",
+        f"rejected the batch of step 5 (too early), because {asked_for}",
+        f"rejected the batch of step 3 (repeated), because {asked_for}",
     ]  # fmt: skip
 
 
@@ -880,7 +883,7 @@ def test_versions_are_announced_where_the_sender_has_them_also_when_written_agai
         link.tell(again(0), again(7))
         assert await link.received() == m.VersionRewritten(version=0, lineage="l0", manifest_path="place 0")
         assert await link.received() == m.VersionRewritten(
-            version=7, lineage="l0", reason="a newer version takes its place"
+            version=7, lineage="l0", reason="a newer version has replaced it"
         )
         link.tell(m.Shutdown(reason="over", deadline_s=1.0))
         assert await asyncio.wait_for(task, LIMIT_S) == "over"

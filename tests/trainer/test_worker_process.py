@@ -329,7 +329,7 @@ def test_last_checkpoint_that_fails_ends_the_run_with_a_remedy() -> None:
                 await desk.saving.last(group, None)
         (error,) = raised.value.exceptions
         assert isinstance(error, UserError)
-        assert error.what == "the last checkpoint is missing: no space"
+        assert error.what == "the last checkpoint could not be written: no space"
         assert "areal-like resume" in error.remedy
 
     play(scene)

@@ -63,8 +63,8 @@ def choose_backend(
         raise UserError(what, where="trainer.lora", remedy="set trainer.backend to torch or fsdp, or lora: null")
     for required in descriptor.packages:
         if find_spec(required.module) is None:
-            raise UserError(f"{required.module} is not installed", where=KIND_KEY, remedy=required.remedy)
-    return BackendChoice(descriptor, "named in the configuration", settings)
+            raise UserError(f"the package {required.module} is not installed", where=KIND_KEY, remedy=required.remedy)
+    return BackendChoice(descriptor, "set in the configuration", settings)
 
 
 def fitting_backend(
@@ -80,7 +80,9 @@ def fitting_backend(
     room = f"{USABLE_SHARE:.0%} of {memory_bytes / 1e9:.3g} GB"
     is_fitting = need_bytes <= USABLE_SHARE * memory_bytes
     if is_fitting or device_type != "cuda":
-        verdict = f"{share} fit {room}" if is_fitting else f"{share} are more than {room}, and no backend needs less"
+        verdict = (
+            f"{share} fit into {room}" if is_fitting else f"{share} are more than {room}, and no backend needs less"
+        )
         if settings.ranks == 1:
             return BackendChoice(TORCH, f"auto: one rank, {verdict}", settings)
         return BackendChoice(FSDP, f"auto: {settings.ranks} ranks, {verdict}", settings)

@@ -165,8 +165,12 @@ class BackendDescriptor:
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """Yield errors in `trainer.backend_options`. By default any option is an error."""
         if options:
-            what = f"{self.name} has no options (here: {', '.join(options)})"
-            yield SettingProblem((OPTIONS_KEY, KIND_KEY), what, f"trainer.{self.section}" if self.section else "{}")
+            what = f"{self.name} has no options, but these are set: {', '.join(options)}"
+            yield SettingProblem(
+                (OPTIONS_KEY, KIND_KEY),
+                what,
+                f"use trainer.{self.section} instead" if self.section else "set backend_options: {}",
+            )
 
     def setting_problems(self, settings: TrainerSettings) -> Iterator[SettingProblem]:
         """Yield contradictions in its section; called for every backend, whichever is used. Pure."""

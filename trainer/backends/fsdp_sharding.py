@@ -85,10 +85,10 @@ def _check_finite(model: PreTrainedModel, finite: list[bool], setup: Setup) -> N
     bad = [name for name, flag in zip(first_named(model), flags.tolist(), strict=True) if not flag]
     if bad:
         raise UserError(
-            f"the weights hold values that are not finite, in {len(bad)} tensors, first in {bad[0]}",
+            f"{len(bad)} tensors contain values that are not finite; the first is {bad[0]}",
             where=str(model.config.name_or_path or type(model).__name__),
-            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or use an "
-            "earlier checkpoint",
+            remedy="download the model again if the file is damaged, or use an earlier checkpoint if training had "
+            "diverged",
         )
 
 

@@ -53,7 +53,7 @@ def sequence_fault(descriptor: BackendDescriptor, settings: TrainerSettings) -> 
         return None
     if not descriptor.splits_sequences:
         able = [backend.name for backend in BACKENDS.values() if backend.splits_sequences]
-        what = f"{descriptor.name} cannot split a sequence over ranks"
+        what = f"the backend {descriptor.name} cannot split a sequence over ranks"
         return SequenceFault(KIND_KEY, what, f"{KIND_KEY}: {' or '.join(able)}, or sequence_parallel: 1")
     if ranks % size:
         divisors = ", ".join(str(one) for one in range(1, ranks + 1) if ranks % one == 0)
@@ -68,5 +68,5 @@ def ranks_fault(descriptor: BackendDescriptor, ranks: int) -> tuple[str, str] | 
         return None
     most = "one process" if descriptor.max_ranks == 1 else f"at most {descriptor.max_ranks} processes"
     *others, last = [backend.name for backend in BACKENDS.values() if backend.max_ranks is None]
-    what = f"backend {descriptor.name} trains in {most}, and trainer.ranks is {ranks}"
-    return what, f"{KIND_KEY}: {', '.join(others)} or {last}"
+    what = f"the backend {descriptor.name} supports {most}, but trainer.ranks is {ranks}"
+    return what, f"set {KIND_KEY} to {', '.join(others)} or {last}"

@@ -213,7 +213,7 @@ def _refusal(error: pydantic.ValidationError) -> UserError:
     key = ".".join(str(part) for part in first["loc"])
     near = difflib.get_close_matches(key, _zero_options(), n=1)
     hint = f"did you mean {near[0]}?" if near else "see DeepSpeed's documentation of zero_optimization"
-    return UserError(f"ZeRO refuses {key} ({first['msg']})", where="trainer.deepspeed.raw", remedy=hint)
+    return UserError(f"ZeRO does not accept {key} ({first['msg']})", where="trainer.deepspeed.raw", remedy=hint)
 
 
 def _zero_options() -> list[str]:

@@ -69,7 +69,7 @@ class ZeroDescriptor(BackendDescriptor):
         if zero.offload_param and zero.stage != 3:
             yield SettingProblem(
                 ("trainer.deepspeed.offload_param", "trainer.deepspeed.stage"),
-                f"ZeRO stage {zero.stage} keeps full parameters on every rank: there are no shards to offload",
+                f"ZeRO stage {zero.stage} keeps all parameters on every rank, so there are no shards to offload",
                 "set stage: 3, or offload_param: false",
             )
 

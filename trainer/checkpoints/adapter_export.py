@@ -96,17 +96,22 @@ def _array(tensor: Stored) -> np.ndarray:
 
 def _base(path: Path, folder: Path) -> dict[str, Stored]:
     """Return the base's tensors. Raises UserError if they are missing, or not those the adapter was trained on."""
-    remedy = "put that model back there, or use --lora adapter"
+    remedy = "restore the model in this folder, or use --lora adapter"
     if not path.is_dir():
         raise UserError("the base model of the adapter no longer exists", where=str(path), remedy=remedy)
     found = stored_tensors(path)
     recorded = _json(folder / ADAPTER_BASE)
     for name, crc32 in recorded["crc32"].items():
         if name not in found:
-            what = f"this model's files have no {name}: it is another model, or transformers converts it when it loads"
-            raise UserError(what, where=str(path), remedy="use --lora adapter, or RUN/final, which is merged")
+            what = (
+                f"the files of this model do not contain {name}: this is a different model, or transformers converts "
+                "the tensors when it loads the model"
+            )
+            raise UserError(
+                what, where=str(path), remedy="use --lora adapter, or use RUN/final, which is already merged"
+            )
         if zlib.crc32(_bytes_as(found[name], recorded["dtype"])) != crc32:
-            what = f"this model is not the base that the adapter was trained on: {name} differs"
+            what = f"this model is not the base model that the adapter was trained on: {name} differs"
             raise UserError(what, where=str(path), remedy=remedy)
     return {name: found[name] for name in recorded["crc32"]}
 

@@ -44,7 +44,7 @@ def atomic_folder(target: Path, *, replaces: bool = True) -> Iterator[Path]:
         raise UserError(
             f"the folder cannot be written ({error.strerror})",
             where=str(parent),
-            remedy="choose another, or change its permissions",
+            remedy="choose a different folder, or change the permissions of this one",
         ) from error
     try:
         yield partial
@@ -127,7 +127,7 @@ def _refused(target: Path, error: Exception) -> OperationError:
         isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     )
     why = "the disk is full" if is_full else str(error)
-    return OperationError(f"could not write {target}: {why}; what was there before is untouched")
+    return OperationError(f"could not write {target}: {why}; the previous contents are unchanged")
 
 
 def _is_alive(pid: int) -> bool:

@@ -102,10 +102,10 @@ def verify(folder: Path) -> None:
         recorded = json.loads(manifest.read_text())
         is_known, files = recorded["format"] == FORMAT, dict(recorded["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightError(f"{manifest} is missing or damaged: this is not a complete checkpoint") from error
+        raise WeightError(f"{manifest} is missing or damaged, so this is not a complete checkpoint") from error
     if not is_known:
         raise WeightError(
-            f"{manifest} has format {recorded['format']}; this version of areal_like reads format {FORMAT}"
+            f"{manifest} has format {recorded['format']}, but this version of areal_like reads format {FORMAT}"
         )
     for name, entry in sorted(files.items()):
         file = folder / name
@@ -114,7 +114,7 @@ def verify(folder: Path) -> None:
         except (OSError, ValueError) as error:
             raise WeightError(f"{file} of the checkpoint cannot be read ({error})") from error
         if not isinstance(entry, dict) or [num_bytes, digest] != [entry.get("num_bytes"), entry.get("sha256")]:
-            raise WeightError(f"{file} is damaged: its checksum is not the recorded one")
+            raise WeightError(f"{file} is damaged: its checksum differs from the recorded one")
 
 
 def added(folder: Path) -> list[str]:

@@ -94,21 +94,23 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         try:
             named = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError("is damaged", where=str(folder / INDEX), remedy="fetch the model again") from error
+            raise UserError("is damaged", where=str(folder / INDEX), remedy="download the model again") from error
         files = [folder / name for name in sorted(named)]
     if not files:
         others = sorted(file.name for file in folder.glob("*.bin"))
         what = (
-            f"its weights are in {others[0]}, but only safetensors files can be read"
+            f"the weights of the model are in {others[0]}, but only safetensors files can be read"
             if others
-            else "there are no weights here"
+            else "the folder contains no weights"
         )
-        raise UserError(what, where=str(folder), remedy="give a folder with model.safetensors")
+        raise UserError(what, where=str(folder), remedy="specify a folder that contains model.safetensors")
     found: dict[str, Stored] = {}
     for file in files:
         for name, tensor in stored_in(file):
             if name in found:
-                raise UserError(f"{name} is in two files", where=str(folder), remedy="keep one of them")
+                raise UserError(
+                    f"the tensor {name} is in two files", where=str(folder), remedy="keep only one of the two files"
+                )
             found[name] = tensor
     return found
 
@@ -122,20 +124,20 @@ def stored_in(file: Path) -> Iterator[tuple[str, Stored]]:
                 raise ValueError("no header")
             header = opened.read(size)
             if len(header) < size:
-                raise ValueError("it ends inside its header")
+                raise ValueError("the file ends inside its header")
             table, num_bytes = json.loads(header), opened.seek(0, 2)
         table.pop("__metadata__", None)
         for name, entry in table.items():
             first, last = entry["data_offsets"]
             if not 0 <= first <= last <= num_bytes - 8 - size:
-                raise ValueError(f"{name} lies outside the file")
+                raise ValueError(f"the tensor {name} extends beyond the end of the file")
             width = FLOATS.get(entry["dtype"])
             if width is not None and last - first != width * math.prod(entry["shape"]):
-                raise ValueError(f"the size of {name} does not match its shape")
+                raise ValueError(f"the size of the tensor {name} does not match its shape")
             yield name, Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + size + first, last - first)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"is not a complete safetensors file ({error})", where=str(file), remedy="fetch it again"
+            f"the file is not a complete safetensors file ({error})", where=str(file), remedy="download the file again"
         ) from error
 
 
@@ -183,7 +185,7 @@ def read_stored(tensor: Stored) -> bytes:
         file.seek(tensor.start)
         data = file.read(tensor.num_bytes)
     if len(data) != tensor.num_bytes:
-        raise WeightError(f"{tensor.file} was cut short")
+        raise WeightError(f"{tensor.file} is truncated")
     return data
 
 
@@ -228,9 +230,9 @@ def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
     if strange or len(found) != 1:
         listed = ", ".join([*found, *strange]) or "none"
         raise UserError(
-            f"its weights are of types {listed}",
+            f"the weights of the model have different dtypes: {listed}",
             where=str(source),
-            remedy="give a model whose weights are all float32, all bfloat16 or all float16",
+            remedy="use a model whose weights are all float32, all bfloat16 or all float16",
         )
     return DTYPES[found[0]]
 
@@ -242,7 +244,9 @@ def model_config(folder: Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
         assert isinstance(config, dict)
     except (OSError, ValueError, AssertionError) as error:
-        raise UserError("is missing or not a JSON object", where=str(file), remedy="give a model's folder") from error
+        raise UserError(
+            "the file is missing or not a JSON object", where=str(file), remedy="specify the folder of a model"
+        ) from error
     return config
 
 
@@ -255,4 +259,4 @@ def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
 def refuse_filled(out: Path) -> None:
     """Raise UserError if the path exists and is not an empty folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError("this path already exists", where=str(out), remedy="name a new folder")
+        raise UserError("the path already exists", where=str(out), remedy="choose a new folder")

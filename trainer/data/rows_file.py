@@ -34,7 +34,9 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a string may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path), remedy="name a UTF-8 JSONL file") from error
+        raise UserError(
+            f"the file cannot be read ({error})", where=str(path), remedy="specify a JSONL file in UTF-8"
+        ) from error
     found = []
     for number, text in enumerate(lines, start=1):
         if not text.strip():
@@ -43,11 +45,13 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError("is not JSON", where=where, remedy="use one JSON object per line") from error
+            raise UserError(
+                "the line is not valid JSON", where=where, remedy="write one JSON object per line"
+            ) from error
         if not isinstance(row, dict):
-            raise UserError("is not a JSON object", where=where, remedy=f"use rows of the form {row_words}")
+            raise UserError("the line is not a JSON object", where=where, remedy=f"use rows of the form {row_words}")
         found.append(Line(where, row))
     if not found:
         remedy = f"use rows of the form {row_words}, one JSON object per line"
-        raise UserError("contains no rows", where=str(path), remedy=remedy)
+        raise UserError("the file contains no rows", where=str(path), remedy=remedy)
     return found

@@ -69,16 +69,17 @@ def check(
     difference = float((ours_N - theirs_N).abs().max())
     if not math.isfinite(difference):
         raise UserError(
-            f"log-probs of {type(model).__name__} are not finite",
+            f"the log-probs of {type(model).__name__} are not finite",
             where="model",
-            remedy="the weights or config.json are damaged: fetch the model again, or go back to an earlier checkpoint",
+            remedy="download the model again or use an earlier checkpoint, because the weights or config.json are "
+            "damaged",
         )
     if not difference <= TOLERANCE_NATS[dtype]:
         raise UserError(
-            f"log-probs of {type(model).__name__} differ by {difference:.3g} nat between packed sequences and "
-            f"single ones ({choice.name} attention)",
+            f"the log-probs of {type(model).__name__} differ by {difference:.3g} nats between packed sequences and "
+            f"single sequences ({choice.name} attention)",
             where="model",
-            remedy="use another model: this architecture cannot be trained on packed sequences",
+            remedy="use a different model, because this architecture cannot be trained on packed sequences",
         )
     return difference
 
@@ -104,9 +105,13 @@ def _packed(
         # kernels raise these for unsupported shapes, and models for unknown keywords
         what = f"{type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         if choice.name == "sdpa":
-            raise UserError(f"packed sequences fail in {what}", where="model", remedy="use another model") from error
+            raise UserError(
+                f"packed sequences fail in {what}", where="model", remedy="use a different model"
+            ) from error
         raise UserError(
-            f"{choice.name} attention refuses {what}", where="trainer.attention", remedy="use sdpa"
+            f"{choice.name} attention does not support {what}",
+            where="trainer.attention",
+            remedy="set trainer.attention to sdpa",
         ) from error
     return logprobs_N
 

@@ -71,18 +71,18 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         raise UserError(
             f"{setting!r} is not an attention kernel",
             where="trainer.attention",
-            remedy="use auto, flash_attn, varlen or sdpa",
+            remedy="set trainer.attention to auto, flash_attn, varlen or sdpa",
         )
     device = torch.device(device)
     if setting == "sdpa":
-        return AttentionChoice("sdpa", "named in the configuration")
+        return AttentionChoice("sdpa", "set in the configuration")
     if setting in ("flash_attn", "varlen"):
         kernel: Kernel = "flash_attn" if setting == "flash_attn" else "varlen"
         obstacle = _obstacle(kernel, device, precision)
         if obstacle:
             what = f"{setting} cannot be used: {obstacle}"
-            raise UserError(what, where="trainer.attention", remedy="use auto or sdpa")
-        return AttentionChoice(kernel, "named in the configuration")
+            raise UserError(what, where="trainer.attention", remedy="set trainer.attention to auto or sdpa")
+        return AttentionChoice(kernel, "set in the configuration")
     if device.type != "cuda":
         return AttentionChoice(
             "sdpa",
@@ -90,7 +90,7 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         )
     varlen = _obstacle("varlen", device, precision)
     if varlen is None:
-        return AttentionChoice("varlen", "auto: torch.nn.attention.varlen is present")
+        return AttentionChoice("varlen", "auto: torch.nn.attention.varlen is available")
     flash = _obstacle("flash_attn", device, precision)
     if flash is None:
         return AttentionChoice("flash_attn", f"auto: flash-attn is installed ({varlen})")
@@ -101,13 +101,13 @@ def _obstacle(kernel: Kernel, device: torch.device, precision: str) -> str | Non
     """Return why `kernel` cannot run here, or None."""
     module = "torch.nn.attention.varlen" if kernel == "varlen" else "flash_attn"
     if device.type != "cuda":
-        return f"{kernel} needs a CUDA device, not {device.type}"
+        return f"{kernel} requires a CUDA device, not {device.type}"
     if importlib.util.find_spec(module) is None:
         return f"{module} is not installed"
     if precision != "bfloat16":
-        return f"{kernel} computes in 16 bits and the precision is {precision}"
+        return f"{kernel} computes in 16 bits, but the precision is {precision}"
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{kernel} needs compute capability 8.0 (Ampere) or newer"
+        return f"{kernel} requires compute capability 8.0 (Ampere) or newer"
     return None
 
 
@@ -125,22 +125,24 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"}:
         raise UserError(
-            f"{config.model_type} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}",
+            f"{config.model_type} has layers of the unsupported kind {', '.join(sorted(kinds - {'full_attention'}))}",
             where="model",
-            remedy="only full causal attention can be trained on packed sequences; use another model",
+            remedy="use a different model; only full causal attention can be trained on packed sequences",
         )
     if getattr(config, "sliding_window", None) and not kinds and getattr(config, "use_sliding_window", True):
         raise UserError(
-            f"{config.model_type} attends through a sliding window of {config.sliding_window} tokens",
+            f"{config.model_type} uses sliding-window attention with a window of {config.sliding_window} tokens",
             where="model",
-            remedy="set sliding_window to null in its config.json if your sequences are shorter, or use another model",
+            remedy="set sliding_window to null in its config.json if your sequences are shorter, or use a different "
+            "model",
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise UserError(
-            f"{config.model_type} scales attention by a token's position in the packed row, not in its own sequence",
+            f"{config.model_type} scales attention by a token's position in the packed row, not by its position in its "
+            "sequence",
             where="model",
             remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
-            "floor_scale, or use another model",
+            "floor_scale, or use a different model",
         )
     if choice.name != "sdpa":
         _check_heads(config, choice)
@@ -149,17 +151,17 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
             model.set_attn_implementation(choice.implementation)
         except ValueError as error:  # transformers refuses a class that declares no SDPA
             raise UserError(
-                f"{type(model).__name__} has no SDPA attention in the installed transformers, but training on packed "
-                "sequences requires it",
+                f"{type(model).__name__} has no SDPA attention in the installed transformers, but SDPA is required for "
+                "training on packed sequences",
                 where="model",
-                remedy="use another model (with this model's own attention, packed sequences would attend to each "
-                "other)",
+                remedy="use a different model; with the attention of this model, packed sequences would attend to each "
+                "other",
             ) from error
     if model.config._attn_implementation != choice.implementation:
         raise UserError(
             f"{type(model).__name__} does not allow its attention to be replaced",
             where="model",
-            remedy="use another model",
+            remedy="use a different model",
         )
 
 
@@ -167,7 +169,8 @@ def _check_heads(config: PreTrainedConfig, choice: AttentionChoice) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim > MAX_FLASH_HEAD_DIM:
         raise UserError(
-            f"{choice.name} supports head dimensions up to {MAX_FLASH_HEAD_DIM}, {config.model_type} has {head_dim}",
+            f"{choice.name} supports head dimensions up to {MAX_FLASH_HEAD_DIM}, but {config.model_type} has "
+            f"{head_dim}",
             where="trainer.attention",
             remedy="use sdpa",
         )
@@ -209,7 +212,7 @@ def packed_attention(
         out_THD = _grouped_sdpa(query_THD, key_TKD, value_TKD, scale, packed_segments)
     elif query.dtype == torch.float32:
         raise UserError(
-            f"{kernel} attention computes in 16 bits, but the model in float32",
+            f"{kernel} attention computes in 16 bits, but the model computes in float32",
             where="trainer.attention",
             remedy="set trainer.precision to bfloat16, or trainer.attention to sdpa",
         )
@@ -242,13 +245,13 @@ def _refuse_unsupported(
         raise UserError(
             f"{name} did not pass on the boundaries of the packed sequences",
             where="model",
-            remedy="its transformers class drops unknown keyword arguments; use another model",
+            remedy="use a different model; the transformers class of this model drops unknown keyword arguments",
         )
     if attention_mask is not None:
         raise UserError(
             f"{name} creates its own attention mask, which packed training does not support",
             where="model",
-            remedy="use another model",
+            remedy="use a different model",
         )
     assert query.shape[0] == 1, "packed sequences must be in one row"
     assert query.shape[2] == segments.num_own, "the boundaries belong to another batch (or a cache is in use)"
@@ -257,16 +260,16 @@ def _refuse_unsupported(
     window = kwargs.get("sliding_window")
     if window is not None and window < segments.longest:
         raise UserError(
-            f"{name} has a sliding window of {window} tokens, but a sequence has {segments.longest}",
+            f"{name} has a sliding window of {window} tokens, but a sequence has {segments.longest} tokens",
             where="model",
-            remedy="shorten the sequences or use another model",
+            remedy="shorten the sequences, or use a different model",
         )
     for option in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(option) is not None:
             raise UserError(
-                f"{name} needs {option}, which packed training does not support",
+                f"{name} requires {option}, which packed training does not support",
                 where="model",
-                remedy="use another model",
+                remedy="use a different model",
             )
 
 

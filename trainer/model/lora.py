@@ -119,8 +119,8 @@ def _score(model: PreTrainedModel) -> torch.nn.Linear | None:
 
 def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *, is_head: bool) -> UserError:
     if is_head:
-        what = f"{target} is the head, which has no adapter"
-        return UserError(what, where=where, remedy=f"remove it, or use {ALL_LINEAR}")
+        what = f"{target} is the head, which cannot have an adapter"
+        return UserError(what, where=where, remedy=f"remove this target, or use {ALL_LINEAR}")
     ends = sorted({name.rpartition(".")[2] for name in usable})
     near = difflib.get_close_matches(target, ends, n=1)
     remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"

@@ -44,7 +44,9 @@ def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise UserError("is a file, not a model folder", where=path, remedy="name the folder that holds config.json")
+        raise UserError(
+            "is a file, not a model folder", where=path, remedy="specify the folder that contains config.json"
+        )
     if not HUB_NAME.fullmatch(path):
         raise UserError("there is no such model folder", where=path, remedy="check model.path")
     from huggingface_hub import snapshot_download
@@ -56,7 +58,7 @@ def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
             f"there is no such folder, and the download from the hub failed ({type(error).__name__}: "
             f"{first_line(error)})",
             where=path,
-            remedy="check model.path, or download the model and name its folder",
+            remedy="check model.path, or download the model and specify its folder",
         ) from error
 
 
@@ -77,7 +79,9 @@ def check_weights(folder: Path) -> None:
                     pass
             except (SafetensorError, OSError) as error:
                 raise UserError(
-                    f"the weights cannot be read ({first_line(error)})", where=str(file), remedy="fetch the file again"
+                    f"the weights cannot be read ({first_line(error)})",
+                    where=str(file),
+                    remedy="download the file again",
                 ) from error
 
 
@@ -87,17 +91,21 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise UserError("there is no such model folder", where=str(folder), remedy="check model.path")
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError("holds no config.json", where=str(folder), remedy="name a Hugging Face model folder")
+        raise UserError(
+            "the folder contains no config.json", where=str(folder), remedy="specify a Hugging Face model folder"
+        )
     try:
         model_type = json.loads(file.read_text()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"is not JSON ({first_line(error)})", where=str(file), remedy="fetch the file again") from error
+        raise UserError(
+            f"the file is not JSON ({first_line(error)})", where=str(file), remedy="download the file again"
+        ) from error
     _check_model_type(model_type, where=str(file))
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers' validation has many exception types
         raise UserError(
-            f"is not a usable config ({first_line(error)})", where=str(file), remedy="correct it"
+            f"the file is not a usable config ({first_line(error)})", where=str(file), remedy="correct the file"
         ) from error
 
 
@@ -109,22 +117,28 @@ def weight_files(folder: Path) -> list[Path]:
             named = set(json.loads(index.read_text())["weight_map"].values())
             names = sorted(str(Path(name)) for name in named)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError("the index is damaged", where=str(index), remedy="fetch the file again") from error
+            raise UserError("the index is damaged", where=str(index), remedy="download the file again") from error
         for name in names:
             if not (folder / name).is_file():
-                raise UserError(f"names {name}, which is missing", where=str(index), remedy="fetch the file again")
+                raise UserError(
+                    f"the index lists {name}, which is missing", where=str(index), remedy="download the file again"
+                )
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     pickled = [folder / name for name in PICKLED if (folder / name).is_file()]
     if pickled:
         return pickled
-    raise UserError("holds no weights (no model.safetensors)", where=str(folder), remedy="fetch the model's weights")
+    raise UserError(
+        "the folder contains no weights (model.safetensors)",
+        where=str(folder),
+        remedy="download the weights of the model",
+    )
 
 
 def _check_model_type(model_type: Any, *, where: str) -> None:
     if not isinstance(model_type, str) or not model_type:
-        raise UserError("names no model_type", where=where, remedy='give one, e.g. "qwen3"')
+        raise UserError("the config has no model_type", where=where, remedy='set model_type, for example to "qwen3"')
     if model_type not in CONFIG_MAPPING_NAMES:
         near = difflib.get_close_matches(model_type, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "use a causal language model, e.g. qwen3"
@@ -159,14 +173,14 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     for key in sorted(set(keys) - known):
         near = difflib.get_close_matches(key, sorted(known), n=1)
         hint = f"did you mean {near[0]}?" if near else f"see transformers' {model_type} config"
-        raise UserError(f"{model_type} has no such setting", where=f"model.init.{key}", remedy=hint)
+        raise UserError(f"the config of {model_type} has no such setting", where=f"model.init.{key}", remedy=hint)
     num_tokens = len(tokenizer)
     num_rows = keys.setdefault("vocab_size", num_tokens)
     if isinstance(num_rows, int) and num_rows < num_tokens:
         raise UserError(
-            f"{num_rows} is smaller than the tokenizer's {num_tokens} tokens",
+            f"{num_rows} is less than the number of tokens of the tokenizer, {num_tokens}",
             where="model.init.vocab_size",
-            remedy="leave it out: it is taken from the tokenizer",
+            remedy="remove this key; its value is taken from the tokenizer",
         )
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         keys.setdefault(name, getattr(tokenizer, name))
@@ -175,7 +189,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     except Exception as error:  # huggingface_hub's strict dataclasses have their own error types
         what = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{model_type} refuses these settings ({what})", where="model.init", remedy="correct them"
+            f"{model_type} rejects these settings ({what})", where="model.init", remedy="correct the settings"
         ) from error
     return config
 
@@ -231,13 +245,13 @@ def load_weights(
         raise UserError(
             f"the model cannot be loaded ({type(error).__name__}: {first_line(error)})",
             where=str(folder),
-            remedy="check that config.json and the weights belong together",
+            remedy="check that config.json matches the weights",
         ) from error
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     _check_all_loaded(report, folder, made)
     if report["unexpected_keys"]:
-        log.warning("%s: ignored %d unknown tensors", folder, len(report["unexpected_keys"]))
+        log.warning("%s: ignored %d tensors that the model does not have", folder, len(report["unexpected_keys"]))
     _own_storage(model)
     _check_finite(model, folder)
     return to_device(without_dropout(model), device)
@@ -250,9 +264,9 @@ def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[st
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
-            f"config.json and the weights do not belong together: {'; '.join(wrong[:3])}{more}",
+            f"config.json does not match the weights: {'; '.join(wrong[:3])}{more}",
             where=str(folder),
-            remedy="download both again from one source, or fix config.json",
+            remedy="download both again from the same source, or correct config.json",
         )
 
 
@@ -260,8 +274,8 @@ def _mismatch_words(entry: Any) -> str:
     """Describe an entry (name, shape in the file, shape by the config) of transformers' report."""
     if isinstance(entry, tuple) and len(entry) == 3:
         name, in_file, by_config = entry
-        return f"{name} has shape {tuple(in_file)} in the file and {tuple(by_config)} by config.json"
-    return f"{entry} has another shape"
+        return f"{name} has shape {tuple(in_file)} in the file, but {tuple(by_config)} according to config.json"
+    return f"{entry} has a different shape"
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:
@@ -269,10 +283,10 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
     bad = [name for name, tensor in model.state_dict().items() if not all_finite(tensor)]
     if bad:
         raise UserError(
-            f"the weights hold values that are not finite, in {len(bad)} tensors, first in {bad[0]}",
+            f"{len(bad)} tensors contain values that are not finite; the first is {bad[0]}",
             where=_file_of(bad[0], folder),
-            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or use an "
-            "earlier checkpoint",
+            remedy="download the model again if the file is damaged, or use an earlier checkpoint if training had "
+            "diverged",
         )
 
 

@@ -63,7 +63,7 @@ def _fill(file: Any, view: memoryview, path: Path) -> None:
     while len(view):
         num_bytes = file.readinto(view)
         if not num_bytes:
-            raise WeightError(f"{path} was cut short")
+            raise WeightError(f"{path} is truncated")
         view = view[num_bytes:]
 
 

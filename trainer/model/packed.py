@@ -54,17 +54,20 @@ class PackedSequences:
         for tokens_T, mask_T in zip(tokens, loss_masks, strict=True):
             if len(tokens_T) != len(mask_T) or not len(tokens_T):
                 raise ValueError(
-                    f"expected equal lengths above 0: got {len(tokens_T)} tokens and a loss mask of {len(mask_T)}"
+                    f"tokens and loss mask must have the same length, greater than 0; got {len(tokens_T)} tokens and a "
+                    f"loss mask of length {len(mask_T)}"
                 )
             if mask_T[0]:
-                raise ValueError("the first token of a sequence cannot be predicted: a prompt needs at least one token")
+                raise ValueError(
+                    "the first token of a sequence cannot be predicted, so a prompt must have at least one token"
+                )
         lengths = tuple(len(tokens_T) for tokens_T in tokens)
         flat_T = np.concatenate(list(tokens)).astype(np.int64)
         mask_T = np.concatenate(list(loss_masks)).astype(np.bool_)
         positions_T = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
         predicted_N = np.flatnonzero(mask_T)
         if not len(predicted_N):
-            raise ValueError("the loss masks leave no token to predict")
+            raise ValueError("the loss masks leave no tokens to predict")
         sources_N = predicted_N - 1
         prediction_T = np.zeros(len(flat_T), np.int64)
         prediction_T[sources_N] = np.arange(len(sources_N))

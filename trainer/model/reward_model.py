@@ -38,7 +38,7 @@ def load_reward_model(folder: Path, *, padding_id: int | None, device: str = "cp
     check_weights(folder)
     if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         what = f"transformers has no {config.model_type} model for sequence classification"
-        raise UserError(what, where=str(folder), remedy="use another model, such as a Qwen3 or a Llama")
+        raise UserError(what, where=str(folder), remedy="use a different model, such as a Qwen3 or Llama model")
     is_trained = any(name.endswith(_SUFFIX) for name in config.architectures or ())
     if not is_trained:
         config.num_labels = 1
@@ -49,7 +49,7 @@ def load_reward_model(folder: Path, *, padding_id: int | None, device: str = "cp
     head = getattr(model, HEAD, None)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or head.bias is not None:
         what = f"the head of {type(model).__name__} does not map the last hidden state to one number"
-        raise UserError(what, where=str(folder), remedy="use another model, such as a Qwen3 or a Llama")
+        raise UserError(what, where=str(folder), remedy="use a different model, such as a Qwen3 or Llama model")
     if not is_trained:
         torch.nn.init.zeros_(head.weight)
     return model

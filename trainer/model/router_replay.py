@@ -61,7 +61,7 @@ def attach_replay(model: PreTrainedModel) -> None:
         raise UserError(
             f"the routers of {config.model_type} cannot be replayed",
             where=KEY,
-            remedy="use a model of type qwen3_moe or qwen2_moe, or router_replay: false",
+            remedy="use a model of type qwen3_moe or qwen2_moe, or set router_replay: false",
         )
     replay = RouterReplay(int(config.num_hidden_layers), int(config.num_experts_per_tok))
     for layer, router in routers.items():
@@ -93,6 +93,6 @@ def set_routes(model: PreTrainedModel, routes_TLK: torch.Tensor | None) -> None:
             f"the engine recorded experts of shape {tuple(routes_TLK.shape[1:])}, but the model has {expected} "
             "(layers, experts per token)",
             where=KEY,
-            remedy="let the engine serve the model that is trained",
+            remedy="use the same model in the engine and in the trainer",
         )
     replay.routes_TLK = routes_TLK

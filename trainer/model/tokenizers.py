@@ -43,14 +43,15 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
             raise UserError(
                 "a model created from `model.init` has no tokenizer",
                 where="model.tokenizer",
-                remedy=f"name a tokenizer folder, or one of {', '.join(BUILT_IN_TOKENIZERS)}",
+                remedy=f"set model.tokenizer to a tokenizer folder, or to one of {', '.join(BUILT_IN_TOKENIZERS)}",
             )
         return load_tokenizer(model_folder)
     if not Path(name).is_dir():
         raise UserError(
             f"there is no tokenizer folder {name!r}",
             where="model.tokenizer",
-            remedy=f"use from_model, an existing folder, or one of {', '.join(BUILT_IN_TOKENIZERS)}",
+            remedy="set model.tokenizer to from_model, to an existing folder, or to one of "
+            f"{', '.join(BUILT_IN_TOKENIZERS)}",
         )
     return load_tokenizer(Path(name))
 
@@ -60,9 +61,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any((folder / file).is_file() for file in files):
         raise UserError(
-            "holds no tokenizer (no tokenizer.json)",
+            "the folder contains no tokenizer (tokenizer.json)",
             where=str(folder),
-            remedy="copy the tokenizer's files there, or set model.tokenizer",
+            remedy="copy the tokenizer files to this folder, or set model.tokenizer",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -70,15 +71,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UserError(
             f"the tokenizer cannot be read ({first_line(error)})",
             where=str(folder),
-            remedy="fetch its files again, or set model.tokenizer",
+            remedy="download the tokenizer files again, or set model.tokenizer",
         ) from error
     if len(tokenizer) == 0:
-        raise UserError("the tokenizer is empty", where=str(folder), remedy="fetch its files again")
+        raise UserError("the tokenizer is empty", where=str(folder), remedy="download the tokenizer files again")
     if tokenizer.eos_token_id is None:
         raise UserError(
             "the tokenizer has no end-of-sequence token, so answers could never end",
             where=str(folder),
-            remedy="set eos_token in its tokenizer_config.json",
+            remedy="set eos_token in the tokenizer's tokenizer_config.json",
         )
     return tokenizer
 

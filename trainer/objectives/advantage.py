@@ -90,7 +90,10 @@ def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.n
     num_samples, num_tokens = len(seen.rewards_B), int(seen.lengths_B.sum())
     result = np.asarray(advantage.compute(seen, options))
     if result.shape not in ((num_samples,), (num_tokens,)):
-        what = f"{settings.kind} returned {list(result.shape)} for {num_samples} samples of {num_tokens} tokens"
+        what = (
+            f"{settings.kind} returned an array of shape {list(result.shape)} for {num_samples} samples with "
+            f"{num_tokens} tokens"
+        )
         raise UserError(what, where="trainer.advantage.kind", remedy="return one number per sample, or per token")
     _check_finite(result, "an advantage", settings)
     if len(result) == num_samples != len(samples.rewards_B):
@@ -108,7 +111,7 @@ def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndar
     seen = samples.by_trajectory() if advantage.is_per_trajectory or advantage.targets is None else samples
     result = np.asarray((advantage.targets or _returns)(seen, options))
     if result.shape != (num_tokens := int(samples.lengths_B.sum()),):
-        what = f"{settings.kind} returned {list(result.shape)} targets for {num_tokens} tokens"
+        what = f"{settings.kind} returned targets of shape {list(result.shape)} for {num_tokens} tokens"
         raise UserError(what, where="trainer.advantage.kind", remedy="return one number per token")
     _check_finite(result, "a target", settings)
     return result.astype(np.float32)
@@ -123,7 +126,7 @@ def _returns(samples: RewardedSamples, options: Any) -> np.ndarray:
 def _check_finite(result: np.ndarray, noun: str, settings: AdvantageSettings) -> None:
     if not np.isfinite(result).all():
         what = f"{settings.kind} returned {noun} that is not finite"
-        raise UserError(what, where="trainer.advantage.kind", remedy="bound the divisor")
+        raise UserError(what, where="trainer.advantage.kind", remedy="make sure that no divisor is close to 0")
 
 
 def spread(advantages: np.ndarray, trajectory_lengths_B: Sequence[Sequence[int]]) -> list[np.ndarray]:

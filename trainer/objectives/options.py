@@ -32,7 +32,7 @@ def option_faults(model: type[Settings], settings: Settings, section: str, keys:
     """
     options: Mapping[str, Any] = getattr(settings, "options")  # noqa: B009 - sections have it
     known = [name for name in model.model_fields if name not in keys]
-    remedy = f"known options: {', '.join(known)}" if known else "it has no options: remove it"
+    remedy = f"use one of the options {', '.join(known)}" if known else "remove this option; there are none"
     faults = [
         Fault(f"{section}.options.{key}", f"is not an option: {key} is a key of {section}", f"set {section}.{key}")
         for key in keys
@@ -45,7 +45,7 @@ def option_faults(model: type[Settings], settings: Settings, section: str, keys:
             path = ".".join(map(str, item["loc"]))
             key = f"{section}.{path}" if item["loc"] and item["loc"][0] in keys else f"{section}.options.{path}"
             if item["type"] == "extra_forbidden":
-                faults.append(Fault(key, "no such option", remedy))
+                faults.append(Fault(key, "there is no such option", remedy))
             elif item["type"] == "missing":
                 faults.append(Fault(key, "is required", "set it"))
             else:

@@ -94,8 +94,8 @@ def _load(name: str, where: str) -> Any:
     descriptors = tuple(_DESCRIPTORS.values())
     if isinstance(found, descriptors) and not isinstance(found, _DESCRIPTORS[where]):
         article = "a" if isinstance(found, Correction) else "an"
-        what = f"{name} is {article} {type(found).__name__}, which is not what {where} takes"
-        raise UserError(what, where=where, remedy="fix the name")
+        what = f"{name} is {article} {type(found).__name__}, which cannot be used for {where}"
+        raise UserError(what, where=where, remedy="correct the name")
     if not isinstance(found, descriptors) and not callable(found):
-        raise UserError(f"{name} is not callable", where=where, remedy="name a function")
+        raise UserError(f"{name} is not callable", where=where, remedy="specify a function")
     return found

@@ -198,10 +198,12 @@ def loss_faults(
             correction = own_correction(one.kind) if imports_own else None
         elif (correction := CORRECTIONS.get(one.kind)) is None:
             yield Fault(
-                f"{key}.kind", f"no correction `{one.kind}`", f"use {', '.join(CORRECTIONS)}, or module:function"
+                f"{key}.kind",
+                f"there is no correction `{one.kind}`",
+                f"use {', '.join(CORRECTIONS)}, or module:function",
             )
         if (one.kind, one.part) in [(other.kind, other.part) for other in settings.corrections[:number]]:
-            yield Fault(f"{key}.kind", f"`{one.kind}` is listed twice", "remove one")
+            yield Fault(f"{key}.kind", f"`{one.kind}` is listed twice", "remove one of the two entries")
         if correction is not None:
             if correction.needs.values and not has_critic:
                 yield _no_critic(f"{key}.kind", one.kind)
@@ -221,7 +223,10 @@ def loss_faults(
 
 def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
     if settings.kl_coef > 0 and settings.kl_in == "loss" and settings.kl_estimator == "k1":
-        what = "`k1` in the loss has the gradient of the log-prob, whose mean is 0: it does not constrain the policy"
+        what = (
+            "the gradient of `k1` in the loss is that of the log-prob, whose mean is 0, so it does not constrain the "
+            "policy"
+        )
         yield Fault(f"{LOSS_SECTION}.kl_estimator", what, "use k2 or k3, or set kl_in: reward")
     if settings.kl_coef == 0:
         for key in ("kl_estimator", "kl_in"):
@@ -239,16 +244,19 @@ def _weight_faults(
         (f"`{one.name}`", one.part) for one in corrections if one is not None and one.is_weight
     ]
     if settings.proximal == "behaviour" and mode != "off":
-        what = f"with proximal: behaviour the weight exp(p - b) is 1, and `{mode}` does nothing"
+        what = f"with proximal: behaviour, the weight exp(p - b) is always 1, so `{mode}` has no effect"
         remedy = "set weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO"
         yield Fault(key, what, remedy)
     if settings.proximal == "behaviour" and weights:
-        what = f"{weights[0][0]} weighs by the policy that sampled, which proximal: behaviour has in its ratio already"
+        what = (
+            f"{weights[0][0]} weights by the policy that sampled, but with proximal: behaviour this is already part of "
+            "the ratio"
+        )
         yield Fault(proximal_key, what, "set proximal: recompute, or remove that correction")
         return
     stale = [name for name, part in weights if part != "mismatch"]
     if settings.proximal == "version" and stale:
-        what = f"{stale[0]} weighs by the staleness, which proximal: version has in its ratio already"
+        what = f"{stale[0]} weights by the staleness, but with proximal: version this is already part of the ratio"
         yield Fault(proximal_key, what, "set proximal: recompute, or part: mismatch for that correction")
     if mode != "off":
         weights.append((f"weight.mode: {mode}", "mismatch" if settings.proximal == "version" else "both"))
@@ -256,21 +264,23 @@ def _weight_faults(
         if one == other or "both" in (one, other):
             shared = "exp(p - b)" if "both" in (one, other) else f"the {one}"
             yield Fault(
-                key, f"{first} and {second} both weigh by {shared}", "set weight.mode: off, and keep only one of them"
+                key, f"{first} and {second} both weight by {shared}", "set weight.mode: off, and keep only one of them"
             )
             return
     if settings.proximal != "behaviour" and not weights and None not in corrections and not is_for_any_policy:
-        what = f"with proximal: {settings.proximal} and no weight the loss is decoupled in name only, and biased"
+        what = f"with proximal: {settings.proximal} and no weight, the loss is not decoupled, and it is biased"
         remedy = "set weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO"
         yield Fault(key, what, remedy)
 
 
 def _no_critic(key: str, kind: str) -> Fault:
-    return Fault(key, f"`{kind}` needs the values of a critic, but trainer.critic is not set", CRITIC_REMEDY)
+    return Fault(key, f"`{kind}` requires the values of a critic, but trainer.critic is not set", CRITIC_REMEDY)
 
 
 def _no_versions(key: str, what: str) -> Fault:
-    return Fault(key, f"{what} needs log-probs under the sampling versions, but none are computed", VERSIONS_REMEDY)
+    return Fault(
+        key, f"{what} requires log-probs under the sampling versions, but these are not computed", VERSIONS_REMEDY
+    )
 
 
 def reads_values(loss: LossSettings, advantage: AdvantageSettings) -> bool:
@@ -285,7 +295,9 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
     chosen = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES.get(settings.kind)
     if chosen is None:
         yield Fault(
-            f"{LOSS_SECTION}.kind", f"no loss `{settings.kind}`", f"use {', '.join(OBJECTIVES)}, or module:function"
+            f"{LOSS_SECTION}.kind",
+            f"there is no loss `{settings.kind}`",
+            f"use {', '.join(OBJECTIVES)}, or module:function",
         )
         return
     yield from _unused_keys(settings, chosen)
@@ -298,7 +310,7 @@ def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Faul
     if needs.proximal not in ("any", settings.proximal):
         keys = "proximal: behaviour with weight.mode: off" if needs.proximal == "behaviour" else "proximal: recompute"
         anchor = "the policy that sampled the tokens" if needs.proximal == "behaviour" else "recomputed log-probs"
-        what = f"`{settings.kind}` needs {anchor} as its proximal policy, not `{settings.proximal}`"
+        what = f"`{settings.kind}` requires {anchor} as its proximal policy, not `{settings.proximal}`"
         yield Fault(f"{LOSS_SECTION}.proximal", what, f"set {keys}")
     if needs.values and not has_critic:
         yield _no_critic(f"{LOSS_SECTION}.kind", settings.kind)
@@ -311,7 +323,7 @@ def _unused_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
         value = getattr(settings, key)
         if key not in chosen.keys and value != LossSettings.model_fields[key].default:
             readers = [name for name, one in OBJECTIVES.items() if key in one.keys]
-            remedy = f"remove it: it is only used by {', '.join(readers)}"
+            remedy = f"remove this key, which is only used by {', '.join(readers)}"
             if key in chosen.options.model_fields:
                 remedy = f"set {LOSS_SECTION}.options.{key}: {value:g}"
             yield Fault(f"{LOSS_SECTION}.{key}", f"has no effect with kind: {settings.kind}", remedy)
@@ -345,12 +357,16 @@ def advantage_faults(
     chosen = advantage or ADVANTAGES.get(settings.kind)
     kind = f"{ADVANTAGE_SECTION}.kind"
     if chosen is None:
-        yield Fault(kind, f"no advantage `{settings.kind}`", f"use {', '.join(ADVANTAGES)}, or module:function")
+        yield Fault(
+            kind,
+            f"there is no advantage estimator `{settings.kind}`",
+            f"use {', '.join(ADVANTAGES)}, or module:function",
+        )
         return
     if chosen.needs_values and not has_critic:
         yield _no_critic(kind, settings.kind)
     if chosen.needs_teacher and not has_teacher:
-        yield Fault(kind, f"`{settings.kind}` needs a teacher, but there is none", TEACHER_REMEDY)
+        yield Fault(kind, f"`{settings.kind}` requires a teacher, but none is configured", TEACHER_REMEDY)
     if group_size == 1 and chosen.single_sample:
         others = [
             name for name, one in ADVANTAGES.items() if not (one.single_sample or one.needs_values or one.needs_teacher)
@@ -358,9 +374,9 @@ def advantage_faults(
         yield Fault(
             "group_size",
             f"with one sample per group, `{settings.kind}` gives every sample the advantage 0 ({chosen.single_sample})",
-            f"set group_size to 2 or more, or trainer.advantage.kind: {' or '.join(others)}",
+            f"set group_size to 2 or more, or set trainer.advantage.kind to {' or '.join(others)}",
         )
     default = AdvantageSettings.model_fields["std_eps"].default
     if "std_eps" not in chosen.keys and settings.std_eps != default:
-        yield Fault(f"{ADVANTAGE_SECTION}.std_eps", f"has no effect with kind: {settings.kind}", "remove it")
+        yield Fault(f"{ADVANTAGE_SECTION}.std_eps", f"has no effect with kind: {settings.kind}", "remove this key")
     yield from option_faults(chosen.options, settings, ADVANTAGE_SECTION, chosen.keys)

@@ -38,12 +38,18 @@ def try_loss(settings: LossSettings) -> None:
     except Exception as error:  # the user's code
         what = f"{name} failed on four tokens ({type(error).__name__}: {error})"
         raise UserError(
-            what, where=LOSS_KEY, remedy="check its code: it is called as loss(logprobs_N, tokens, **options)"
+            what,
+            where=LOSS_KEY,
+            remedy="check the code of the function, which is called as loss(logprobs_N, tokens, **options)",
         ) from error
     if gradient_N is None:
         raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
     if not (result_N.isfinite().all() and gradient_N.isfinite().all()):
-        raise UserError(f"{name} has a loss or gradient that is not finite", where=LOSS_KEY, remedy="bound the ratio")
+        raise UserError(
+            f"{name} returned a loss or gradient that is not finite",
+            where=LOSS_KEY,
+            remedy="limit the values of the ratio",
+        )
     _check_whole(own, settings, tokens, chosen)
 
 
@@ -82,11 +88,15 @@ def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, ch
             raise
         except Exception as error:  # a user's correction
             what = f"a correction failed on four tokens ({type(error).__name__}: {error})"
-            remedy = "check its code: it is called as correction(tokens, **options)"
+            remedy = "check the code of the function, which is called as correction(tokens, **options)"
             raise UserError(what, where=CORRECTION_KEY, remedy=remedy) from error
     if not total.isfinite():
-        raise UserError("a correction is not finite", where=CORRECTION_KEY, remedy="bound the weight")
+        raise UserError(
+            "a correction returned a value that is not finite",
+            where=CORRECTION_KEY,
+            remedy="limit the values of the weight",
+        )
     ours = set(sums.without_own().metrics(1))
     for metric in sorted(reported & ours):
-        what = f"{settings.kind} returned the metric {metric}, which every loss has"
-        raise UserError(what, where=LOSS_KEY, remedy="give it another name")
+        what = f"{settings.kind} returned the metric {metric}, whose name is reserved"
+        raise UserError(what, where=LOSS_KEY, remedy="rename the metric")

@@ -26,8 +26,8 @@ class OfflineDataSettings(Settings):
     max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longest sequence, in tokens; at most the number of the model's positions."""
     on_long: Literal["drop", "stop"] = "drop"
-    """A row with a longer sequence: drop it (counted and reported), or stop before the first step. Rows are never
-    truncated."""
+    """What to do with a row that has a longer sequence: drop the row (dropped rows are counted and reported), or stop
+    before the first step. Rows are never truncated."""
     prompt_template: str | None = None
     """Text with {prompt} around each text prompt; null: the tokenizer's chat template, if it has one."""
     add_bos: AddBos = "auto"
@@ -40,7 +40,7 @@ class DpoSettings(Settings):
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """`sigmoid`: DPO (arXiv 2305.18290); `ipo`: the squared loss of IPO on log-probs per token (arXiv 2310.12036)."""
     beta: float = Field(0.1, gt=0)
-    """How strongly the policy is kept near the reference; `ipo`: the target margin is 1 / (2 beta)."""
+    """Strength with which the policy is kept close to the reference; `ipo`: the target margin is 1 / (2 beta)."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """`sigmoid`: probability that the answers of a pair are swapped (conservative DPO)."""
 
@@ -50,8 +50,8 @@ class OfflineLoraSettings(AdapterSettings):
     its adapter is the reference."""
 
     export: Literal["merged", "adapter"] = "merged"
-    """What RUN/final is. `merged`: a whole model, W + (alpha / rank) B A in place of W; `adapter`: the adapter alone,
-    for peft, SGLang and vLLM."""
+    """Contents of RUN/final. `merged`: a full model, with W + (alpha / rank) B A in place of W; `adapter`: only the
+    adapter, for peft, SGLang and vLLM."""
 
 
 class OfflineTrainerSettings(Settings):
@@ -63,7 +63,7 @@ class OfflineTrainerSettings(Settings):
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Processes that train together, one device each. All are on this machine."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
-    """A rank that makes the others wait for longer ends the run."""
+    """The run is terminated if a rank makes the others wait for longer."""
     fsdp: FsdpSettings = FsdpSettings()
     """For `backend: fsdp`."""
     device: str = AUTO

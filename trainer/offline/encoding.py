@@ -13,7 +13,7 @@ from areal_like.errors import UserError
 from trainer.offline.packing import Item
 from trainer.sft import SequenceTooLong
 
-LENGTH_REMEDY = "shorten the row, or raise data.max_tokens (at most the model's max_position_embeddings)"
+LENGTH_REMEDY = "shorten the row, or increase data.max_tokens (up to the model's max_position_embeddings)"
 MAX_NAMED = 5
 
 Row = TypeVar("Row")
@@ -35,8 +35,8 @@ class LoadedRows:
         more = f" and {len(self.too_long) - MAX_NAMED} more" if len(self.too_long) > MAX_NAMED else ""
         total = len(self.items) + len(self.too_long)
         return (
-            f"{len(self.too_long)} of {total} rows of {self.file} are longer than {max_tokens} tokens and are left "
-            f"out: line {', '.join(lines)}{more}"
+            f"{len(self.too_long)} of {total} rows of {self.file} are longer than {max_tokens} tokens and are "
+            f"skipped: line {', '.join(lines)}{more}"
         )
 
 
@@ -59,5 +59,5 @@ def load_items(
             too_long.append(error)
     if not items:
         first = too_long[0]
-        raise UserError(f"no row is short enough; in the first row, {first.what}", where=file, remedy=first.remedy)
+        raise UserError(f"all rows are too long; in the first row, {first.what}", where=file, remedy=first.remedy)
     return LoadedRows(file, tuple(items), tuple(error.where for error in too_long))

@@ -164,7 +164,7 @@ class OfflineTraining:
         self.version = self._saved_version = state.version
         self.counters |= state.counters
         if state.config_digest != self._digest():
-            log.warning("settings differ from those the checkpoint was made with: the run continues with the new ones")
+            log.warning("the settings differ from those of the checkpoint; the run continues with the new settings")
         log.info("resumed step %d from %s", state.version, folder)
 
     def _announce(self, rows: Prepared, opened: Opened) -> None:

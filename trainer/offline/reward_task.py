@@ -60,7 +60,7 @@ class TextEncoder:
         """Encode a row as two sequences, the chosen answer first. Raises UserError, SequenceTooLong."""
         chosen_T, rejected_T = tokens = (self._tokens(row.chosen), self._tokens(row.rejected))
         if np.array_equal(chosen_T, rejected_T):
-            raise UserError("`chosen` and `rejected` are equal as tokens", where=row.where, remedy="remove the row")
+            raise UserError("`chosen` and `rejected` have the same tokens", where=row.where, remedy="remove the row")
         return Item(row.where, tokens, tuple(np.arange(len(one)) > 0 for one in tokens))
 
     def _tokens(self, answer: Demonstration) -> np.ndarray:
@@ -78,13 +78,15 @@ class TextEncoder:
             text, adds_special = scored_text(self._tokenizer, text, messages)
             ids = list(self._tokenizer(text, add_special_tokens=adds_special)["input_ids"])
         except Exception as error:  # chat templates and tokenizers may raise any exception
-            what = f"the tokenizer cannot express the row ({first_line(error)})"
-            raise UserError(what, where=answer.where, remedy="correct the row, or use another model") from error
+            what = f"the tokenizer cannot encode the row ({first_line(error)})"
+            raise UserError(what, where=answer.where, remedy="correct the row, or use a different model") from error
         while ids and ids[-1] == self._padding:  # the score is at the last token that is not padding
             ids.pop()
         if len(ids) < 2:
-            raise UserError("prompt and answer have fewer than two tokens", where=answer.where, remedy="remove the row")
+            raise UserError(
+                "prompt and answer together have fewer than two tokens", where=answer.where, remedy="remove the row"
+            )
         if len(ids) > self._max_tokens:
-            what = f"prompt and answer have {len(ids)} tokens, the limit is {self._max_tokens}"
+            what = f"prompt and answer have {len(ids)} tokens, but the limit is {self._max_tokens}"
             raise SequenceTooLong(what, where=answer.where, remedy=LENGTH_REMEDY)
         return np.asarray(ids, np.int32)

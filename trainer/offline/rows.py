@@ -56,7 +56,7 @@ def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
         return Demonstration(where, {"prompt": prompt, "response": answer})
     if isinstance(prompt, str) or isinstance(answer, str):
         what = f"`prompt` and `{key}` are of different kinds"
-        raise UserError(what, where=where, remedy="make both text, or both lists of {role, content}")
+        raise UserError(what, where=where, remedy="write both as text, or both as lists of {role, content}")
     given = _checked_messages(prompt, "prompt", where)
     messages = _checked_messages(answer, key, where)
     if messages[-1]["role"] != "assistant":
@@ -72,7 +72,7 @@ def _checked_messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
         for one in value
     ):
         what = f"`{key}` is not a list of {{role, content}}"
-        raise UserError(what, where=where, remedy="give text, or a list of messages")
+        raise UserError(what, where=where, remedy="use text, or a list of messages")
     return [dict(one) for one in value]
 
 
@@ -113,7 +113,7 @@ def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, An
     )
     if num_shared == 0:
         what = "`chosen` and `rejected` have no message in common, and there is no `prompt`"
-        raise UserError(what, where=where, remedy="give the prompt")
+        raise UserError(what, where=where, remedy="add a `prompt`")
     return chosen[:num_shared], chosen[num_shared:], rejected[num_shared:]
 
 

@@ -106,7 +106,7 @@ class GroupRoot:
             return
         while not work.is_completed():
             if time.monotonic() > until_s:
-                raise TransferBroken(f"not done within {self._deadline_s:g} s")
+                raise TransferBroken(f"not finished within {self._deadline_s:g} s")
             time.sleep(POLL_S)
 
 

@@ -95,11 +95,11 @@ class GroupRounds:
             call = self._begun.calls.get(peer)
             if call is None:
                 self._expected.add(peer)  # expected in the next round
-                self._refuse(peer, *wanted, "its round has begun")
+                self._refuse(peer, *wanted, "the transfer of this version has already started")
             else:
                 self._send(peer, call)
         elif self._round is None or (self._round.version, self._round.lineage) != wanted:
-            self._refuse(peer, *wanted, "it is not the newest, or its round is over")
+            self._refuse(peer, *wanted, "this version is not the newest, or its transfer has ended")
         else:
             self._round.joined[peer] = request
             self._changed.set()
@@ -166,14 +166,16 @@ class GroupRounds:
             await self._on_wire(root.bring, round_.manifest, round_.payload, self._settings.bucket_bytes)
         except TransferBroken as error:
             self.counters["weights_group_broken"] += 1
-            log.warning("sending version %d to the group of %s failed: %s", round_.version, ", ".join(members), error)
+            log.warning(
+                "sending version %d to the process group of %s failed: %s", round_.version, ", ".join(members), error
+            )
             await self._drop()
             return
         self._members = members
         self.counters["weights_group_rounds"] += 1
         self.counters["weights_group_bytes"] += float(round_.manifest.num_bytes)
         took_s = time.monotonic() - started_s
-        log.info("sent version %d to %s by %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
+        log.info("sent version %d to %s with %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
 
     def _call(self, round_: _Round, root: GroupRoot, rank: int, *, is_new: bool) -> GroupCall:
         return GroupCall(

@@ -190,7 +190,7 @@ class WeightSender:
             return found.tree.join(peer, request.address)
         self._counts["weights_moved_children"] += 1
         log.warning(
-            "%s lost its source %s while fetching %s: it fetches from another source",
+            "%s lost its source %s while fetching %s; the worker will fetch from a different source",
             peer,
             request.lost,
             request.payload,
@@ -202,7 +202,7 @@ class WeightSender:
         try:
             payloads = await self._opened(request, base)
         except WeightError as error:
-            log.warning("no transfer path to version %d for %s: %s", request.version, peer, error)
+            log.warning("version %d cannot be transferred to %s: %s", request.version, peer, error)
             self._hub.send(
                 peer, TransferUnavailable(version=request.version, lineage=request.lineage, reason=str(error))
             )

@@ -92,7 +92,7 @@ class VersionParts:
         RankLost."""
         with self._turn:
             if self._copied is None or self._version != version:
-                raise WeightError(f"version {version} is no longer in memory: a newer one takes its place")
+                raise WeightError(f"version {version} is no longer in memory, because a newer version has replaced it")
             channel = self._ranks.versions
             if channel is not None:
                 channel.call(version)

@@ -129,13 +129,16 @@ def with_smallest_change(
 def smallest_change(config: RunConfig, shape: DecoderShape, device_bytes: float, lack: Lack) -> str:
     """The cheapest change with which the process fits. Changes are tried in order of their cost."""
     if lack.process.pool == "both":
-        return "placement: colocated with mode: sync (they take turns), or a GPU for each"
+        return (
+            "set placement: colocated with mode: sync (trainer and engine then take turns), or use a separate GPU for "
+            "each"
+        )
     is_trainer = lack.process.pool == "trainer"
     changes = _trainer_changes(config, shape) if is_trainer else _rollout_changes(config, shape)
     for words, processes in changes:
         if all(needed_on_device(process) <= device_bytes for process in processes(device_bytes)):
-            return words
-    return "a smaller model, or a GPU with more memory"
+            return f"set {words}"
+    return "use a smaller model, or a GPU with more memory"
 
 
 Processes = Callable[[float], tuple[ProcessMemory, ...]]

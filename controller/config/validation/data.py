@@ -24,10 +24,10 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
-            what = "is not a valid name of a set, which becomes part of metric names"
+            what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
             yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
-        yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "keep one of them")
+        yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "set only one of the two")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
         what = "the answers of a greedy policy to one prompt are identical"
         yield Problem(("eval.num_samples", "eval.temperature"), what, "set eval.temperature above 0, for example 1.0")
@@ -37,26 +37,27 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _source(path, source)
         yield from _chat(path, source, config)
     if config.data.train.stages and config.data.train.kind not in ("path", ""):
-        what = f"clean files, but the rows are of a {config.data.train.kind}"
+        what = f"can only clean files, but the rows come from a {config.data.train.kind}"
         remedy = "write the rows to a file, and set data.train.path"
         yield Problem(("data.train.stages", f"data.train.{config.data.train.kind}"), what, remedy)
     yield from _follow(config)
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
-            "counts passes over a single set, but several are mixed: the one with the largest ratio would end the run",
-            "set data.epochs: null, and set the run length with num_steps",
+            "counts passes over one data set, but several are mixed, and the one with the largest ratio would end the "
+            "run",
+            "set data.epochs: null, and set num_steps to the length of the run",
         )
     if config.eval.every_steps and not config.data.eval_sources:
         yield Problem(
             ("eval.every_steps", "data.eval"),
-            f"asks for an evaluation every {config.eval.every_steps} steps, but data.eval is not set",
+            f"requires an evaluation every {config.eval.every_steps} steps, but data.eval is not set",
             "set data.eval, or eval.every_steps: 0",
         )
     if config.data.curriculum is not None and config.data.epochs == 1:
         yield Problem(
             ("data.curriculum", "data.epochs"),
-            "chooses rows by their earlier rewards, but with one epoch no row is used again",
+            "selects rows by their earlier rewards, but with a single epoch no row is used twice",
             "set data.epochs to 2 or more, or data.curriculum: null",
         )
 
@@ -66,7 +67,11 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
     if not train.follow:
         return
     if train.path is None or not train.path.endswith(".jsonl") or any(sign in train.path for sign in "*?["):
-        yield Problem((key, "data.train.path"), "needs one .jsonl file, to which lines are appended", "name the file")
+        yield Problem(
+            (key, "data.train.path"),
+            "requires a single .jsonl file to which lines are appended",
+            "set data.train.path to that file",
+        )
     others = {
         "data.train.stages": bool(train.stages), "data.train.limit": train.limit is not None,
         "data.mix": bool(config.data.mix), "data.epochs": config.data.epochs is not None,
@@ -77,7 +82,7 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key, other),
                 f"{key} and {other} are mutually exclusive",
-                f"remove one of them; {other} needs all rows at the start",
+                f"remove one of the two keys; {other} requires all rows to be known at the start",
             )
 
 
@@ -85,10 +90,10 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     given = [kind for kind in ("path", "dataset", "generator") if getattr(source, kind) is not None]
     keys = (path, f"{path}.path", f"{path}.dataset", f"{path}.generator")
     if not given:
-        yield Problem(keys, "names no source", f"give one of {path}.path, {path}.dataset, {path}.generator")
+        yield Problem(keys, "specifies no source of rows", f"set one of {path}.path, {path}.dataset, {path}.generator")
         return
     if len(given) > 1:
-        yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", "keep one of them")
+        yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", "set only one of them")
         return
     kind = given[0]
     if not getattr(source, kind):
@@ -96,20 +101,22 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
     for key in meaningless[kind]:
         if getattr(source, key):
-            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove it")
+            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove this key")
     for key in source.columns:
         if key not in ("prompt", "messages", "answer", "response"):
             yield Problem(
                 (f"{path}.columns.{key}",),
                 "is not a column that can be mapped (other columns are kept under their own names)",
-                "the left side is prompt, messages, answer or response; the right side is your column",
+                "use prompt, messages, answer or response as the key, and the name of your column as the value",
             )
         elif source.columns[key] is None and key != "answer":
             yield Problem(
-                (f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (rows without answers)"
+                (f"{path}.columns.{key}",),
+                "must be the name of a column",
+                "only `answer` may be null, for rows without answers",
             )
     if {"prompt", "messages"} <= source.columns.keys():
-        yield Problem((f"{path}.columns",), "prompt and messages are mutually exclusive", "keep one of them")
+        yield Problem((f"{path}.columns",), "prompt and messages are mutually exclusive", "set only one of them")
     if (
         kind == "generator"
         and source.generator
@@ -117,17 +124,21 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         and not is_import_path(source.generator)
     ):
         known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
-        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
+        yield Problem((f"{path}.generator",), f"there is no generator `{source.generator}`", f"use one of {known}")
     if kind == "generator" and (source.limit or 0) > limits.GENERATED_ROWS:
         yield Problem(
             (f"{path}.limit",),
-            f"{source.limit:,} generated rows would all be kept in memory",
-            f"at most {limits.GENERATED_ROWS:,}",
+            f"{source.limit:,} generated rows would have to be kept in memory",
+            f"set a limit of at most {limits.GENERATED_ROWS:,}",
         )
     if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
-        yield Problem((f"{path}.template",), f"defines the prompt, and so does {path}.columns", "keep one of them")
+        yield Problem(
+            (f"{path}.template",),
+            f"defines the prompt, but {path}.columns defines it too",
+            "remove one of the two definitions",
+        )
     if source.template is not None and (fault := templates.fault_of(source.template)):
-        yield Problem((f"{path}.template",), fault, "write names of columns in {{ }}")
+        yield Problem((f"{path}.template",), fault, "write column names in double braces: {{ name }}")
 
 
 def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]:
@@ -138,13 +149,15 @@ def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]
         name = f"{path}.{key}"
         if template is not None:
             what = "requires the chat template, which rollout.prompt_template replaces"
-            yield Problem((name, "rollout.prompt_template"), what, "rollout.prompt_template: null")
+            yield Problem((name, "rollout.prompt_template"), what, "set rollout.prompt_template: null")
         if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
             what = f"requires a chat template, but {config.model.tokenizer} has none"
-            yield Problem((name, "model.tokenizer"), what, "remove it, or choose another tokenizer")
+            yield Problem(
+                (name, "model.tokenizer"), what, "remove this key, or choose a tokenizer with a chat template"
+            )
         if key == "system_prompt" and workflow in ("agent", "verifiers") and path != "warm_start.data":
-            what = f"has no effect with rollout.workflow: {workflow}, whose programs write the messages"
-            yield Problem((name, "rollout.workflow"), what, "remove it")
+            what = f"has no effect with rollout.workflow: {workflow}, whose programs create the messages"
+            yield Problem((name, "rollout.workflow"), what, "remove this key")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
         what = "is an argument of the chat template that this program sets itself"
-        yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove it")
+        yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove this key")

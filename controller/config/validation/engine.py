@@ -26,8 +26,8 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"rollout.engine.{other.section}", "rollout.engine.kind"),
-                f"configures {other.title}, but rollout.engine.kind is {settings.kind}",
-                f"rollout.engine.kind: {other.name}",
+                f"applies to {other.title}, but rollout.engine.kind is {settings.kind}",
+                f"set rollout.engine.kind: {other.name}",
             )
     yield from as_problems(engine.option_problems(settings.options))
     yield from as_problems(engine.setting_problems(job))
@@ -37,7 +37,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("rollout.interruption", "rollout.engine.kind"),
             f"{engine.title} does not support `{job.interruption}`",
-            " or ".join(engine.interruptions),
+            f"use {' or '.join(engine.interruptions)}",
         )
     yield from _rounding(config)
     yield from _stop_strings(config)
@@ -51,11 +51,11 @@ def _stop_strings(config: RunConfig) -> Iterator[Problem]:
     if problem := engine.stop_string_problem(config.rollout.engine):
         yield Problem((stop, "rollout.engine.kind"), problem, "use sampling.stop_token_ids instead")
     if config.rollout.workflow == "tools":
-        what = "in the workflow tools only the model ends a turn"
-        yield Problem((stop, "rollout.workflow"), what, "sampling.stop: []")
+        what = "in the workflow `tools`, only the model ends a turn"
+        yield Problem((stop, "rollout.workflow"), what, "set sampling.stop: []")
     if config.sampling.forced_lengths is not None:
-        what = "answers end at their forced lengths only"
-        yield Problem((stop, "sampling.forced_lengths"), what, "sampling.stop: []")
+        what = "with forced lengths, answers do not end at stop strings"
+        yield Problem((stop, "sampling.forced_lengths"), what, "set sampling.stop: []")
 
 
 def _rounding(config: RunConfig) -> Iterator[Problem]:
@@ -66,8 +66,8 @@ def _rounding(config: RunConfig) -> Iterator[Problem]:
     if key and not is_corrected(config):
         yield Problem(
             ("trainer.loss.weight.mode" if loss.weight.mode == "off" else "trainer.loss.proximal", key),
-            "does not correct the difference between the engine's rounded numbers and the trainer's",
-            "trainer.loss.proximal: recompute, and trainer.loss.weight.mode: truncate",
+            "does not correct for the rounding differences between the engine and the trainer",
+            "set trainer.loss.proximal: recompute and trainer.loss.weight.mode: truncate",
         )
 
 
@@ -78,21 +78,22 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
         return
     if not configured_engine(config).can_be_emulated:
         names = [name for name, engine in REGISTERED.items() if engine.can_be_emulated]
-        remedy = f"rollout.engine.kind: {' or '.join(names)}"
+        remedy = f"set rollout.engine.kind to {' or '.join(names)}"
         yield Problem(
             ("emulation", "rollout.engine.kind"), f"the engine {config.rollout.engine.kind} cannot be emulated", remedy
         )
     if config.trainer.ranks > 1:
         yield Problem(
             ("trainer.ranks", "emulation"),
-            "one process emulates all of the trainer's GPUs",
-            "set emulation.trainer_gpus instead",
+            "a single process emulates all GPUs of the trainer",
+            "set trainer.ranks: 1, and set emulation.trainer_gpus to the number of GPUs",
         )
     if config.trainer.loss.kl_coef > 0:
-        yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model cannot be emulated", "kl_coef: 0")
+        yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model cannot be emulated", "set kl_coef: 0")
     if config.sampling.forced_lengths is not None:
         yield Problem(
-            ("sampling.forced_lengths", "emulation"), "emulated answers already have sampled lengths",
+            ("sampling.forced_lengths", "emulation"),
+            "with emulation, answer lengths are already sampled from a distribution",
             "set emulation.mean_tokens instead",
         )  # fmt: skip
     for key, name, find in (("gpu", emulation.gpu, gpu_named), ("model", emulation.model, model_named)):
@@ -109,7 +110,7 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
         devices["warm_start.sft.device"] = config.warm_start.sft.device
     for key, device in devices.items():
         if not is_device(device):
-            yield Problem((key,), f"no device `{device}`", NAMES)
+            yield Problem((key,), f"there is no device `{device}`", NAMES)
 
 
 def hardware_problems(config: RunConfig) -> Iterator[Problem]:
@@ -129,8 +130,8 @@ TAKES_TURNS = {"environment": "{kind: module:Class}", "tools": "{kind: tools, op
 def _tool_problems(config: RunConfig) -> Iterator[Problem]:
     """Settings that conflict with the workflow `tools`."""
     if config.rollout.prompt_template is not None:
-        what = "the workflow tools declares its tools through the chat template, which this replaces"
-        yield Problem(("rollout.prompt_template",), what, "leave it out")
+        what = "the workflow `tools` declares its tools in the chat template, which this setting replaces"
+        yield Problem(("rollout.prompt_template",), what, "remove this setting")
     environment = config.reward.environment
     if environment is None:
         return
@@ -138,16 +139,16 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
     if timeout_s is not None and timeout_s >= environment.step_timeout_s:
         yield Problem(
             ("reward.environment.options.call_timeout_s", "reward.environment.step_timeout_s"),
-            f"a call may take {timeout_s:g} s, but the process of its tool is ended after"
-            f" {environment.step_timeout_s:g} s",
-            "set a shorter call_timeout_s, or a longer step_timeout_s",
+            f"a tool call may take {timeout_s:g} s, but the process of the tool is killed after "
+            f"{environment.step_timeout_s:g} s",
+            "reduce call_timeout_s, or increase step_timeout_s",
         )
     if num_bytes is not None and num_bytes > environment.max_observation_kb << 10:
         yield Problem(
             ("reward.environment.options.max_result_chars", "reward.environment.max_observation_kb"),
-            f"max_calls results of this length may take {-(-num_bytes // 1024)} kB, but an observation has at most"
-            f" {environment.max_observation_kb} kB",
-            "lower max_calls or max_result_chars, or raise max_observation_kb",
+            f"the results of max_calls calls may take {-(-num_bytes // 1024)} kB, but an observation is limited to "
+            f"{environment.max_observation_kb} kB",
+            "reduce max_calls or max_result_chars, or increase max_observation_kb",
         )
 
 
@@ -156,16 +157,16 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
     if "command" not in config.rollout.workflow_options:
         yield Problem(
             ("rollout.workflow_options",),
-            "workflow `agent` requires the command that starts the agent",
-            "command: [python, agent.py]",
+            "the workflow `agent` requires the command that starts the agent",
+            "set, for example, command: [python, agent.py]",
         )
     is_judged = config.rollout.workflow_options.get("reward", "scorer") == "scorer"
     if is_judged and not config.reward.scorers and not config.reward.addresses:
-        what = "there are none, but workflow `agent` asks scorers for the reward"
-        yield Problem(("reward.scorers",), what, "name a scorer, or set workflow_options: {reward: agent}")
+        what = "the workflow `agent` gets rewards from scorers, but none is configured"
+        yield Problem(("reward.scorers",), what, "configure a scorer, or set workflow_options: {reward: agent}")
     if config.rollout.prompt_template is not None:
-        what = "the workflow agent formats messages with the chat template, which this replaces"
-        yield Problem(("rollout.prompt_template",), what, "leave it out")
+        what = "the workflow `agent` formats messages with the chat template, which this setting replaces"
+        yield Problem(("rollout.prompt_template",), what, "remove this setting")
 
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
@@ -173,36 +174,42 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     workflow = config.rollout.workflow
     if workflow not in BUILT_IN_WORKFLOWS and not is_import_path(workflow):
         known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
-        yield Problem(("rollout.workflow",), f"no workflow `{workflow}`", known)
+        yield Problem(("rollout.workflow",), f"there is no workflow `{workflow}`", f"use one of {known}")
     if workflow in ("single_turn", "tools") and not config.reward.scorers and not config.reward.addresses:
-        what = f"there are none, but the workflow {workflow} makes no verdicts of its own"
-        yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
+        what = f"the workflow `{workflow}` gets verdicts from scorers, but none is configured"
+        yield Problem(("reward.scorers",), what, "configure a scorer, or use a workflow that returns its own verdicts")
     if workflow == "agent":
         yield from _agent_problems(config)
     if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
-        what = f"there is none, but the workflow {workflow} takes turns with one"
-        yield Problem(("reward.environment",), what, f"name one: reward.environment: {TAKES_TURNS[workflow]}")
+        what = f"the workflow `{workflow}` requires an environment, but none is configured"
+        yield Problem(("reward.environment",), what, f"set reward.environment: {TAKES_TURNS[workflow]}")
     if workflow == "tools":
         yield from _tool_problems(config)
     if workflow == "environment" and config.reward.scorers and not config.reward.addresses:
-        what = "the workflow environment takes its verdict from the environment and asks no scorer"
-        yield Problem(("reward.scorers", "rollout.workflow"), what, "reward.scorers: []")
+        what = "the workflow `environment` gets its verdict from the environment and does not use scorers"
+        yield Problem(("reward.scorers", "rollout.workflow"), what, "set reward.scorers: []")
     if (environment := config.reward.environment) is not None:
         longest_s = (environment.retries + 1) * environment.step_timeout_s
         if longest_s >= config.rollout.score_timeout_s:
             yield Problem(
                 ("reward.environment.step_timeout_s", "rollout.score_timeout_s"),
-                f"a step that hangs takes up to {longest_s:g} s with its retries, but workers wait"
-                f" {config.rollout.score_timeout_s:g} s for a reply",
-                "set a shorter step_timeout_s, or a longer score_timeout_s",
+                f"an environment step that hangs takes up to {longest_s:g} s including retries, but workers wait only "
+                f"{config.rollout.score_timeout_s:g} s for a reply",
+                "reduce step_timeout_s, or increase score_timeout_s",
             )
     if workflow == "single_turn" and config.reward.environment is not None:
-        what = "the workflow single_turn takes no turns with an environment"
-        yield Problem(("rollout.workflow", "reward.environment"), what, "rollout.workflow: environment")
+        what = "the workflow `single_turn` does not use an environment"
+        yield Problem(("rollout.workflow", "reward.environment"), what, "set rollout.workflow: environment")
     if workflow == "single_turn" and config.rollout.workflow_options:
         yield Problem(
-            ("rollout.workflow_options",), "single_turn takes no options", "remove them, or name another workflow"
+            ("rollout.workflow_options",),
+            "the workflow `single_turn` has no options",
+            "remove the options, or choose a different workflow",
         )
     template = config.rollout.prompt_template
     if template is not None and PLACEHOLDER not in template:
-        yield Problem(("rollout.prompt_template",), "has no placeholder for the prompt", f"write {PLACEHOLDER} in it")
+        yield Problem(
+            ("rollout.prompt_template",),
+            "the template has no placeholder for the prompt",
+            f"add {PLACEHOLDER} to the template",
+        )

@@ -19,16 +19,20 @@ def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
         if rule is None:
             continue
         if not config.data.eval_sources or not config.eval.every_steps:
-            what = "depends on evaluations during training, but there are none"
-            yield Problem((key, "eval.every_steps"), what, "set data.eval, and eval.every_steps above 0")
+            what = "requires evaluations during training, but none are configured"
+            yield Problem((key, "eval.every_steps"), what, "set data.eval, and set eval.every_steps to a value above 0")
             continue
         names = metric_names(config)
         if rule.metric not in names:
             near = nearest(rule.metric, names, count=3) or list(names)[:5]
-            yield Problem((f"{key}.metric",), f"no evaluation has `{rule.metric}`", ", ".join(near))
+            yield Problem(
+                (f"{key}.metric",),
+                f"no evaluation provides the metric `{rule.metric}`",
+                f"use one of {', '.join(near)}",
+            )
     if checkpoint.best is not None and checkpoint.every_s is None:
         every = checkpoint.every_steps
         if not every or config.eval.every_steps % every:
-            what = "requires a checkpoint of each evaluated version"
-            remedy = "trainer.checkpoint.every_steps that divides eval.every_steps"
+            what = "requires a checkpoint of every evaluated version"
+            remedy = "set trainer.checkpoint.every_steps to a divisor of eval.every_steps"
             yield Problem(("trainer.checkpoint.best", "trainer.checkpoint.every_steps"), what, remedy)

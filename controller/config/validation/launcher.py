@@ -26,8 +26,8 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"launch.{other.section}", "launch.kind"),
-                f"sets the placement of processes, but launch.kind is {launch.kind}",
-                f"kind: {other.name}",
+                f"applies to a different launcher: launch.kind is {launch.kind}",
+                f"set kind: {other.name}",
             )
     yield from as_problems(launcher.option_problems(launch.options))
     if not launcher.is_one_machine:
@@ -37,14 +37,14 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
     if launcher.chooses_gpus and config.is_colocated:
         yield Problem(
             ("placement", "launch.kind"),
-            f"{launcher.title} reserves devices for each pool separately: engines and trainer would share none",
-            "launch.kind: local, or placement: disaggregated",
+            f"{launcher.title} reserves separate devices for each pool, so engines and trainer cannot share devices",
+            "set launch.kind: local, or placement: disaggregated",
         )
     if launcher.host_key != "launch.host" and launch.host != type(launch)().host:
         yield Problem(
             ("launch.host", "launch.kind"),
             "applies only to processes on this machine",
-            f"{launcher.host_key}: {launch.host}",
+            f"set {launcher.host_key}: {launch.host} instead",
         )
     yield from as_problems(launcher.setting_problems(launch))
 
@@ -54,7 +54,7 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
     if not folder.is_absolute():
         yield Problem(
             ("runs_dir", "launch.kind"),
-            f"`{config.runs_dir}` is relative, but a job's current folder is different on every node",
+            f"`{config.runs_dir}` is a relative path, but the current folder differs between nodes",
             "use the absolute path of a folder that all nodes share",
         )
     elif launcher.job_folder in folder.parts:
@@ -65,8 +65,8 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
     if python is not None and not Path(python).expanduser().is_absolute():
         yield Problem(
             ("rollout.engine.python", "launch.kind"),
-            f"`{python}` is relative, but nodes share no current folder",
-            f"use the absolute path of {engine.title}'s interpreter, the same on every node",
+            f"`{python}` is a relative path, but the current folder differs between nodes",
+            f"use an absolute path of the {engine.title} interpreter that is valid on every node",
         )
 
 
@@ -77,8 +77,12 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     for name, (key, device) in pools.items():
         reserved = launcher.pool(config.launch, name)
         if re.fullmatch(r"cuda:\d+", device):
-            what = f"{launcher.title} chooses the GPU of a process, not `{device}`"
-            yield Problem((key, "launch.kind"), what, f"{key}: cuda")
+            what = f"{launcher.title} chooses the GPU of each process, so `{device}` has no effect"
+            yield Problem((key, "launch.kind"), what, f"set {key}: cuda")
         if resolved(device) == "cuda" and reserved is not None and reserved.gpus == 0:
             key_of_gpus = f"launch.{launcher.section}.{name}.gpus"
-            yield Problem((key_of_gpus, key), "no GPU is reserved, but the device is cuda", "set it to null")
+            yield Problem(
+                (key_of_gpus, key),
+                "no GPU is reserved, but the device is cuda",
+                "set this key to null, or the device to cpu",
+            )

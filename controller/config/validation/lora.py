@@ -31,22 +31,24 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
     if not backend.trains_adapters:
         able = [name for name, known in REGISTERED.items() if known.trains_adapters]
         what = f"{config.trainer.backend} cannot train an adapter"
-        yield Problem(("trainer.lora", "trainer.backend"), what, f"trainer.backend: {', '.join(able)}, or lora: null")
+        yield Problem(
+            ("trainer.lora", "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}, or set lora: null"
+        )
     if config.emulation is not None:
-        yield Problem(("trainer.lora", "emulation"), "an adapter cannot be emulated", "lora: null")
+        yield Problem(("trainer.lora", "emulation"), "training an adapter cannot be emulated", "set lora: null")
     if lora.publish == "adapter" and config.trainer.weights.transfer.needs_process_group:
         yield Problem(
             (PUBLISH_KEY, "trainer.weights.kind"),
-            "a process group loads weights into the engine unchanged, but an adapter has to be merged first",
-            "set publish: merged, or another trainer.weights.kind",
+            "a process group loads weights into the engine unchanged, but an adapter must be merged first",
+            "set publish: merged, or choose a different trainer.weights.kind",
         )
 
 
 def no_target_problems(key: str, adapter: AdapterSettings) -> Iterator[Problem]:
     """An adapter on nothing. key: of its section."""
     if not adapter.targets:
-        what = "names no module, so nothing would be trained"
-        yield Problem((f"{key}.targets",), what, f"targets: [{ALL_LINEAR}]")
+        what = "lists no module, so nothing would be trained"
+        yield Problem((f"{key}.targets",), what, f"set targets: [{ALL_LINEAR}]")
 
 
 def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:

@@ -30,19 +30,20 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
         return
     is_called = any(model.name != config.trainer.teacher_model for model in models)
     if is_called and not is_import_path(config.rollout.workflow):
-        what = f"the workflow {config.rollout.workflow} calls no models"
-        yield Problem((KEY, "rollout.workflow"), what, "use a workflow of your own (module:Class), or leave models out")
+        what = f"the workflow `{config.rollout.workflow}` does not call models"
+        yield Problem((KEY, "rollout.workflow"), what, "use your own workflow (module:Class), or remove rollout.models")
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
-            yield Problem((KEY,), f"{count} models have the name `{name}`", "give each a different name")
+            yield Problem((KEY,), f"{count} models have the name `{name}`", "give each model a different name")
     for index, model in enumerate(models):
         yield from _model_problems(config, f"{KEY}.{index}", model)
     roles = [model for model in models if not model.has_weights]
     if roles and not any(model.is_trained for model in roles):
         what = (
-            f"the policy is called by its roles ({', '.join(one.name for one in roles)}), but none of them is trained"
+            f"the policy is called in the roles {', '.join(one.name for one in roles)}, but none of these roles is "
+            "trained"
         )
-        yield Problem((KEY,), what, "set trained: true for one of them")
+        yield Problem((KEY,), what, "set trained: true for at least one role")
 
 
 def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
@@ -54,14 +55,14 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
     if (model.source is None) == (model.path is None) and (model.adapter is None or model.path is not None):
         what = "neither source nor path is given" if model.path is None else "source and path are mutually exclusive"
         yield Problem(
-            (f"{key}.path", f"{key}.source", key), what, "set path to a folder, source: start, or source: policy"
+            (f"{key}.path", f"{key}.source", key), what, "set path to a model folder, or set source to start or policy"
         )
         return
     if model.path == "":
-        yield Problem((f"{key}.path",), "is empty", "a Hugging Face folder")
+        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face folder")
     if model.refresh_every is not None and model.source != "policy":
         what = "only a copy of the policy can be refreshed"
-        yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or leave it out")
+        yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or remove refresh_every")
     elif model.has_weights:
         yield from _weights_problems(config, key, model)
     else:
@@ -72,32 +73,31 @@ def _adapter_problems(key: str, model: CalledModelSettings) -> Iterator[Problem]
     if model.adapter is None:
         return
     if model.adapter == "":
-        yield Problem((f"{key}.adapter",), "is empty", "the folder of an adapter in peft's format")
+        yield Problem((f"{key}.adapter",), "is empty", "specify the folder of an adapter in peft's format")
     if model.source == "policy":
-        what = "an adapter has a frozen base, but the policy changes"
-        yield Problem(
-            (f"{key}.adapter", f"{key}.source"), what, "set source: start or a path, or leave the adapter out"
-        )
+        what = "an adapter requires a frozen base model, but the policy changes during training"
+        yield Problem((f"{key}.adapter", f"{key}.source"), what, "set source: start or a path, or remove the adapter")
 
 
 def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
     if model.trained:
         yield Problem(
             (f"{key}.trained",),
-            f"{model.words}: a run trains one policy; to train two separately, start two runs",
-            "set trained: false; or use roles of one policy (source: policy without refresh_every)",
+            f"{model.words} cannot be trained, because a run trains only one policy",
+            "set trained: false, or use a role of the policy (source: policy without refresh_every); to train two "
+            "models, start two runs",
         )
     if model.device is not None and not is_device(model.device):
-        yield Problem((f"{key}.device",), f"no device `{model.device}`", "cpu, cuda or cuda:N")
+        yield Problem((f"{key}.device",), f"there is no device `{model.device}`", "use cpu, cuda or cuda:N")
     if config.emulation is not None:
-        yield Problem((key, "emulation"), "a model with weights of its own cannot be emulated", "emulation: null")
+        yield Problem((key, "emulation"), "a model with separate weights cannot be emulated", "set emulation: null")
     if config.is_colocated:
-        what = "a model with weights of its own keeps its memory while the trainer has the devices"
-        yield Problem((key, "placement"), what, "placement: disaggregated")
+        what = "a model with separate weights does not release its memory while the trainer uses the devices"
+        yield Problem((key, "placement"), what, "set placement: disaggregated")
     transfer = config.trainer.weights.transfer
     if model.refresh_every is not None and transfer.needs_process_group:
-        what = f"{transfer.name} transfers versions without files, from which copies are made"
-        yield Problem((f"{key}.refresh_every", "trainer.weights.kind"), what, "kind: shm or stream")
+        what = f"a refreshed copy is loaded from files, but `{transfer.name}` transfers versions without files"
+        yield Problem((f"{key}.refresh_every", "trainer.weights.kind"), what, "set kind to shm or stream")
 
 
 def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:
@@ -109,7 +109,7 @@ def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> I
     if model.is_trained and model.temperature not in (None, config.sampling.temperature):
         yield Problem(
             (f"{key}.temperature", "sampling.temperature"),
-            f"tokens sampled at temperature {model.temperature:g} cannot be trained at temperature "
+            f"tokens sampled at temperature {model.temperature:g} cannot be used for training at temperature "
             f"{config.sampling.temperature:g}",
-            "leave it out, or set trained: false",
+            "remove this key, or set trained: false",
         )

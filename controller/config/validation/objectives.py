@@ -39,11 +39,13 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
     """Find problems of trainer.loss."""
     loss = config.trainer.loss
     if ":" in loss.kind and not is_import_path(loss.kind):
-        yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "module:function")
+        yield Problem(("trainer.loss.kind",), f"there is no loss `{loss.kind}`", "use the form module:function")
     for number, one in enumerate(loss.corrections):
         if ":" in one.kind and not is_import_path(one.kind):
             yield Problem(
-                (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
+                (f"trainer.loss.corrections.{number}.kind",),
+                f"there is no correction `{one.kind}`",
+                "use the form module:function",
             )
     has_critic, has_versions = config.trainer.critic is not None, config.trainer.version_logprobs is not None
     is_free = is_for_any_policy(config)
@@ -52,8 +54,8 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _version_problems(config)
     yield from _cosine_problems(config)
     if config.trainer.lr_by_ess is not None and config.emulation is not None:
-        what = "emulated devices compute no log-probs, so answers have no weights"
-        yield Problem(("trainer.lr_by_ess", "emulation"), what, "trainer.lr_by_ess: null")
+        what = "emulated devices compute no log-probs, so answers have no importance weights"
+        yield Problem(("trainer.lr_by_ess", "emulation"), what, "set trainer.lr_by_ess: null")
     yield from _window_problems(config)
 
 
@@ -63,11 +65,11 @@ def _version_problems(config: RunConfig) -> Iterator[Problem]:
     if trainer.version_logprobs is None:
         return
     if config.emulation is not None:
-        yield Problem((key, "emulation"), "emulated devices compute no log-probs", f"{key}: null")
+        yield Problem((key, "emulation"), "emulated devices compute no log-probs", f"set {key}: null")
     elif not backend_of(config).recalls_versions(trainer):
         able = [known.when_recalling for known in REGISTERED.values() if known.when_recalling]
-        what = f"{trainer.backend}, as it is configured, cannot compute with the weights of an earlier version"
-        yield Problem((key, "trainer.backend"), what, f"trainer.backend: {', or '.join(able)}")
+        what = f"with these settings, {trainer.backend} cannot compute log-probs under earlier versions"
+        yield Problem((key, "trainer.backend"), what, f"set trainer.backend: {', or '.join(able)}")
 
 
 def _cosine_problems(config: RunConfig) -> Iterator[Problem]:
@@ -76,11 +78,11 @@ def _cosine_problems(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.gradient_cosine is None:
         return
     if config.emulation is not None:
-        yield Problem((key, "emulation"), "emulated devices compute no gradients", f"{key}: null")
+        yield Problem((key, "emulation"), "emulated devices compute no gradients", f"set {key}: null")
     elif not backend_of(config).gives_gradients:
         able = [name for name, known in REGISTERED.items() if known.gives_gradients]
         what = f"{config.trainer.backend} does not provide its gradients"
-        yield Problem((key, "trainer.backend"), what, f"trainer.backend: {', '.join(able)}, or {key}: null")
+        yield Problem((key, "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}, or set {key}: null")
 
 
 def _weight_problems(config: RunConfig) -> Iterator[Problem]:
@@ -91,18 +93,18 @@ def _weight_problems(config: RunConfig) -> Iterator[Problem]:
         return
     key = "trainer.advantage.kind"
     if config.emulation is not None:
-        what = "emulated devices compute no log-probs, so samples have no weights"
-        yield Problem((key, "emulation"), what, f"{key}: grpo")
+        what = "emulated devices compute no log-probs, so samples have no importance weights"
+        yield Problem((key, "emulation"), what, f"set {key}: grpo")
         return
     if not advantage.needs_norms(advantage_of(trainer.advantage)[1]):
         return
     option = "trainer.advantage.options.gradient_norm"
     if trainer.ranks > 1:
         what = f"gradients are summed over {trainer.ranks} ranks, so the norm of a single sample's gradient is unknown"
-        yield Problem((option, "trainer.ranks"), what, f"{option}: length, or trainer.ranks: 1")
+        yield Problem((option, "trainer.ranks"), what, f"set {option}: length, or trainer.ranks: 1")
     elif not backend_of(config).gives_gradients:
         what = f"{trainer.backend} does not provide its gradients"
-        yield Problem((option, "trainer.backend"), what, f"{option}: length, or trainer.backend: torch")
+        yield Problem((option, "trainer.backend"), what, f"set {option}: length, or trainer.backend: torch")
 
 
 def is_for_any_policy(config: RunConfig) -> bool:
@@ -125,7 +127,11 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     """Find problems of trainer.advantage."""
     advantage = config.trainer.advantage
     if ":" in advantage.kind and not is_import_path(advantage.kind):
-        yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
+        yield Problem(
+            ("trainer.advantage.kind",),
+            f"there is no advantage estimator `{advantage.kind}`",
+            "use the form module:function",
+        )
     has_critic = config.trainer.critic is not None
     has_teacher = config.trainer.teacher is not None
     faults = advantage_faults(advantage, config.group_size, has_critic=has_critic, has_teacher=has_teacher)
@@ -136,7 +142,11 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     if has_teacher and built_in is not None and not built_in.needs_teacher:
         what = f"is not used with trainer.advantage.kind: {advantage.kind}"
         users = " or ".join(name for name, one in ADVANTAGES.items() if one.needs_teacher)
-        yield Problem(("trainer.teacher", "trainer.advantage.kind"), what, f"trainer.advantage.kind: {users}")
+        yield Problem(
+            ("trainer.teacher", "trainer.advantage.kind"),
+            what,
+            f"set trainer.advantage.kind: {users}, or trainer.teacher: null",
+        )
 
 
 def _pair_problems(config: RunConfig) -> Iterator[Problem]:
@@ -145,13 +155,19 @@ def _pair_problems(config: RunConfig) -> Iterator[Problem]:
     if not is_for_any_policy(config):
         return
     if loss.weight.mode != "off":
-        what = f"`{kind}` is defined for samples of any policy, and an importance weight would change its loss"
+        what = (
+            f"the advantage `{kind}` is defined for samples of any policy, and an importance weight would change its "
+            "loss"
+        )
         keys = ("trainer.loss.weight.mode", "trainer.advantage.kind")
-        yield Problem(keys, what, 'trainer.loss.weight.mode: "off"')
+        yield Problem(keys, what, 'set trainer.loss.weight.mode: "off"')
     if loss.aggregation in ("sequence_mean", "group_mean"):
-        what = f"`{kind}` compares sums over tokens, which {loss.aggregation} divides by their number"
+        what = (
+            f"the advantage `{kind}` compares sums over tokens, but {loss.aggregation} divides these by the number of "
+            "tokens"
+        )
         keys = ("trainer.loss.aggregation", "trainer.advantage.kind")
-        yield Problem(keys, what, "trainer.loss.aggregation: constant, or token_mean")
+        yield Problem(keys, what, "set trainer.loss.aggregation to constant or token_mean")
 
 
 def critic_problems(config: RunConfig) -> Iterator[Problem]:
@@ -163,24 +179,29 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
         loss_faults(trainer.loss, has_critic=True, has_versions=True, is_for_any_policy=True)
     )
     if is_known and not reads_values(trainer.loss, trainer.advantage):
-        what = f"trains a critic, but neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
+        what = (
+            f"adds a critic, but neither the advantage {trainer.advantage.kind} nor the loss {trainer.loss.kind} uses "
+            "its values"
+        )
         yield Problem(
-            ("trainer.critic", "trainer.advantage.kind"), what, "trainer.advantage.kind: gae, or trainer.critic: null"
+            ("trainer.critic", "trainer.advantage.kind"),
+            what,
+            "set trainer.advantage.kind: gae, or trainer.critic: null",
         )
     if critic.warmup_steps >= config.num_steps:
         yield Problem(
             ("trainer.critic.warmup_steps", "num_steps"),
-            f"the first {critic.warmup_steps} steps train only the critic, but the run has {config.num_steps}: the"
-            " policy is never trained",
-            f"set it to less than {config.num_steps}",
+            f"the first {critic.warmup_steps} steps train only the critic, but the run has only {config.num_steps} "
+            "steps, so the policy would never be trained",
+            f"set warmup_steps to less than {config.num_steps}",
         )
     backend = backend_of(config)
     if not backend.trains_critics:
         able = [name for name, known in REGISTERED.items() if known.trains_critics]
         what = f"{trainer.backend} cannot train a critic"
-        yield Problem(("trainer.critic", "trainer.backend"), what, f"trainer.backend: {', '.join(able)}")
+        yield Problem(("trainer.critic", "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}")
     if config.emulation is not None:
-        yield Problem(("trainer.critic", "emulation"), "a critic cannot be emulated", "critic: null")
+        yield Problem(("trainer.critic", "emulation"), "training a critic cannot be emulated", "set critic: null")
 
 
 def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:
@@ -194,13 +215,13 @@ def _window_problems(config: RunConfig) -> Iterator[Problem]:
     if loss.weight.mode == "mask" and loss.weight.low >= loss.weight.max:
         yield Problem(
             window,
-            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no token",
-            "set low below max, with 1 between them",
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no tokens",
+            "set low below 1 and max above 1",
         )
     elif loss.weight.mode == "mask" and not loss.weight.low <= 1 <= loss.weight.max:
         yield Problem(
             window,
-            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1, the weight of on-policy"
-            " tokens",
-            "set low below 1 and max above it",
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` does not contain 1, the weight of "
+            "on-policy tokens",
+            "set low below 1 and max above 1",
         )

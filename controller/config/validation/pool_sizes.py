@@ -104,11 +104,15 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
     together = " together" if len(pools) > 1 and not config.is_colocated else ""
     rest = num_gpus if config.is_colocated else num_gpus - sum(p.gpus for n, p in pools.items() if n != "rollout")
     most = max(0, rest) // pools["rollout"].gpus_each
-    remedy = f"rollout.num_workers: {most}, or placement: colocated with mode: sync" if most else "placement: colocated"
+    remedy = (
+        f"set rollout.num_workers: {most}, or placement: colocated with mode: sync"
+        if most
+        else "set placement: colocated"
+    )
     return Problem(
         ("rollout.num_workers", "trainer.ranks"),
         f"{listed} need {wanted} GPUs{together}, but this machine has {num_gpus}",
-        remedy if not config.is_colocated else f"rollout.num_workers: {most}, or fewer trainer.ranks",
+        remedy if not config.is_colocated else f"set rollout.num_workers: {most}, or reduce trainer.ranks",
     )
 
 
@@ -118,15 +122,15 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
     if rollout.pool_gpus is not None and rollout.pool_cpus is not None:
         yield Problem(
             ("rollout.pool_gpus", "rollout.pool_cpus"),
-            "a pool's size is given in GPUs or in CPUs, not both",
-            "keep one of them",
+            "the size of a pool can be set in GPUs or in CPUs, but not in both",
+            "set only one of the two",
         )
         return
     each = _set_aside(config, "rollout", "gpus", gpus_of_worker(config))
     if rollout.pool_gpus is not None and not each:
         yield Problem(
             ("rollout.pool_gpus", "rollout.engine.device"),
-            f"counts GPUs, but the workers run on {rollout.engine.device}",
+            f"sets a number of GPUs, but the workers run on {rollout.engine.device}",
             "set rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
@@ -143,17 +147,17 @@ def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) ->
         return Problem(
             (key, f"launch.{launcher_of(config).section}.rollout.{unit.lower()}"),
             f"{num_workers} workers of {each:g} {unit} need {num_workers * each:g} {unit}, not {size}",
-            f"set a whole number of {unit} per worker, or remove {key}: rollout.num_workers then gives the size",
+            f"set a whole number of {unit} per worker, or remove {key} and set the size with rollout.num_workers",
         )
     each = int(each)
     if size % each:
         fitting = [str(count) for count in (size - size % each, size + each - size % each) if count]
-        what = f"{size} {unit} cannot be divided into workers of {each}"
-        return Problem((key,), what, " or ".join(fitting))
+        what = f"{size} {unit} cannot be divided into workers of {each} {unit}"
+        return Problem((key,), what, f"use {' or '.join(fitting)}")
     return Problem(
         (key, "rollout.num_workers"),
-        f"{size} {unit} make {size // each} workers of {each}, not {num_workers}",
-        f"keep either {key} or rollout.num_workers",
+        f"{size} {unit} are enough for {size // each} workers of {each} {unit}, but num_workers is {num_workers}",
+        f"set only one of {key} and rollout.num_workers",
     )
 
 
@@ -165,22 +169,22 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
     if config.mode != "sync":
         yield Problem(
             ("placement", "mode"),
-            f"in mode {config.mode} engines and trainer work at the same time and would need the same memory",
-            "mode: sync, or placement: disaggregated",
+            f"in mode {config.mode}, engines and trainer run at the same time and cannot share the same memory",
+            "set mode: sync, or placement: disaggregated",
         )
     yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
     if trainer.weights.swap == "rolling":
         yield Problem(
             ("trainer.weights.swap", "placement"),
-            "rolling swap is impossible on shared devices: engines have no memory while the trainer runs, and then all"
-            " load the weights at once",
-            "swap: together",
+            "a rolling swap is not possible on shared devices: while the trainer runs, the engines hold no memory, and "
+            "afterwards all engines load the weights at the same time",
+            "set swap: together",
         )
     on_gpus = [names_gpu(device) for device in (trainer.device, engine.device)]
     if on_gpus[0] != on_gpus[1]:
         yield Problem(
             ("placement", "trainer.device", "rollout.engine.device"),
-            f"colocated needs the same kind of device for both, but the trainer is on {trainer.device} and the engines"
-            f" on {engine.device}",
+            "`colocated` requires the trainer and the engines to use the same kind of device, but the trainer is on "
+            f"{trainer.device} and the engines are on {engine.device}",
             "set both to the same kind of device, or placement: disaggregated",
         )

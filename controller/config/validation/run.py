@@ -115,19 +115,23 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
     if model.init is not None:
         if not isinstance(model.init.get("model_type"), str):
             yield Problem(
-                ("model.init",), "needs `model_type`", "set it, for example {model_type: qwen3, hidden_size: 128, ...}"
+                ("model.init",),
+                "must contain `model_type`",
+                "set, for example, {model_type: qwen3, hidden_size: 128, ...}",
             )
         if model.tokenizer == "from_model":
             yield Problem(
                 ("model.tokenizer", "model.init"),
-                "a model made from model.init has no tokenizer",
-                f"set a tokenizer folder, or {' or '.join(BUILT_IN_TOKENIZERS)}",
+                "a model created from model.init has no tokenizer",
+                f"set model.tokenizer to a tokenizer folder, or to {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
-        yield Problem(("model.path",), "is empty", "a Hugging Face folder")
+        yield Problem(("model.path",), "is empty", "specify a Hugging Face folder")
     if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
         yield Problem(
-            ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", " or ".join(BUILT_IN_TOKENIZERS)
+            ("model.tokenizer",),
+            f"there is no built-in tokenizer `{model.tokenizer}`",
+            f"use {' or '.join(BUILT_IN_TOKENIZERS)}",
         )
 
 
@@ -137,8 +141,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if kernel in ("flash_attn", "varlen") and not names_gpu(config.trainer.device):
         yield Problem(
             ("trainer.attention", "trainer.device"),
-            f"`{kernel}` runs on CUDA only, but trainer.device is {config.trainer.device}",
-            "trainer.attention: auto",
+            f"`{kernel}` requires CUDA, but trainer.device is {config.trainer.device}",
+            "set trainer.attention: auto",
         )
 
 
@@ -148,20 +152,21 @@ def _mode(config: RunConfig) -> Iterator[Problem]:
         wanted = MODE_STALENESS[config.mode]
         yield Problem(
             ("staleness.max_staleness", "mode"),
-            f"mode {config.mode} requires a staleness of {wanted}, not {bound}",
-            f"leave it out or set it to {wanted}, or use mode: async",
+            f"mode {config.mode} requires a staleness bound of {wanted}, not {bound}",
+            f"remove max_staleness or set it to {wanted}, or use mode: async",
         )
     elif bound == "unbounded" and config.staleness.over_age.is_strict:
         yield Problem(
             ("staleness.on_stale", "staleness.max_staleness"),
-            f"`{config.staleness.on_stale}` acts on groups past the bound, but `unbounded` has none",
+            f"`{config.staleness.on_stale}` handles groups that exceed the staleness bound, but `unbounded` sets no "
+            "bound",
             "set on_stale: keep, or set max_staleness to a number",
         )
     if config.mode == "one_step_off" and config.rollout.interruption != "drain":
         yield Problem(
             ("rollout.interruption", "mode"),
-            "mode one_step_off generates whole batches under one version: nothing is interrupted",
-            "leave it out or set it to drain, or use mode: async",
+            "mode one_step_off generates each batch with a single version, so answers are never interrupted",
+            "remove interruption or set it to drain, or use mode: async",
         )
 
 
@@ -169,26 +174,34 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
     if config.group_size == 1 and config.filter_zero_signal:
         yield Problem(
             ("filter_zero_signal", "group_size"),
-            "the rewards of a group of one are all equal: every group would be filtered",
+            "all rewards in a group of one sample are equal, so every group would be filtered",
             "set group_size to 2 or more, or filter_zero_signal: false",
         )
     if (dynamic := config.dynamic_batch) is not None:
         if not config.filter_zero_signal:
-            what = "without a filter every group is ready for a step: there is nothing to try again"
-            yield Problem(("dynamic_batch", "filter_zero_signal"), what, "filter_zero_signal: true")
+            what = "without filter_zero_signal no group is filtered, so a step never needs further attempts"
+            yield Problem(("dynamic_batch", "filter_zero_signal"), what, "set filter_zero_signal: true")
         if dynamic.max_attempts < config.groups_per_step:
-            what = f"{dynamic.max_attempts} attempts cannot produce the {config.groups_per_step} groups of a step"
+            what = (
+                f"a step has {config.groups_per_step} groups, which need at least as many attempts, not "
+                f"{dynamic.max_attempts}"
+            )
             yield Problem(
-                ("dynamic_batch.max_attempts", "groups_per_step"), what, f"{config.groups_per_step} or more"
+                ("dynamic_batch.max_attempts", "groups_per_step"), what,
+                f"set max_attempts to {config.groups_per_step} or more"
             )  # fmt: skip
         if dynamic.min_groups > config.groups_per_step:
-            what = f"a step takes {config.groups_per_step} groups at most, so never {dynamic.min_groups}"
-            yield Problem(("dynamic_batch.min_groups", "groups_per_step"), what, f"at most {config.groups_per_step}")
+            what = f"a step uses at most {config.groups_per_step} groups, fewer than {dynamic.min_groups}"
+            yield Problem(
+                ("dynamic_batch.min_groups", "groups_per_step"),
+                what,
+                f"set min_groups to at most {config.groups_per_step}",
+            )
     if config.trainer.mini_batches > config.groups_per_step:
         yield Problem(
             ("trainer.mini_batches", "groups_per_step"),
             f"{config.groups_per_step} groups cannot be divided into {config.trainer.mini_batches} mini-batches",
-            f"at most {config.groups_per_step}",
+            f"set mini_batches to at most {config.groups_per_step}",
         )
 
 
@@ -197,11 +210,11 @@ def _replay_buffer(config: RunConfig) -> Iterator[Problem]:
     bound, buffer = bound_of(config.mode, config.staleness.bound), config.replay_buffer
     if buffer is None or bound is None or not OVER_AGE[config.staleness.on_stale].is_strict or buffer.max_age <= bound:
         return
-    key, remedy = "staleness.max_staleness", f"a max_staleness of {buffer.max_age} or more"
+    key, remedy = "staleness.max_staleness", f"set max_staleness to {buffer.max_age} or more"
     if config.mode != "async":
-        key, remedy = "mode", f"mode: async with {remedy}"
+        key, remedy = "mode", f"set mode: async, and {remedy}"
     elif bound:
-        remedy = f"at most {bound}, or {remedy}"
+        remedy = f"set max_age to at most {bound}, or {remedy}"
     what = f"reused groups may be {buffer.max_age} versions old, but the staleness bound is {bound}"
     yield Problem(("replay_buffer.max_age", key), what, remedy)
 
@@ -217,18 +230,21 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
         formula = f"(max_staleness + 1) * {formula}"
     yield Problem(
         keys,
-        f"{formula} is {samples:,} samples at once: their states alone, without tokens, take at least"
-        f" {size_text(samples * limits.SAMPLE_BYTES)} of the controller's memory",
-        f"reduce one of them, to at most {limits.SAMPLES_IN_FLIGHT:,} samples at once",
+        f"{formula} allows {samples:,} samples in flight, whose states alone, without tokens, need at least "
+        f"{size_text(samples * limits.SAMPLE_BYTES)} of memory in the controller",
+        f"reduce one of these settings, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
     )
 
 
 def _sampling(config: RunConfig) -> Iterator[Problem]:
-    why = "the policy's log-probs are those of the full distribution, so a truncated one would give wrong ratios"
+    why = (
+        "log-probs are computed for the full distribution, so sampling from a truncated one would give wrong "
+        "importance ratios"
+    )
     if config.sampling.top_p < 1:
-        yield Problem(("sampling.top_p",), f"training needs top_p 1: {why}", "top_p: 1 (eval.top_p may differ)")
+        yield Problem(("sampling.top_p",), f"training requires top_p 1: {why}", "set top_p: 1 (eval.top_p may differ)")
     if config.sampling.top_k > 0:
-        yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k may differ)")
+        yield Problem(("sampling.top_k",), f"training requires top_k 0: {why}", "set top_k: 0 (eval.top_k may differ)")
 
 
 def _context(config: RunConfig) -> Iterator[Problem]:
@@ -241,13 +257,13 @@ def _context(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key, "rollout.engine.max_context"),
                 f"{length} answer tokens leave no room for a prompt in a context of {context}",
-                f"set at most {context - 1}, or a larger rollout.engine.max_context",
+                f"set this key to at most {context - 1}, or increase rollout.engine.max_context",
             )
     if config.trainer.micro_batch_tokens < context:
         yield Problem(
             ("trainer.micro_batch_tokens", "rollout.engine.max_context"),
             f"a sequence of up to {context} tokens must fit in one micro-batch of {config.trainer.micro_batch_tokens}",
-            f"at least {context}",
+            f"set micro_batch_tokens to at least {context}",
         )
     limit = context_limit(config.model.init or {})
     if limit is not None and (excess := limit.excess(context)):
@@ -258,7 +274,7 @@ def _context(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("warm_start.sft.micro_batch_tokens", "warm_start.sft.max_tokens"),
                 f"a sequence of up to {sft.max_tokens} tokens must fit in one micro-batch of {sft.micro_batch_tokens}",
-                f"at least {sft.max_tokens}",
+                f"set micro_batch_tokens to at least {sft.max_tokens}",
             )
 
 
@@ -266,18 +282,22 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
     for index, scorer in enumerate(config.reward.scorers):
         if scorer.kind not in SCORERS and not is_import_path(scorer.kind):
             near = nearest(scorer.kind, SCORERS, count=1)
-            remedy = f"did you mean {near[0]}?" if near else f"{', '.join(SCORERS)}, or module:function"
-            yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
+            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(SCORERS)}, or module:function"
+            yield Problem((f"reward.scorers.{index}.kind",), f"there is no scorer `{scorer.kind}`", remedy)
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
     longest = config.sampling.max_new_tokens
     for where, zone_begins in soft_zones(config.reward):
         if zone_begins >= longest:
             keys = (f"reward.{where}.options.max_tokens", "sampling.max_new_tokens")
-            what = f"its penalty begins at {zone_begins} tokens, but no answer has more than {longest}"
-            yield Problem(keys, what, f"max_tokens: {longest}")
+            what = f"the length penalty begins at {zone_begins} tokens, but no answer has more than {longest} tokens"
+            yield Problem(keys, what, f"set max_tokens: {longest}")
     if config.reward.scorers and all(scorer.weight == 0 for scorer in config.reward.scorers):
-        yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
+        yield Problem(
+            ("reward.scorers",),
+            "every scorer has weight 0, so all rewards would be equal",
+            "set the weight of at least one scorer to a different value",
+        )
 
 
 def _launch(config: RunConfig) -> Iterator[Problem]:
@@ -289,40 +309,41 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
             continue
         yield Problem(
             (f"launch.{key}", "launch.heartbeat_s"),
-            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: every process would count as"
-            " lost",
-            f"at least {4 * launch.heartbeat_s:g}",
+            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s, so every process would be "
+            "considered lost",
+            f"set this key to at least {4 * launch.heartbeat_s:g}",
         )
     name = config.name
     if not is_run_name(name):
-        yield Problem(("name",), f"{show(name)} cannot be the name of a folder", NAME_REMEDY)
+        yield Problem(("name",), f"{show(name)} is not a valid folder name", NAME_REMEDY)
 
 
 def _swap(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.weights.swap == "rolling" and config.rollout.interruption == "drain":
         yield Problem(
             ("trainer.weights.swap", "rollout.interruption"),
-            "with drain each worker first finishes its answers: in a rolling swap the last would wait for all others",
-            "swap: together, or interruption: recompute or keep_kv",
+            "with `drain`, each worker finishes its answers before it swaps, so in a rolling swap the last worker "
+            "would wait for all others",
+            "set swap: together, or set interruption to recompute or keep_kv",
         )
 
 
 def _callbacks(config: RunConfig) -> Iterator[Problem]:
     for index, name in enumerate(config.callbacks):
         if not is_import_path(name):
-            yield Problem((f"callbacks.{index}",), f"`{name}` is not an import path", "module:CLASS")
+            yield Problem((f"callbacks.{index}",), f"`{name}` is not an import path", "use the form module:CLASS")
 
 
 def _metrics(config: RunConfig) -> Iterator[Problem]:
     metrics, launch = config.metrics, config.launch
     if metrics.tensorboard == "":
-        yield Problem(("metrics.tensorboard",), "is empty", "true, or a folder")
+        yield Problem(("metrics.tensorboard",), "is empty", "set this key to true, or to a folder")
     endpoint = metrics.prometheus
     if endpoint is not None and endpoint.port and endpoint.port == launch.port:
         yield Problem(
             ("metrics.prometheus.port", "launch.port"),
             f"the metrics and the run's processes cannot share port {launch.port}",
-            "use another port, or 0 for any free one",
+            "use a different port, or 0 for any free port",
         )
 
 

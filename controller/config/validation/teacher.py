@@ -21,7 +21,10 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
         return
     if (teacher.path is None) == (teacher.model is None):
         what = "neither path nor model is given" if teacher.path is None else "path and model are mutually exclusive"
-        remedy = f"path: FOLDER for a teacher on the trainer's ranks, or model: NAME for an entry of {MODELS}"
+        remedy = (
+            "set path to a model folder for a teacher on the trainer's ranks, or set model to the name of an entry of "
+            f"{MODELS}"
+        )
         yield Problem((KEY, f"{KEY}.path", f"{KEY}.model"), what, remedy)
     elif teacher.model is not None:
         yield from _model_problems(config, teacher.model)
@@ -32,14 +35,16 @@ def _model_problems(config: RunConfig, name: str) -> Iterator[Problem]:
     place = next((place for place, model in enumerate(models) if model.name == name), None)
     if place is None:
         near = nearest(name, [model.name for model in models])
-        remedy = f"did you mean {near[0]}?" if near else f"{MODELS}: [{{name: {name}, path: FOLDER}}]"
-        yield Problem((key, MODELS), f"no model `{name}` is declared", remedy)
+        remedy = f"did you mean {near[0]}?" if near else f"declare it with {MODELS}: [{{name: {name}, path: FOLDER}}]"
+        yield Problem((key, MODELS), f"there is no model `{name}` in {MODELS}", remedy)
         return
     model, longest = models[place], config.rollout.engine.max_context
     if not model.has_weights:
-        what = f"`{name}` is a role of the policy, which has no weights of its own"
-        yield Problem((key, f"{MODELS}.{place}"), what, "declare it with a path, source: start, or refresh_every")
+        what = f"`{name}` is a role of the policy, which has no separate weights"
+        yield Problem(
+            (key, f"{MODELS}.{place}"), what, "declare the model with a path, with source: start, or with refresh_every"
+        )
     elif model.max_context is not None and model.max_context < longest:
-        what = f"the teacher `{name}` takes {model.max_context} tokens, but samples may have {longest}"
+        what = f"the teacher `{name}` accepts up to {model.max_context} tokens, but samples may have {longest} tokens"
         keys = (f"{MODELS}.{place}.max_context", "rollout.engine.max_context")
-        yield Problem(keys, what, "leave it out, or lower rollout.engine.max_context")
+        yield Problem(keys, what, "remove max_context, or reduce rollout.engine.max_context")

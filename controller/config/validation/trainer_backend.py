@@ -20,8 +20,8 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
     if trainer.router_replay and not engine_of(config).records_routes(config.rollout.engine):
         yield Problem(
             ("trainer.router_replay", "rollout.engine.kind"),
-            "the engine does not record the experts that it uses",
-            "rollout.engine.kind: sglang with sglang.routed_experts: true, or router_replay: false",
+            "the engine does not record which experts it uses",
+            "set rollout.engine.kind: sglang with sglang.routed_experts: true, or set router_replay: false",
         )
     if (split := sequence_fault(backend, trainer)) is not None:
         yield Problem(("trainer.sequence_parallel", split.key), split.what, split.remedy)
@@ -32,8 +32,8 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
         able = [known.when_colocated for known in REGISTERED.values() if known.when_colocated]
         yield Problem(
             ("trainer.backend", "placement"),
-            f"{trainer.backend} keeps its state on the devices between two steps",
-            f"trainer.backend: {', or '.join(able)}",
+            f"{trainer.backend} keeps its state on the devices between steps",
+            f"set trainer.backend: {', or '.join(able)}",
         )
 
 
@@ -44,4 +44,4 @@ def head_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Probl
     if isinstance(heads, int) and heads > 0 and heads % size:
         able = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
         what = f"{size} ranks cannot share the model's {heads} attention heads equally"
-        yield Problem(("trainer.sequence_parallel", "model.path"), what, f"sequence_parallel: {able}")
+        yield Problem(("trainer.sequence_parallel", "model.path"), what, f"set sequence_parallel to one of {able}")

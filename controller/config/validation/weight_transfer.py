@@ -28,16 +28,18 @@ def transfer_problems(config: RunConfig) -> Iterator[Problem]:
     weights, transfer = config.trainer.weights, config.trainer.weights.transfer
     is_across_hosts = not launcher_of(config).is_one_machine
     if weights.options and weights.kind in TRANSFERS:
-        yield Problem(("trainer.weights.options", KIND_KEY), f"{weights.kind} has no options", "remove them")
+        yield Problem(
+            ("trainer.weights.options", KIND_KEY), f"the transfer {weights.kind} has no options", "remove the options"
+        )
     if is_across_hosts and transfer.needs_shared_dir and weights.shared_dir is None:
         yield Problem(
             ("trainer.weights.shared_dir", "launch.kind"),
-            "workers on other hosts need a folder that they can access",
-            "name one, or set trainer.weights.kind: stream",
+            "workers on other hosts require a folder that all hosts can access",
+            "specify such a folder, or set trainer.weights.kind: stream",
         )
     yield from _keys_of_others(config, transfer)
     if weights.shared_dir == "" and "shared_dir" in transfer.own_keys:
-        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
+        yield Problem(("trainer.weights.shared_dir",), "is empty", "specify a folder, or null")
     for keys, is_asked, limit in _limits(config, transfer, is_across_hosts):
         if is_asked and limit is not None:
             yield Problem(keys, limit.reason, limit.remedy)
@@ -72,5 +74,5 @@ def _keys_of_others(config: RunConfig, transfer: TransferDescriptor) -> Iterator
                 yield Problem(
                     (f"trainer.weights.{key}", KIND_KEY),
                     f"has no effect with kind {weights.kind}",
-                    f"remove it, or set kind: {other.name}",
+                    f"remove this key, or set kind: {other.name}",
                 )

@@ -49,9 +49,15 @@ PRODUCT_ALL = Measure("product_all", "product, all threads", "GFLOP/s", 1e9)
 COPY = Measure("copy", "memory copy", "GB/s", 1e9)
 MESSAGES = Measure("messages", "ZeroMQ, 1 kB", "messages/s")
 STREAM = Measure("stream", "ZeroMQ, 1 MiB", "MB/s", 1e6)
-WRITE = Measure("write", "write and sync", "MB/s", 1e6, advice="keep runs on a faster disk: runs_dir=/some/where")
+WRITE = Measure(
+    "write",
+    "write and sync",
+    "MB/s",
+    1e6,
+    advice="store runs on a faster disk, for example with runs_dir=/path/to/folder",
+)
 START = Measure(
-    "start", "start of Python", "ms", 1e-3, is_time=True, advice="check the disk that Python is installed on"
+    "start", "start of Python", "ms", 1e-3, is_time=True, advice="check the disk on which Python is installed"
 )
 
 

@@ -36,7 +36,7 @@ def resolution(machine: Machine) -> Finding:
     steps_s = {name: max(step_s(name), time.get_clock_info(name).resolution) for name in ("monotonic", "time")}
     words = f"monotonic {_text(steps_s['monotonic'])}, wall {_text(steps_s['time'])}"
     if max(steps_s.values()) > COARSE_S:
-        return warning(words, "times in metrics and traces are coarse; nothing else is affected", **steps_s)
+        return warning(words, "times in metrics and traces have a low resolution; nothing else is affected", **steps_s)
     return ok(words, **steps_s)
 
 
@@ -53,7 +53,8 @@ def date(machine: Machine, *, now_s: float | None = None) -> Finding:
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(now_s, 0.0), LATEST_S)))
     if not EARLIEST_S < now_s < LATEST_S or now_s < made_s - DAY_S:
         return warning(
-            f"{text} cannot be right", "set the clock: names, certificates and the order of files depend on it"
+            f"the time {text} cannot be correct",
+            "set the clock: certificates, names and the order of files depend on it",
         )
     return ok(text, time_s=now_s)
 
@@ -64,9 +65,9 @@ def synchronisation(machine: Machine) -> Finding:
         return NOT_HERE
     state = kernel_clock_state()
     if state is None:
-        return absent("the kernel does not report it")
+        return absent("the kernel does not report whether the clock is synchronised")
     if state == TIME_ERROR:
-        return absent("not synchronised", "matters only with several hosts: install chrony or systemd-timesyncd")
+        return absent("not synchronised", "only needed with several hosts: install chrony or systemd-timesyncd")
     return ok("synchronised (NTP or similar)")
 
 

@@ -29,7 +29,7 @@ NETWORK_KINDS = frozenset({
     "beegfs", "glusterfs", "orangefs", "pvfs2", "panfs", "9p", "virtiofs", "wekafs", "juicefs", "sshfs",
 })  # fmt: skip
 MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
-LOCAL = "keep runs on a local disk: runs_dir=/local/runs"
+LOCAL = "store runs on a local disk, for example with runs_dir=/local/runs"
 TRIALS = 5
 SLOW_S = 0.05
 SPEEDS = ((0.002, "fast"), (0.01, "ordinary"), (SLOW_S, "slow"), (float("inf"), "very slow"))
@@ -75,7 +75,7 @@ def runs_folder(machine: Machine) -> Finding:
     """Check free space and write permission."""
     folder = nearest_folder(machine.runs_dir)
     where = f"{machine.runs_dir.expanduser().absolute()}"
-    elsewhere = "run in another folder, or set one: runs_dir=/some/where"
+    elsewhere = "start in a different folder, or set one with runs_dir=/path/to/folder"
     try:
         with _scratch(machine) as scratch:
             (scratch / "file").write_bytes(bytes(4096))
@@ -106,13 +106,13 @@ def file_system(machine: Machine) -> Finding:
     except OSError as error:
         return _not_written(error)
     if fault:
-        return problem(f"{kind}: SQLite's write-ahead log does not work on it ({fault})", LOCAL, **data)
+        return problem(f"{kind}: SQLite's write-ahead log does not work on this file system ({fault})", LOCAL, **data)
     if is_network(mount.kind):
         words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not designed for that"
         return warning(words, LOCAL, **data)
     if mount.kind in MEMORY_KINDS:
         return warning(
-            f"{kind} at {mount.point}: runs are lost when the machine reboots, and occupy memory", LOCAL, **data
+            f"{kind} at {mount.point}: runs stored here use memory and are lost when the machine reboots", LOCAL, **data
         )
     return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
 
@@ -142,7 +142,7 @@ def locks(machine: Machine) -> Finding:
         return _not_written(error)
     if not is_exclusive:
         return warning("two processes can hold the same lock, so two controllers could write to one run", LOCAL)
-    return ok("a second lock is refused")
+    return ok("a second lock on the same file is rejected, as required")
 
 
 def locks_exclude(path: Path) -> bool:
@@ -167,7 +167,7 @@ def forced_writes(machine: Machine) -> Finding:
     speed = next(word for bound_s, word in SPEEDS if median_s <= bound_s)
     words = f"{speed}: {median_s * 1000:.1f} ms for 4 kB"
     if median_s > SLOW_S:
-        advice = "a busy, remote or rotating disk: checkpoints and the ledger wait for it"
+        advice = "the disk is busy, remote or rotating, which slows down checkpoints and the ledger"
         return warning(words, advice, median_s=median_s)
     return ok(words, median_s=median_s)
 
@@ -190,16 +190,19 @@ def temporary(machine: Machine) -> Finding:
         folder = Path(tempfile.gettempdir())
         free = machine.free_bytes(folder)
     except OSError as error:
-        return problem(f"no temporary folder ({error.strerror or error})", "make /tmp writable, or set TMPDIR")
+        return problem(
+            f"there is no usable temporary folder ({error.strerror or error})",
+            "make /tmp writable, or set TMPDIR to a writable folder",
+        )
     words = f"{folder}: {size(free)} free"
     if "noexec" in mount_of(machine, folder).options:
         return warning(
-            f"{words}; files there cannot be executed",
-            "compiled kernels need a folder where files can be executed: set TMPDIR",
+            f"{words}; files in this folder cannot be executed",
+            "compiled kernels need a folder in which files can be executed: set TMPDIR to such a folder",
             free_bytes=free,
         )
     if free < 1_000_000_000:
-        return warning(words, "free some space there, or set TMPDIR", free_bytes=free)
+        return warning(words, "free some space in this folder, or set TMPDIR to a different folder", free_bytes=free)
     return ok(words, free_bytes=free)
 
 

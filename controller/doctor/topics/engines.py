@@ -47,9 +47,9 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             except ValueError:
                 return warning(f"{own} does not work: {ran.fault or 'no output'}", f"rebuild that environment: {how}")
             if package not in there:
-                return warning(f"{own} has no {title}", f"{own.parent}/pip install '{entry.text}'")
+                return warning(f"{title} is not installed in {own}", f"{own.parent}/pip install '{entry.text}'")
             if "torch" not in there:
-                return warning(f"{own} has {title}, but not torch", f"rebuild that environment: {how}")
+                return warning(f"{title} is installed in {own}, but torch is not", f"rebuild that environment: {how}")
             found = there[package]
             words = f"{found} in {own.parents[1]} (torch {there['torch']})"
         else:
@@ -61,7 +61,11 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             )
         data = {"version": found, "known": known, "environment": there}
         if not entry.admits(found):
-            return warning(f"{words}; {known} is the tested version", f"pip install '{entry.text}' there", **data)
+            return warning(
+                f"{words}; {known} is the tested version",
+                f"install it in that environment: pip install '{entry.text}'",
+                **data,
+            )
         return ok(words, **data)
 
     return look

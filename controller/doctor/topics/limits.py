@@ -31,7 +31,7 @@ def open_files(machine: Machine) -> Finding:
     if soft < QUICKSTART_FILES:
         return problem(words, raise_it, **data)
     if soft < GOOD_FILES:
-        return warning(f"{words}: enough for a small run", f"with many workers: {raise_it}", **data)
+        return warning(f"{words}, which is enough for a small run", f"for many workers: {raise_it}", **data)
     return ok(words, **data)
 
 
@@ -49,9 +49,9 @@ def processes(machine: Machine) -> Finding:
     data = {"soft": None if math.isinf(soft) else soft, "left": None if math.isinf(left) else left}
     how = "ulimit -u 65536" if group is None or soft - used < group[0] - group[1] else "docker run --pids-limit 4096"
     if left < QUICKSTART_PROCESSES:
-        return problem(words, f"{how}: each worker has a dozen threads", **data)
+        return problem(words, f"{how}; each worker has about twelve threads", **data)
     if left < GOOD_PROCESSES:
-        return warning(f"{words}: enough for a small run", f"with many workers: {how}", **data)
+        return warning(f"{words}, which is enough for a small run", f"for many workers: {how}", **data)
     return ok(words, **data)
 
 

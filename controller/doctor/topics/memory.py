@@ -47,7 +47,7 @@ def swap(machine: Machine) -> Finding:
     data = {"total_bytes": found.total, "used_bytes": found.used}
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
         return warning(
-            words, "memory is or was short on this machine: a process that is swapped out stalls the run", **data
+            words, "this machine is or was short of memory; a process that is swapped out stalls the run", **data
         )
     return ok(words, **data)
 
@@ -69,19 +69,21 @@ def shared_memory(machine: Machine) -> Finding:
     if not os.access(SHARED_MEMORY, os.W_OK):
         return warning(
             f"{SHARED_MEMORY} is not writable",
-            "weights are transferred through the run folder; to fix it: chmod 1777 /dev/shm",
+            "weights are transferred through the run folder; to fix this: chmod 1777 /dev/shm",
         )
     if free < STORE_BYTES:
         return warning(
             words,
-            f"a run needs {size(STORE_BYTES)}, so its weights are transferred through the run folder; to fix it: {how}",
+            f"a run needs {size(STORE_BYTES)}, so its weights are transferred through the run folder; to fix this: "
+            f"{how}",
             **data,
         )
     billions = free / (2 * KEPT_VERSIONS) / 1e9
     advice = f"larger models: {how}" if billions < 1 else ""
     return Finding(
         "ok",
-        f"{words}: enough for {KEPT_VERSIONS} versions of a model of {billions:.2g} billion parameters in bf16",
+        f"{words}, which is enough for {KEPT_VERSIONS} versions of a model with {billions:.2g} billion parameters in "
+        "bf16",
         advice,
         data,
     )
@@ -95,12 +97,12 @@ def leftovers(machine: Machine) -> Finding:
         return NOT_HERE
     dead = [(path, sum(_bytes_below(path))) for path in dead_stores(SHARED_MEMORY)]
     if not dead:
-        return ok("no weights left by dead runs in shared memory")
+        return ok("no weights in shared memory were left behind by crashed runs")
     total = sum(num_bytes for _, num_bytes in dead)
     names = ", ".join(path.name for path, _ in dead[:3]) + (", ..." if len(dead) > 3 else "")
     return warning(
-        f"{count(len(dead), 'weight store')} left by dead runs, {size(total)}: {names}",
-        f"the next run removes them; by hand: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
+        f"{count(len(dead), 'weight store')} left behind by crashed runs, {size(total)}: {names}",
+        f"the next run removes these files; to remove them now: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
         stores=[str(path) for path, _ in dead], num_bytes=total,
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ def port_range(machine: Machine) -> Finding:
             "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data,
         )  # fmt: skip
     if high - low < 1000:
-        return warning(f"{text}: fewer than 1000", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
+        return warning(f"{text}: fewer than 1000 ports", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
     return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below this range for servers", **data)
 
 
@@ -57,7 +57,7 @@ def loopback(machine: Machine) -> Finding:
             server.settimeout(3)
             server.accept()[0].close()
     except OSError as error:
-        return problem(f"127.0.0.1: {error}", "the loopback interface must be up: ip link set lo up")
+        return problem(f"127.0.0.1: {error}", "enable the loopback interface: ip link set lo up")
     return ok(f"127.0.0.1:{port} is free and can be connected to", port=port)
 
 
@@ -80,7 +80,7 @@ def curve(machine: Machine) -> Finding:
     """Check that libzmq supports CURVE encryption, and that an exchange works."""
     import zmq
 
-    how = "only needed beyond loopback: pip install pyzmq, whose wheels include it"
+    how = "only needed for connections between machines: pip install pyzmq, whose wheels include CURVE"
     if not zmq.has("curve"):
         return warning("this libzmq was built without CURVE", how)
     try:

@@ -37,15 +37,16 @@ def deepspeed(machine: Machine) -> Finding:
         missing, how = "a C++ compiler" if ninja else "ninja and a C++ compiler", "apt install g++ ninja-build"
     elif machine.version("ninja"):
         missing, how = (
-            "ninja on PATH (it is installed)",
+            "ninja on PATH (although it is installed)",
             f"activate the environment: PATH={Path(sys.executable).parent}:$PATH",
         )
     else:
         missing, how = "ninja", "pip install ninja"
-    words = f"{found}, without {missing}: kernels that it compiles on first use fail"
+    words = f"{found}, but {missing} is missing, so kernels that are compiled on first use will fail"
     return warning(
         words,
-        f"{how}; or avoid these kernels: use torch's AdamW, no offload, and on CPUs no deepspeed_shm_comm",
+        f"{how}; or avoid these kernels by using torch's AdamW without offloading, and on CPUs by not using "
+        "deepspeed_shm_comm",
         **data,
     )
 

@@ -41,7 +41,7 @@ def cores(machine: Machine) -> Finding:
         what = "provide two cores" + (
             " (docker run --cpus, taskset, or the batch system sets this limit)" if limits else ""
         )
-        return warning(words, f"rollouts and training take turns on one core: {what}", **data)
+        return warning(words, f"rollout and training have to share one core: {what}", **data)
     return ok(words, **data)
 
 
@@ -50,7 +50,7 @@ def load(machine: Machine) -> Finding:
     value, usable = machine.load(), usable_cores(machine)
     words = f"{value:.2f} on average in the last minute, of {count(math.floor(usable), 'core')}"
     if value > BUSY_SHARE * usable:
-        return warning(words, "other programs use the cores; a run will be slower than without them", load=value)
+        return warning(words, "other programs are using the cores, so a run will be slower", load=value)
     return ok(words, load=value)
 
 
@@ -62,11 +62,13 @@ def threads(machine: Machine) -> Finding:
     bound = [f"{name}={environment[name]}" for name in BINDINGS if environment.get(name, "").lower() not in FREE]
     if bound:
         return warning(
-            ", ".join(bound), f"this binds every process of a run to the same cores: unset {bound[0].partition('=')[0]}"
+            ", ".join(bound),
+            f"this setting binds all processes of a run to the same cores; unset {bound[0].partition('=')[0]}",
         )
     if environment.get("OMP_WAIT_POLICY", "").lower() == "active" or environment.get("KMP_BLOCKTIME") == "infinite":
         return warning(
-            "waiting threads spin indefinitely", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME: processes share cores"
+            "waiting threads keep the cores busy",
+            "unset OMP_WAIT_POLICY and KMP_BLOCKTIME, because processes share the cores",
         )
     counts = [f"{name}={environment[name]}" for name in THREAD_COUNTS if environment.get(name)]
     return ok((", ".join(counts) or "nothing set") + "; each process of a run gets its own thread count")

@@ -28,12 +28,18 @@ def interpreter(machine: Machine) -> Finding:
     found = tuple(sys.version_info[:2])
     data = {"version": platform.python_version(), "executable": sys.executable}
     if fault := python_fault(found):
-        return problem(fault, "build the environment with another Python version, e.g. make PYTHON=python3.12", **data)
+        return problem(
+            fault,
+            "build the environment with a different Python version, for example with make PYTHON=python3.12",
+            **data,
+        )
     if struct.calcsize("P") != 8:
-        return problem(f"{platform.python_version()}, 32 bit", "torch needs a 64-bit Python", **data)
+        return problem(f"{platform.python_version()}, 32 bit", "torch requires a 64-bit Python", **data)
     words = f"{platform.python_version()}, {sys.executable}"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return warning(f"{words}, free-threaded", "only the ordinary build is tested: use python3.13, not python3.13t")
+        return warning(
+            f"{words}, free-threaded", "only the standard build is tested; use python3.13 instead of python3.13t"
+        )
     return ok(words, **data)
 
 
@@ -112,13 +118,15 @@ def math_verify(machine: Machine) -> Finding:
     if not answer.data:
         return warning(
             f"{found} does not work: {answer.fault}",
-            "its antlr4-python3-runtime is incompatible: pip install "
-            "--force-reinstall math-verify latex2sympy2_extended",
+            "the installed antlr4-python3-runtime is incompatible: pip install --force-reinstall math-verify "
+            "latex2sympy2_extended",
             version=found,
         )
     if not answer.data.get("same") or answer.data.get("other"):
         return warning(
-            f"{found} does not accept 1/2 as 0.5", "pip install --force-reinstall math-verify", version=found
+            f"{found} does not recognise that 1/2 equals 0.5",
+            "pip install --force-reinstall math-verify",
+            version=found,
         )
     return ok(f"{found}, accepts 1/2 as 0.5", version=found)
 

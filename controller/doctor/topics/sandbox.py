@@ -47,12 +47,15 @@ def _who_refuses(machine: Machine, fault: str) -> str:
     if machine.text(CLONE_SETTING) == "0":
         return "sysctl kernel.unprivileged_userns_clone=1"
     if machine.text(APPARMOR_SETTING) == "1":
-        return "AppArmor forbids it: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+        return "AppArmor forbids user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
     if machine.text(MAX_SETTING) == "0":
         return "sysctl user.max_user_namespaces=15000"
     if "No space left" in fault or "ENOSPC" in fault:
-        return "the number of namespaces, or how deep they nest, is limited: sysctl user.max_user_namespaces=15000"
-    return "the container forbids it: docker run --security-opt seccomp=unconfined (or a profile that allows unshare)"
+        return "the number or the nesting depth of namespaces is limited: sysctl user.max_user_namespaces=15000"
+    return (
+        "the container forbids namespaces: docker run --security-opt seccomp=unconfined (or use a profile that allows "
+        "unshare)"
+    )
 
 
 def bubblewrap(machine: Machine) -> Finding:
@@ -70,13 +73,18 @@ def bubblewrap(machine: Machine) -> Finding:
     bare = machine.run([path, *BWRAP, *BWRAP_TRIAL], deadline_s=10)
     if "inside" in bare.out and "writable" not in bare.out:
         return warning(
-            f"{version}, works only without a private /proc, /dev and /tmp ({ran.fault or ran.err.strip()})",
-            "the container hides /proc: docker run --security-opt systempaths=unconfined", version=version, path=path,
+            f"{version}, works only without private /proc, /dev and /tmp mounts ({ran.fault or ran.err.strip()})",
+            "the container hides /proc; start it with docker run --security-opt systempaths=unconfined",
+            version=version, path=path,
         )  # fmt: skip
     if "writable" in ran.out + bare.out:
-        return warning(f"{version} does not keep the root read-only", "update bubblewrap", version=version, path=path)
+        return warning(
+            f"{version} does not keep the root folder read-only", "update bubblewrap", version=version, path=path
+        )
     fault = bare.fault or bare.err.strip() or "no output"
-    return warning(f"{version} does not work here: {fault}", _who_refuses(machine, fault), version=version, path=path)
+    return warning(
+        f"{version} does not work on this machine: {fault}", _who_refuses(machine, fault), version=version, path=path
+    )
 
 
 def seccomp(machine: Machine) -> Finding:
@@ -88,7 +96,7 @@ def seccomp(machine: Machine) -> Finding:
     if fault:
         return warning(
             f"a filter cannot be installed: {fault}",
-            "the kernel or the container forbids it; other layers remain available",
+            "the kernel or the container forbids seccomp filters; other layers of the sandbox remain available",
         )
     return ok("a filter can be installed and is enforced")
 
@@ -107,7 +115,7 @@ def resource_limits(machine: Machine) -> Finding:
     if loose:
         return warning(
             f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
-            "this system does not enforce them; use another layer, or Linux", **answer.data,
+            "this system does not enforce these limits; use a different layer of the sandbox, or Linux", **answer.data,
         )  # fmt: skip
     return ok(f"{', '.join(bound)} are enforced", **answer.data)
 
@@ -126,9 +134,9 @@ def code_rewards(machine: Machine) -> Finding:
         return ok(f"programs run in layer {chosen}: {words}", chosen=chosen, parts=parts)
     faults = "; ".join(f"{name}: {parts[name]}" for name in STRONG_LAYERS if name in parts)
     return warning(
-        f"scorer `code` does not start: {faults or words}",
+        f"the scorer `code` cannot start: {faults or words}",
         "apt install bubblewrap, or use a kernel with Landlock (Linux 5.13 or newer); "
-        "option `require` accepts a weaker layer, in which programs can read your files",
+        "or set the option `require` to accept a weaker layer, in which programs can read your files",
         chosen=chosen, parts=parts,
     )  # fmt: skip
 

@@ -81,20 +81,21 @@ def devices(machine: Machine) -> Finding:
         if _nvidia_gpus(machine) and not hidden:
             here, why = count(_nvidia_gpus(machine), "NVIDIA GPU"), answer.data["fault"] or "no reason given"
             return warning(
-                f"{here} on this machine, but CUDA finds none: {why}",
-                "the driver must match the CUDA of this torch: update the driver, or install torch for an older CUDA",
+                f"there is {here} on this machine, but CUDA does not find it: {why}",
+                "the driver must support the CUDA version of this torch: update the driver, or install torch for an "
+                "older CUDA version",
             )
         return ok("CPU only: this torch supports GPUs, but none is visible", devices=[])
     bad = [f"cuda:{index}: {device['fault']}" for index, device in enumerate(found) if device["fault"]]
     words = "; ".join(_words(index, device) for index, device in enumerate(found))
     if bad:
-        return warning("; ".join(bad), "reset that device, or leave it out of CUDA_VISIBLE_DEVICES", **answer.data)
+        return warning("; ".join(bad), "reset that device, or exclude it with CUDA_VISIBLE_DEVICES", **answer.data)
     taken = [i for i, device in enumerate(found) if device.get("free_bytes", 0) < 0.5 * device["total_bytes"]]
     if taken:
         who = ", ".join(f"cuda:{index}" for index in taken)
         return warning(
-            f"{words}; {who}: memory mostly in use by other programs",
-            "see nvidia-smi for the processes that use them",
+            f"{words}; {who}: most of the memory is in use by other programs",
+            "run nvidia-smi to see which processes use the memory",
             **answer.data,
         )
     return ok(words, **answer.data)
@@ -110,8 +111,9 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
     number = _nvidia_gpus(machine)
     if number:
         return warning(
-            f"CPU only despite {count(number, 'NVIDIA GPU')}: this torch is the CPU build",
-            f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the CUDA of your driver)",
+            f"CPU only, although there is {count(number, 'NVIDIA GPU')}: this torch is a CPU build",
+            f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the index for the CUDA version of "
+            "your driver)",
         )
     if _has_amd_gpu(machine):
         return warning("CPU only, although there is an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)")
@@ -132,7 +134,7 @@ def driver(machine: Machine) -> Finding:
             said = " ".join((ran.out or ran.fault).split())[:160]
             return warning(
                 f"nvidia-smi: {said}",
-                "restart the machine after an update of the driver; start a container with --gpus all",
+                "restart the machine after a driver update; start containers with --gpus all",
             )
         version = ran.out.strip().splitlines()[0].strip() if ran.out.strip() else ""
     else:
@@ -145,7 +147,7 @@ def driver(machine: Machine) -> Finding:
     if versions.number(version)[:1] < (least,):
         return warning(
             f"NVIDIA {version}, but CUDA {'.'.join(map(str, cuda))} requires {least} or newer",
-            f"update the driver, or install torch for an older CUDA from {CUDA_INDEX}", version=version,
+            f"update the driver, or install torch for an older CUDA version from {CUDA_INDEX}", version=version,
         )  # fmt: skip
     return ok(f"NVIDIA {version}", version=version)
 
@@ -167,7 +169,7 @@ def attention(machine: Machine) -> Finding:
     if capabilities and min(capabilities) < (8, 0):
         return warning(
             "; ".join([*found, "this GPU is older than capability 8.0, so SDPA is used"]),
-            "works, but slower; packed kernels need an Ampere GPU or newer", **data,
+            "training works, but is slower; kernels for packed sequences require an Ampere GPU or newer", **data,
         )  # fmt: skip
     if not has_varlen and not flash:
         return warning("; ".join(found), f"update torch, or {versions.how_to_install('flash-attn')}", **data)
@@ -186,7 +188,7 @@ def topology(machine: Machine) -> Finding | None:
     if apart:
         pairs = ", ".join(f"{a}-{b}" for a, b in apart[:6]) + (", ..." if len(apart) > 6 else "")
         return warning(
-            f"{words}; no direct connection between {pairs}", "transfers go through host memory, which is slower",
+            f"{words}; no direct connection between {pairs}", "transfers use host memory, which is slower",
             links=links, apart=apart,
         )  # fmt: skip
     return ok(f"{words}; all are connected directly", links=links)

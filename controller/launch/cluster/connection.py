@@ -132,7 +132,9 @@ def import_ray() -> Any:
         import ray.util.scheduling_strategies  # Ray does not by itself
     except ImportError as error:
         raise UserError(
-            "ray is not installed", where="launch.kind: ray", remedy="pip install 'areal-like[ray]', or set kind: local"
+            "the package ray is not installed",
+            where="launch.kind: ray",
+            remedy="pip install 'areal-like[ray]', or set kind: local",
         ) from error
     ray.cloudpickle.register_pickle_by_value(node_look)
     return ray
@@ -171,13 +173,14 @@ def _refusal(error: Exception, address: str) -> UserError:
         return UserError(
             f"the Ray cluster rejects the connection ({words})",
             where="launch.ray.address",
-            remedy="export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<the cluster's token file> here as on all nodes",
+            remedy="set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<the cluster's token file> on this machine, as on "
+            "all nodes",
         )
     return UserError(
         f"no Ray cluster is reachable at `{address}` ({words})",
         where="launch.ray.address",
-        remedy="run `ray start --head` here, or set launch.ray.address=HOST:6379; with token authentication, "
-        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its nodes",
+        remedy="run `ray start --head` on this machine, or set launch.ray.address=HOST:6379; if the cluster uses token "
+        "authentication, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its nodes",
     )
 
 

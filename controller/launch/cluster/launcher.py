@@ -242,7 +242,7 @@ class RayLauncher(Launcher):
 
     def _moved(self, name: str, seated: Seated) -> None:
         """Handle that the process was placed: its address may have changed."""
-        log.info("%s is placed on node %s (process %d)", name, seated.address, seated.pid)
+        log.info("%s was placed on node %s (process %d)", name, seated.address, seated.pid)
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
             return
@@ -286,7 +286,7 @@ def _take_signals_back() -> None:
 
 def too_small(shortages: Sequence[str]) -> UserError:
     """Error that the cluster has not enough resources for the run."""
-    remedy = "add nodes, or lower rollout.num_workers, trainer.ranks or what launch.ray reserves for each"
+    remedy = "add nodes, or reduce rollout.num_workers, trainer.ranks, or the resources in launch.ray"
     return UserError("; ".join(shortages), where="launch.ray", remedy=remedy)
 
 
@@ -323,7 +323,7 @@ def _remove(group: Any) -> None:
     try:
         ray.util.remove_placement_group(group)
     except ray.exceptions.RayError as error:
-        log.warning("a placement group could not be released: %s", error)
+        log.warning("releasing a placement group failed: %s", error)
 
 
 def make(config: RunConfig, folder: RunFolder) -> RayLauncher:

@@ -71,7 +71,7 @@ def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_
         answer = seen[node.node_id]
         if isinstance(answer, Exception):
             what = f"node {node.address} cannot be inspected ({first_line(answer)})"
-            problems.append(Problem(("launch.ray",), what, "see `ray status` and the logs in its /tmp/ray"))
+            problems.append(Problem(("launch.ray",), what, "check `ray status` and the logs in /tmp/ray on that node"))
             continue
         problems += node_problems(node.address, answer, expected, took_s=took_s)
     return problems
@@ -82,11 +82,13 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
     node = f"node {address}"
     if seen["python"].split(".")[:2] != expected.python.split(".")[:2]:
         what = f"{node} runs Python {seen['python']} ({seen['executable']}), but the controller runs {expected.python}"
-        yield Problem(("launch.ray",), what, "start Ray on it from the same environment")
+        yield Problem(("launch.ray",), what, "start Ray on this node from the same environment")
     if not seen["is_installed"]:
-        what = f"{node} has no areal_like in {seen['executable']}"
+        what = f"{node} has no installation of areal_like for {seen['executable']}"
         yield Problem(
-            ("launch.ray",), what, "install it there, or use `ray job submit --working-dir .` from a checkout"
+            ("launch.ray",),
+            what,
+            "install areal_like on this node, or use `ray job submit --working-dir .` from a checkout",
         )
     for name, wanted in expected.packages.items():
         found = seen["packages"].get(name, "")
@@ -96,25 +98,35 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
     if seen["model"]:
         what = f"{node} cannot read {expected.model} ({seen['model']})"
         yield Problem(
-            ("model.path",), what, "use a folder that all nodes can access, or put a copy at the same path on each"
+            ("model.path",),
+            what,
+            "use a folder that all nodes can access, or put a copy of the model at the same path on each node",
         )
     if seen["run_dir"]:
         what = f"{node} cannot use {expected.run_dir} ({seen['run_dir']})"
-        yield Problem(("runs_dir",), what, "use a folder that all nodes share and may write to")
+        yield Problem(("runs_dir",), what, "use a folder that is shared by all nodes and writable on each of them")
     if seen["engine_python"]:
         what = f"{node} has no {expected.engine} interpreter {expected.engine_python} ({seen['engine_python']})"
-        yield Problem(("rollout.engine.python",), what, "build it at the same absolute path on every node")
+        yield Problem(
+            ("rollout.engine.python",), what, "build the engine's environment at the same absolute path on every node"
+        )
     if seen["controller"]:
         what = f"{node} cannot reach the controller at {expected.controller} ({seen['controller']})"
-        yield Problem(("launch.ray.host",), what, "set it to an address of this machine that the node can reach")
+        yield Problem(
+            ("launch.ray.host",), what, "set launch.ray.host to an address of this machine that the node can reach"
+        )
     if seen["port"]:
         yield Problem(
-            ("launch.ray",), f"{node} has no port to listen on ({seen['port']})", "check its firewall and limits"
+            ("launch.ray",),
+            f"{node} has no free port ({seen['port']})",
+            "check the firewall and the resource limits of the node",
         )
     skew_s = abs(seen["time_s"] - time.time()) - took_s
     if skew_s > expected.max_clock_skew_s:
         what = f"{node}'s clock is off by at least {skew_s:.0f} s"
-        yield Problem(("launch.ray.max_clock_skew_s",), what, "synchronize it with NTP (chronyd, systemd-timesyncd)")
+        yield Problem(
+            ("launch.ray.max_clock_skew_s",), what, "synchronise the node's clock with NTP (chronyd, systemd-timesyncd)"
+        )
 
 
 def _order(expected: Expected, node: Node, token: tuple[str, str], port: int) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def free_port(address: str) -> int:
         with socket.socket(_family(address)) as probe, contextlib.suppress(OSError):
             probe.bind((address, port))
             return port
-    raise OSError(f"no free port on {address}")
+    raise OSError(f"there is no free port on {address}")
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -88,7 +88,7 @@ def _run_dir(folder: Path, token_file: str, token: str) -> str:
     """Why the run folder cannot be used; empty if it can."""
     try:
         if (folder / token_file).read_text() != token:
-            return "a different folder exists there under the same name"
+            return "the node has a different folder at this path"
         probe = folder / f".areal_like-{uuid.uuid4().hex}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -100,7 +100,7 @@ def _run_dir(folder: Path, token_file: str, token: str) -> str:
 def _interpreter(python: str | None) -> str:
     if python is None or os.access(python, os.X_OK):
         return ""
-    return "there is none" if not os.path.exists(python) else "it cannot be executed"
+    return "it does not exist" if not os.path.exists(python) else "it cannot be executed"
 
 
 def _reach(host: str, port: int) -> str:

@@ -175,14 +175,14 @@ class SeatProcess:
         try:
             await asyncio.wait_for(self._actor.close.remote(), CLOSE_S)
         except (TimeoutError, ray.exceptions.RayError) as error:
-            log.info("the actor of %s did not clean up: %s", self._log_path.stem, first_line(error))
+            log.info("the Ray actor of %s did not clean up: %s", self._log_path.stem, first_line(error))
         self._leave_seat()
 
     async def _lost(self, error: Exception) -> None:
         """Handle the loss of its seat: write the reason to its log, where the supervisor reads it."""
         where = f"on node {self._place.address}" if self._place else "before it was placed"
         cause = getattr(error, "cause", None)  # an exception of a method of the seat
-        words = f"SeatLost: Ray ended its actor {where} ({first_line(cause or error)})"
+        words = f"SeatLost: Ray ended the actor of this process {where} ({first_line(cause or error)})"
         if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):
             words = f"NodeLost: node {self._place.address} is no longer in the Ray cluster"
         self._say(f"error: {words}")

@@ -121,14 +121,14 @@ def _waste(room: _Room, each: Mapping[str, float]) -> float:
 
 def _shortage(pool: Pool, num_seated: int, rooms: Sequence[_Room]) -> str:
     total = len(pool.members)
-    how = {"STRICT_PACK": ", all on one node", "STRICT_SPREAD": ", each on a node of its own"}.get(pool.strategy, "")
+    how = {"STRICT_PACK": ", all on one node", "STRICT_SPREAD": ", each on a separate node"}.get(pool.strategy, "")
     wanted = f"{total} place{'s' if total > 1 else ''} of {pool.words}{how}"
     left = "; ".join(
         f"{room.node.address}: {resource_words({name: max(0.0, room.free.get(name, 0.0)) for name in pool.each})}"
         for room in rooms[:MAX_NODES_NAMED]
     )
-    more = f"; and {len(rooms) - MAX_NODES_NAMED} nodes more" if len(rooms) > MAX_NODES_NAMED else ""
-    return f"pool {pool.name} needs {wanted}, and {num_seated} fit (free on {left}{more})"
+    more = f", and {len(rooms) - MAX_NODES_NAMED} more nodes" if len(rooms) > MAX_NODES_NAMED else ""
+    return f"pool {pool.name} needs {wanted}, but there is room for only {num_seated} (free resources: {left}{more})"
 
 
 def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[str]:
@@ -141,7 +141,7 @@ def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[st
         for name, amount in needed.items()
         if (short := amount - sum(node.free.get(name, 0.0) for node in nodes)) > TINY
     }
-    return [f"missing in the whole cluster: {resource_words(missing)}"] if missing else []
+    return [f"the whole cluster lacks {resource_words(missing)}"] if missing else []
 
 
 def seat_lines(pools: Sequence[Pool], nodes: Sequence[Node], seats: Mapping[str, str]) -> list[str]:

@@ -48,7 +48,8 @@ class Report:
     def notes(self) -> list[str]:
         """Remarks on stages that removed most of the rows."""
         return [
-            f"{one.kind} removed {one.num_removed:,} of {one.num_in:,} rows: is it a stage for rows of this kind?"
+            f"{one.kind} removed {one.num_removed:,} of {one.num_in:,} rows: check that this stage is suitable for "
+            "your rows"
             for one in self.stages
             if one.num_removed > SUSPICIOUS_SHARE * one.num_in and one.num_in > 1
         ]

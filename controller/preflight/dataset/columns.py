@@ -39,23 +39,26 @@ class Columns:
         for role in mapped:
             if role not in ROLES:
                 near = nearest(role, ROLES, count=1)
-                remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(ROLES)}"
-                raise UserError(f"no role `{role}` of a column", where="columns", remedy=remedy)
+                remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(ROLES)}"
+                raise UserError(f"`{role}` is not a role of a column", where="columns", remedy=remedy)
         prompt = mapped.get("prompt") or _first(rows, PROMPT_COLUMNS)
         if prompt is None:
-            what = f"no column with the prompt (looked for {', '.join(PROMPT_COLUMNS)})"
-            raise UserError(what, where=where, remedy=f"--columns prompt=NAME; columns here: {', '.join(here)}")
+            what = f"there is no column with the prompt (looked for {', '.join(PROMPT_COLUMNS)})"
+            raise UserError(what, where=where, remedy=f"use --columns prompt=NAME; existing columns: {', '.join(here)}")
         answer = mapped["answer"] if "answer" in mapped else _first(rows, ANSWER_COLUMNS)
         if answer is None and needs_answer and "answer" not in mapped:
-            what = f"no column with the answer (looked for {', '.join(ANSWER_COLUMNS)})"
-            remedy = f"--columns answer=NAME, or answer=null: there are none; columns here: {', '.join(here)}"
+            what = f"there is no column with the answer (looked for {', '.join(ANSWER_COLUMNS)})"
+            remedy = (
+                "use --columns answer=NAME, or answer=null if there are no answers; existing columns: "
+                f"{', '.join(here)}"
+            )
             raise UserError(what, where=where, remedy=remedy)
         columns = Columns(prompt, answer, mapped.get("solution"))
         for role, name in mapped.items():
             if name is not None and all(columns.value(row, name) is None for row in rows):
                 near = nearest(name, here, count=1)
-                remedy = f"did you mean {near[0]}?" if near else f"columns here: {', '.join(here)}"
-                raise UserError(f"no column `{name}` for the {role}", where=where, remedy=remedy)
+                remedy = f"did you mean {near[0]}?" if near else f"use one of the existing columns: {', '.join(here)}"
+                raise UserError(f"there is no column `{name}` for the {role}", where=where, remedy=remedy)
         return columns
 
     @property

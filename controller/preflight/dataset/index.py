@@ -23,7 +23,7 @@ def _named() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        what = f"the temporary file of earlier rows cannot be used: {error}"
+        what = f"the temporary file that stores earlier rows cannot be used: {error}"
         raise OperationError(f"{what}; set SQLITE_TMPDIR to a folder with more space") from error
 
 

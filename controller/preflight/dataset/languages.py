@@ -39,8 +39,8 @@ class Detector:
         for code in codes:
             if code not in known:
                 near = nearest(code, known, count=2, cutoff=0.5)
-                remedy = f"did you mean {' or '.join(near)}?" if near else "use a code of ISO 639, such as en"
-                raise UserError(f"no language `{code}`", where="language: allowed", remedy=remedy)
+                remedy = f"did you mean {' or '.join(near)}?" if near else "use an ISO 639 language code, such as en"
+                raise UserError(f"there is no language `{code}`", where="language: allowed", remedy=remedy)
 
     def detect(self, text: str) -> tuple[str, float]:
         """Code of the language and its probability; an empty code if there are too few letters."""

@@ -61,14 +61,14 @@ class OutputFolder:
         refuse_existing(target)
         parent = target.absolute().parent
         if not parent.is_dir():
-            raise UserError(f"the folder {parent} does not exist", where=str(target), remedy="make it first")
+            raise UserError(f"the folder {parent} does not exist", where=str(target), remedy="create the folder first")
         prefix = f".{target.name}.partial-"
         try:
             sweep_dead(parent, prefix)
             self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             claim(self._folder)
         except OSError as error:
-            raise UserError(f"cannot be written ({error.strerror})", where=str(parent)) from error
+            raise UserError(f"the folder cannot be written ({error.strerror})", where=str(parent)) from error
         self._rows, self._removed = HashedFile(self._folder / ROWS), HashedFile(self._folder / REMOVED)
         self._origins = HashedFile(self._folder / ORIGINS)
 
@@ -114,13 +114,13 @@ class OutputFolder:
         try:
             os.rename(self._folder, self._target)
         except OSError as error:
-            raise OperationError(f"{self._target} cannot be made ({error.strerror})") from error
+            raise OperationError(f"{self._target} cannot be created ({error.strerror})") from error
 
 
 def refuse_existing(target: Path) -> None:
     """Raise UserError if something is at this path."""
     if os.path.lexists(target):
-        remedy = "choose another name, or remove it first: nothing is overwritten"
+        remedy = "choose a different name, or remove the existing folder first; nothing is overwritten"
         raise UserError("already exists", where=str(target), remedy=remedy)
 
 

@@ -85,7 +85,7 @@ class Looker:
     def _look(self, line: Line) -> Looked:
         row = self.row_of(0, line)
         if row.fault and not self._reads_faults:
-            remedy = "correct the line, or add the stage `schema`, which removes it"
+            remedy = "correct the line, or add the stage `schema`, which removes such lines"
             raise UserError(row.fault, where=line.where, remedy=remedy)
         sketches: dict[int, Any] = {}
         for index, stage in enumerate(self.stages):
@@ -113,7 +113,7 @@ def _checked(finding: Any) -> Finding | None:
     """What a stage returned, which may be the user's. Raises OperationError."""
     if finding is None or isinstance(finding, Finding):
         return finding
-    raise OperationError(f"it returned {finding!r:.80}, not a Finding or None")
+    raise OperationError(f"the stage returned {finding!r:.80}, not a Finding or None")
 
 
 class Pass:
@@ -122,8 +122,8 @@ class Pass:
     def __init__(self, specs: Sequence[StageSpec], columns: Columns, num_processes: int) -> None:
         schema = [index for index, spec in enumerate(specs) if spec.kind == "schema"]
         if schema and schema[0] != 0:
-            remedy = "put it first: the other stages cannot see rows that cannot be read"
-            raise UserError("stage `schema` is not the first one", where=specs[schema[0]].where, remedy=remedy)
+            remedy = "move `schema` to the beginning of the list, because the other stages do not see unreadable rows"
+            raise UserError("the stage `schema` must be the first stage", where=specs[schema[0]].where, remedy=remedy)
         self._arguments = (tuple(specs), columns, bool(schema))
         self._looker = Looker(*self._arguments)
         self._num_processes = num_processes
@@ -186,7 +186,7 @@ class Pass:
             while waiting:
                 yield _result(waiting.popleft())
         except BrokenProcessPool as error:
-            raise OperationError("a process that looked at rows was ended from outside; nothing was written") from error
+            raise OperationError("a process that checked rows was killed; nothing was written") from error
         except BaseException:  # an error, Ctrl-C, or the caller wants no more
             _kill(pool)
             raise
@@ -200,7 +200,7 @@ def _result(future: Future[list[Looked]]) -> list[Looked]:
     except (UserError, OperationError, BrokenProcessPool):
         raise
     except Exception as error:
-        raise OperationError(f"the result of a stage cannot be sent between processes ({_cause(error)})") from error
+        raise OperationError(f"the result of a stage cannot be passed between processes ({_cause(error)})") from error
 
 
 def _kill(pool: Any) -> None:

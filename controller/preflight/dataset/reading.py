@@ -57,7 +57,7 @@ def find_sources(names: Sequence[str]) -> list[Source]:
         for path in find_files(name, "data"):
             check_regular(path)
             if not path.name.endswith(SUFFIXES):
-                what, remedy = "is not a supported file type for rows", f"one of {', '.join(SUFFIXES)}"
+                what, remedy = "the file is not a supported type of data file", f"use one of {', '.join(SUFFIXES)}"
                 raise UserError(what, where=str(path), remedy=remedy)
             try:
                 state = path.stat()
@@ -65,11 +65,11 @@ def find_sources(names: Sequence[str]) -> list[Source]:
                 with path.open("rb") as file:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
-                raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+                raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
             if not num_bytes:
-                raise UserError("the file is empty", where=str(path), remedy="one JSON object per line is expected")
+                raise UserError("the file is empty", where=str(path), remedy="write one JSON object per line")
             if any(one.path.samefile(path) for one in found):
-                raise UserError("is given twice", where=str(path), remedy="name each file once")
+                raise UserError("is listed twice", where=str(path), remedy="list each file only once")
             found.append(Source(path, num_bytes, sha256, state.st_mtime_ns))
     return found
 
@@ -92,9 +92,11 @@ def lines_of(sources: Sequence[Source]) -> Iterator[Line]:
             state = path.stat()
             changed = (state.st_size, state.st_mtime_ns) != (source.num_bytes, source.modified_ns)
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=str(path)) from error
+            raise UserError(
+                f"the file cannot be read ({getattr(error, 'strerror', None) or error})", where=str(path)
+            ) from error
         if changed:
-            raise OperationError(f"{path} changed while it was read; nothing was written")
+            raise OperationError(f"{path} was changed while it was being read; nothing was written")
 
 
 def first_rows(lines: Iterator[Line], where: str) -> tuple[list[dict[str, Any]], str, Iterator[Line]]:
@@ -115,10 +117,10 @@ def first_rows(lines: Iterator[Line], where: str) -> tuple[list[dict[str, Any]],
     if rows:
         return rows, place, itertools.chain(held, lines)
     if len(held) >= FIRST_LINES:
-        raise UserError(f"none of the first {len(held):,} lines is a row; {fault}", where=held[-1].where)
+        raise UserError(f"none of the first {len(held):,} lines is a valid row; {fault}", where=held[-1].where)
     if held:
-        raise UserError(f"no line is a row; {parse(held[0])[1]}", where=held[0].where)
-    raise UserError("there are no rows in the file", where=where)
+        raise UserError(f"no line is a valid row; {parse(held[0])[1]}", where=held[0].where)
+    raise UserError("the file contains no rows", where=where)
 
 
 def _json_lines(file: BinaryIO, path: Path) -> Iterator[Line]:
@@ -142,8 +144,8 @@ def _document(path: Path) -> Iterator[Line]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"invalid JSON ({error})", where=str(path)) from error
     if not isinstance(rows, list):
-        remedy = "write [{...}, {...}], or one object per line in .jsonl"
-        raise UserError("must be a list of rows", where=str(path), remedy=remedy)
+        remedy = "write [{...}, {...}], or use a .jsonl file with one object per line"
+        raise UserError("the file must contain a list of rows", where=str(path), remedy=remedy)
     for index, row in enumerate(rows):
         yield Line(f"{path} entry {index}", encoded(row))
 
@@ -153,7 +155,9 @@ def _parquet(path: Path) -> Iterator[Line]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         remedy = "pip install 'areal-like[datasets]'"
-        raise UserError("Parquet files need the extra `datasets`", where=str(path), remedy=remedy) from error
+        raise UserError(
+            "reading Parquet files requires the extra `datasets`", where=str(path), remedy=remedy
+        ) from error
     try:
         index = 0
         for batch in parquet.ParquetFile(path).iter_batches(PARQUET_ROWS):
@@ -161,7 +165,7 @@ def _parquet(path: Path) -> Iterator[Line]:
                 yield Line(f"{path} row {index}", encoded(row))
                 index += 1
     except ArrowException as error:
-        raise UserError(f"is not a Parquet file ({first_line(error)})", where=str(path)) from error
+        raise UserError(f"the file is not a Parquet file ({first_line(error)})", where=str(path)) from error
 
 
 def encoded(row: Any) -> bytes:

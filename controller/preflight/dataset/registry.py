@@ -68,8 +68,8 @@ def with_evaluation(stages: Sequence[StageSpec], files: Sequence[str]) -> tuple[
     """The list with stage `contamination` for these files, before the stages that remember rows. Raises UserError if it
     has one already."""
     if any(one.kind == "contamination" for one in stages):
-        remedy = "add the files to its option `files`"
-        raise UserError("the list of stages has `contamination` already", where="--eval", remedy=remedy)
+        remedy = "add the files to the option `files` of the stage `contamination`"
+        raise UserError("the list of stages already contains `contamination`", where="--eval", remedy=remedy)
     place = next((at for at, one in enumerate(stages) if one.kind in REMEMBERING), len(stages))
     added = StageSpec("contamination", {"files": tuple(files)}, "--eval")
     return (*stages[:place], added, *stages[place:])
@@ -86,13 +86,13 @@ def read_plan(path: Path) -> Plan:
     try:
         document = parse_document(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not text in UTF-8", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path)) from error
     for key in document.data:
         if key not in ("stages", "columns"):
             near = nearest(key, ("stages", "columns"), count=1)
-            remedy = f"did you mean {near[0]}?" if near else "the keys are stages and columns"
+            remedy = f"did you mean {near[0]}?" if near else "use only the keys stages and columns"
             raise UserError(f"no such key: {key}", where=document.where(key), remedy=remedy)
     return Plan(_stages(document), _columns(document))
 
@@ -112,8 +112,8 @@ def _stages(document: Document) -> tuple[StageSpec, ...]:
             isinstance(entry, dict) and isinstance(entry.get("kind"), str) and not set(entry) - {"kind", "options"}
         )
         if not is_entry or not isinstance(entry.get("options") or {}, dict):
-            remedy = "write a name, or {kind: near_duplicates, options: {threshold: 0.8}}"
-            raise UserError("is not a stage", where=where, remedy=remedy)
+            remedy = "write a name, or for example {kind: near_duplicates, options: {threshold: 0.8}}"
+            raise UserError("the entry is not a valid stage", where=where, remedy=remedy)
         specs.append(StageSpec(entry["kind"], entry.get("options") or {}, where))
     return tuple(specs)
 
@@ -123,7 +123,9 @@ def _columns(document: Document) -> Mapping[str, str | None]:
     if not isinstance(columns, dict) or not all(isinstance(name, str | None) for name in columns.values()):
         where = document.where("columns")
         raise UserError(
-            "`columns` must map roles to names", where=where, remedy="columns: {prompt: task, answer: label}"
+            "`columns` must map roles to names",
+            where=where,
+            remedy="write, for example, columns: {prompt: task, answer: label}",
         )
     return columns
 
@@ -139,13 +141,13 @@ def _make(spec: StageSpec) -> Stage[Any]:
         return _with_options(getattr(module, STAGES[spec.kind]), spec)
     if not is_import_path(spec.kind):
         near = nearest(spec.kind, STAGES, count=1)
-        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(STAGES)}, or module:NAME"
-        raise UserError(f"no stage `{spec.kind}`", where=spec.where, remedy=remedy)
+        remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(STAGES)}, or module:NAME"
+        raise UserError(f"there is no stage `{spec.kind}`", where=spec.where, remedy=remedy)
     found = import_object(spec.kind, spec.where or spec.kind)
     if isinstance(found, type) and issubclass(found, RowStage | SetStage):
         return _with_options(found, spec)
     if not callable(found) or isinstance(found, type):
-        remedy = "name a function of a row, or a subclass of RowStage or SetStage"
+        remedy = "specify a function of a row, or a subclass of RowStage or SetStage"
         raise UserError(f"{spec.kind} is not a stage", where=spec.where, remedy=remedy)
     return UserFunction(spec.kind, found, spec.options)
 
@@ -161,5 +163,5 @@ def _with_options(kind: type[Stage[Any]], spec: StageSpec) -> Stage[Any]:
             known = kind.Options.model_fields
             near = nearest(name, known, count=1)
             what = f"{spec.kind} has no option `{name}`"
-            remedy = f"did you mean {near[0]}?" if near else f"its options: {', '.join(known) or 'none'}"
+            remedy = f"did you mean {near[0]}?" if near else f"its options are: {', '.join(known) or 'none'}"
         raise UserError(what, where=spec.where, remedy=remedy) from error

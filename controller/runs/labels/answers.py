@@ -57,9 +57,14 @@ def reader_of(pattern: str) -> Callable[[str], str | None]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UserError(f"is not a regular expression ({error})", where=f"--answer {pattern}") from error
+        raise UserError(
+            f"the pattern is not a valid regular expression ({error})", where=f"--answer {pattern}"
+        ) from error
     if compiled.groups != 1:
-        what, remedy = f"needs exactly one group, but has {compiled.groups}", r"such as 'ANSWER: (\w+)'"
+        what, remedy = (
+            f"the pattern must have exactly one group, but has {compiled.groups}",
+            r"use a pattern such as 'ANSWER: (\w+)'",
+        )
         raise UserError(what, where=f"--answer {pattern}", remedy=remedy)
     return lambda text: found[-1].strip() if (found := compiled.findall(text)) else None
 
@@ -80,10 +85,18 @@ def answers_of_run(
         UserError: the ledger or the rows cannot be read.
     """
     if not folder.ledger.is_file():
-        raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="try again later")
+        raise UserError(
+            "the run has no ledger, because nothing has been generated yet",
+            where=str(folder.root),
+            remedy="try again later",
+        )
     rows, why = read_rows(folder)
     if rows is None:
-        raise UserError(f"its rows cannot be named: {why}", where=str(folder.root), remedy="restore the data")
+        raise UserError(
+            f"the rows of the run cannot be identified: {why}",
+            where=str(folder.root),
+            remedy="restore the data files of the run",
+        )
     text, found, num_gone = TokenText.of(folder), dict[str, _Row](), 0
     try:
         db, _ = open_ledger(folder)
@@ -109,11 +122,11 @@ def answers_of_run(
     except DAMAGED as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
     if not found:
-        remedy = "areal-like samples shows what is stored; --from-version 0 takes all versions"
-        raise UserError(f"no stored answer is of version {from_version} or later", where=folder.name, remedy=remedy)
+        remedy = "use --from-version 0 to include all versions; areal-like samples shows what is stored"
+        raise UserError(f"no answer of version {from_version} or later is stored", where=folder.name, remedy=remedy)
     return [row.taken() for row in found.values() if row.label], from_version, num_gone
 
 
@@ -137,11 +150,11 @@ def answers_of_file(path: Path, read: Callable[[str], str | None], *, most: int)
                 if line.strip():
                     _add(found, line, f"{path}:{number}", read, most)
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not text in UTF-8", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path)) from error
     if not found:
-        raise UserError("there are no answers in the file", where=str(path))
+        raise UserError("the file contains no answers", where=str(path))
     return [row.taken() for row in found.values()]
 
 
@@ -151,16 +164,16 @@ def _add(found: dict[str, _Row], line: str, place: str, read: Callable[[str], st
         fields = json.loads(line)
         response = fields["response"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError("is not an answer with `response`", where=place, remedy=remedy) from error
+        raise UserError("the line is not an answer with a `response`", where=place, remedy=remedy) from error
     label = next((_text(final_answer(fields[name])) for name in LABELS if fields.get(name) is not None), "")
     prompt = _prompt(fields)
     key = str(fields["id"]) if fields.get("id") is not None else ""
     if not label or not (key or prompt) or not isinstance(response, str):
-        raise UserError("has no label, or neither `id` nor `prompt`", where=place, remedy=remedy)
+        raise UserError("the line has no label, or has neither `id` nor `prompt`", where=place, remedy=remedy)
     row = found.setdefault(key or prompt, _Row(_text(fields.get("where")), key, prompt, label))
     if row.label != label:
-        what = f"the label is {label!r}, but {row.label!r} in an earlier answer to the same row"
-        raise UserError(what, where=place, remedy="give each row an `id` of its own")
+        what = f"the label is {label!r}, but an earlier answer to the same row has the label {row.label!r}"
+        raise UserError(what, where=place, remedy="give each row a unique `id`")
     if len(row.finals) < most:
         row.finals.append(read(response) if fields.get("finish_reason", "stop") == "stop" else None)
 

@@ -27,24 +27,24 @@ def labels_command(
     path = Path(source).expanduser()
     if path.is_file():
         if from_version is not None:
-            what, remedy = "a file of answers has no versions", "omit it, or name a run"
+            what, remedy = "a file of answers has no policy versions", "remove --from-version, or specify a run"
             raise UserError(what, where="--from-version", remedy=remedy)
         rows = answers_of_file(path, read, most=most)
     else:
         rows, first, num_gone = answers_of_run(
             find_run_to_read(source), read, from_version=from_version, most=most
         )  # fmt: skip
-        notes.append(f"answers that version {first} or a later one began count")
+        notes.append(f"answers that were started with version {first} or later are counted")
         notes += [f"{num_gone:,} answers are no longer stored (ledger.keep_mb)"] if num_gone else []
     found = find_disputed(rows, min_answers=min_answers, min_agreement=min_agreement)
     if found.num_judged == 0:
         raise UserError(
-            f"no row has {min_answers} final answers", where=source, remedy="lower --min-answers, or name --answer"
+            f"no row has {min_answers} final answers", where=source, remedy="reduce --min-answers, or set --answer"
         )
     if found.num_agreeing < found.num_judged / 2:
         notes.append(
-            f"the answers agree with the label of only {found.num_agreeing:,} of {found.num_judged:,} rows: the list "
-            "is not reliable"
+            f"the answers agree with the label of only {found.num_agreeing:,} of {found.num_judged:,} rows, so the "
+            "list is not reliable"
         )
     if out:
         _write(Path(out).expanduser(), found)
@@ -57,7 +57,10 @@ def labels_command(
         return 0
     _print(found, notes)
     if out:
-        print(f"written to {out}: set `decision` in each line, then areal-like data relabel FILE --review {out} -o NEW")
+        print(
+            f"written to {out}; set `decision` in each line, then run areal-like data relabel FILE --review {out} -o "
+            "NEW"
+        )
     return 0
 
 
@@ -68,15 +71,17 @@ def _write(path: Path, found: Found) -> None:
             for one in found.disputed:
                 file.write(json.dumps(one.as_dict()) + "\n")
     except FileExistsError as error:
-        remedy = "choose another name: a review is not overwritten"
+        remedy = "choose a different name; an existing review is never overwritten"
         raise UserError("already exists", where=str(path), remedy=remedy) from error
     except OSError as error:
-        raise UserError(f"cannot be written ({error.strerror})", where=str(path), remedy="name another file") from error
+        raise UserError(
+            f"the file cannot be written ({error.strerror})", where=str(path), remedy="choose a different file"
+        ) from error
 
 
 def _print(found: Found, notes: list[str]) -> None:
     print(
-        f"{len(found.disputed):,} labels are likely wrong, of {found.num_judged:,} rows with enough answers "
+        f"{len(found.disputed):,} labels are probably wrong, out of {found.num_judged:,} rows with enough answers "
         f"({found.num_rows:,} rows have answers)"
     )
     for one in found.disputed[:MAX_SHOWN]:

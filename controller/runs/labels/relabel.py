@@ -64,28 +64,28 @@ def read_review(path: Path) -> list[Review]:
                 if line.strip():
                     found.append(_reviewed(line, f"{path}:{number}"))
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not text in UTF-8", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path)) from error
     if not found:
-        raise UserError("there are no lines in the file", where=str(path), remedy="areal-like data labels writes it")
+        raise UserError("the file is empty", where=str(path), remedy="create the file with areal-like data labels")
     return found
 
 
 def _reviewed(line: str, place: str) -> Review:
-    remedy = "name the file that `areal-like data labels` wrote"
+    remedy = "specify a file that `areal-like data labels` wrote"
     try:
         fields = json.loads(line)
         texts = {name: str(fields.get(name) or "") for name in ("where", "key", "prompt", "label", "answer")}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError("is not a line of a review", where=place, remedy=remedy) from error
+        raise UserError("the line is not a valid line of a review", where=place, remedy=remedy) from error
     decision = fields.get("decision")
     if decision not in (None, *DECISIONS):
         near = nearest(str(decision), DECISIONS, count=1)
-        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(DECISIONS)}, or null"
-        raise UserError(f"no decision {decision!r}", where=place, remedy=hint)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(DECISIONS)}, or null"
+        raise UserError(f"{decision!r} is not a valid decision", where=place, remedy=hint)
     if not texts["answer"] or not texts["label"] or not (texts["where"] or texts["key"] or texts["prompt"]):
-        raise UserError("has no row, label or answer", where=place, remedy=remedy)
+        raise UserError("the line has no row, no label or no answer", where=place, remedy=remedy)
     return Review(place, **texts, decision=decision)
 
 
@@ -100,7 +100,11 @@ class _Reviews:
                 _key(review.where) if review.where else ("id", review.key) if review.key else ("prompt", review.prompt)
             )
             if (other := self._by.setdefault(key, review)) is not review:
-                raise UserError(f"is for the same row as {other.place}", where=review.place, remedy="keep one of them")
+                raise UserError(
+                    f"the line is for the same row as {other.place}",
+                    where=review.place,
+                    remedy="keep only one of the two lines",
+                )
 
     def take(self, row: Row) -> Review | None:
         """The review of a row. Raises UserError if the row is not the one that was reviewed."""
@@ -109,16 +113,19 @@ class _Reviews:
             if (review := self._by.get(key)) is not None and review.place in self._left:
                 del self._left[review.place]
                 if row.answer != review.label:
-                    what = f"its label is {row.answer!r}, but {review.label!r} was reviewed ({review.place})"
-                    raise UserError(what, where=row.where, remedy="list the labels of these rows again")
+                    what = (
+                        f"the label of the row is {row.answer!r}, but the reviewed label was {review.label!r} "
+                        f"({review.place})"
+                    )
+                    raise UserError(what, where=row.where, remedy="run areal-like data labels again for these rows")
                 return review
         return None
 
     def refuse_rest(self) -> None:
         """Raise UserError if a reviewed row was not in the files."""
         for review in self._left.values():
-            what = f"its row ({review.where or review.key or review.prompt[:60]}) is not in the files"
-            raise UserError(what, where=review.place, remedy="name the files that the labels were listed of")
+            what = f"the reviewed row ({review.where or review.key or review.prompt[:60]}) is not in the files"
+            raise UserError(what, where=review.place, remedy="specify the same files as for areal-like data labels")
 
 
 def _key(where: str) -> Any:
@@ -153,7 +160,7 @@ def relabel(
         for number, line in enumerate(lines, 1):
             fields, fault = parse(line)
             if fault:
-                raise UserError(fault, where=line.where, remedy="`areal-like data clean` removes such lines")
+                raise UserError(fault, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
             row = Row(number, line.where, fields, found_columns)
             done.num_rows += 1
             outcome = _outcome(row, line, reviews.take(row), found_columns, done, accepts_all=accepts_all)

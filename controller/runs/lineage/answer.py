@@ -67,7 +67,7 @@ def answer(graph: Graph, subjects: list[Node]) -> Answer:
         start = [key for key in graph.rows.others.values() if key == "warm_start.data"]
         found.notes += ["version 0 was also trained on warm_start.data"] if start else []
     if graph.rows.why_unknown:
-        found.notes.append(f"rows are not named: {graph.rows.why_unknown}")
+        found.notes.append(f"rows cannot be identified: {graph.rows.why_unknown}")
     whys = {graph.rows.originals(str(one.key))[1] for one in (*subjects, *found.came_from) if one.kind == "row"}
     found.notes += sorted(why for why in whys if why)
     return found
@@ -112,30 +112,35 @@ def facts(graph: Graph, node: Node) -> dict[str, Any]:
 
 def gaps(graph: Graph) -> list[str]:
     """Links that are missing in a run, one line each; empty if every sample, batch, version and model has its own."""
-    found = [f"rows are not named: {graph.rows.why_unknown}"] if graph.rows.why_unknown else []
+    found = [f"rows cannot be identified: {graph.rows.why_unknown}"] if graph.rows.why_unknown else []
     if not graph.rows.has_record:
-        found.append("the hashes of its files were not recorded: the run was started by an earlier version")
+        found.append(
+            "the hashes of the run's files were not recorded, because the run was started by an earlier version of "
+            "areal_like"
+        )
     files = {graph.rows.file_of(where)[0]: graph.rows.file_of(where)[1] for where in graph.used_rows()}
     found += [
-        f"{name}: its hash was not recorded"
+        f"the hash of {name} was not recorded"
         for name, described in sorted(files.items(), key=lambda item: item[0])
         if name and graph.rows.has_record and not described.get("sha256") and not graph.rows.is_made(name)
     ]
     for version, batch in graph.chain.batches.items():
         missing = [one for one in (*batch.members, *batch.reused) if not graph.has_sample(one)]
-        found += [f"step {version.step} has sample {one.group}.{one.sample}, which is not recorded" for one in missing]
+        found += [
+            f"step {version.step} has sample {one.group}.{one.sample}, which is not in the ledger" for one in missing
+        ]
         if version.step > 1 and graph.chain.before(version).step != version.step - 1:
-            found.append(f"step {version.step} of lineage {version.lineage}: the version before is not recorded")
+            found.append(f"step {version.step} of lineage {version.lineage}: the previous version is not recorded")
     found += [
-        f"group {group} is consumed, but no step has it"
+        f"group {group} was consumed, but no step has used it"
         for group, (_, fate, _, _) in graph.groups.items()
         if fate == "consumed" and not graph.chain.steps_of_group(group)
     ]
     for path, model in graph.models.items():
         if model.version.step > 0 and model.version not in graph.chain.batches:
-            found.append(f"{path}: its version {model.version.step} is not recorded")
+            found.append(f"version {model.version.step} of {path} is not recorded")
         if model.kind == "export" and not any(one.kind == "checkpoint" for one in graph.parents(Node("export", path))):
-            found.append(f"{path}: its checkpoint is not recorded")
+            found.append(f"the checkpoint of {path} is not recorded")
     return found
 
 

@@ -29,7 +29,11 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     target = find_target(arguments.source, arguments.run)
     folder = target.run
     if not folder.ledger.is_file():
-        raise UserError("has no ledger: nothing was trained yet", where=str(folder.root), remedy="try again later")
+        raise UserError(
+            "the run has no ledger, because nothing has been trained yet",
+            where=str(folder.root),
+            remedy="try again later",
+        )
     graph = open_graph(folder)
     found = answer(graph, subjects(graph, target, arguments))
     is_whole = target.version is None and not any(
@@ -51,8 +55,8 @@ def open_graph(folder: RunFolder) -> Graph:
     except DAMAGED as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
 
 
 def subjects(graph: Graph, target: Target, arguments: argparse.Namespace) -> list[Node]:
@@ -87,7 +91,7 @@ def _sample(graph: Graph, group: int, index: int | None) -> list[Node]:
     if index is None and there:
         return [Node("sample", Member(group, one)) for one in there]
     if index is None or index not in there:
-        remedy = f"it has samples {', '.join(map(str, there))}" if there else "none of its samples is finished"
+        remedy = f"its samples are {', '.join(map(str, there))}" if there else "none of its samples has finished"
         named = f"group {group} has no sample" + ("" if index is None else f" {index}")
         raise UserError(named, where=graph.folder.name, remedy=remedy)
     return [Node("sample", Member(group, index))]
@@ -102,8 +106,8 @@ def _model(graph: Graph, target: Target) -> Node:
         is_checkpoint = target.checkpoint is not None
         model = checkpoint_model(path, graph.chain) if is_checkpoint else export_model(path, graph.chain, run_id)
         if model is None:
-            what = f"it is not a {'checkpoint' if is_checkpoint else 'model'} of {graph.folder.root}"
-            raise UserError(what, where=str(path), remedy="name the run it belongs to: --run RUN")
+            what = f"the folder is not a {'checkpoint' if is_checkpoint else 'model'} of {graph.folder.root}"
+            raise UserError(what, where=str(path), remedy="specify the run that it belongs to with --run RUN")
         graph.models[str(path)] = model
     return Node("checkpoint" if target.checkpoint is not None else "export", str(path))
 
@@ -113,8 +117,10 @@ def _show(found: Answer, missing: list[str] | None, arguments: argparse.Namespac
         try:
             Path(arguments.svg).write_text(picture(found), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            remedy = "name another file: --svg FILE"
-            raise UserError(f"cannot be written ({error.strerror})", where=arguments.svg, remedy=remedy) from error
+            remedy = "choose a different file with --svg FILE"
+            raise UserError(
+                f"the file cannot be written ({error.strerror})", where=arguments.svg, remedy=remedy
+            ) from error
     if arguments.json:
         page: dict[str, Any] = found.as_dict()
         print(json.dumps(page if missing is None else {**page, "gaps": missing}, ensure_ascii=False))

@@ -41,8 +41,8 @@ class Model:
     @property
     def state(self) -> str:
         """`stored`, or that it is gone."""
-        return ("stored" if self.is_stored else "no longer there") + (
-            f", sent to {self.repository}" if self.repository else ""
+        return ("stored" if self.is_stored else "no longer stored") + (
+            f", uploaded to {self.repository}" if self.repository else ""
         )
 
 

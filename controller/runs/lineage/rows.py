@@ -80,12 +80,12 @@ class RunRows:
         COLUMN=VALUE. Raises UserError.
         """
         if self._rows is None:
-            remedy = "restore the data, or run the command in the folder the run was started in"
-            raise UserError(f"rows cannot be named: {self.why_unknown}", where="--row", remedy=remedy)
+            remedy = "restore the data, or run the command in the folder in which the run was started"
+            raise UserError(f"rows cannot be identified: {self.why_unknown}", where="--row", remedy=remedy)
         table, (column, sign, value) = self._rows.table, text.partition("=")
         if sign and split_place(text) is None:
             found = [table.where(index) for index in range(len(table)) if str(table[index].get(column)) == value]
-            what = f"no row has {column}={value}"
+            what = f"there is no row with {column}={value}"
         else:
             found = list(self._at(text, table))
             what = f"no row of the run is {text}"
@@ -95,7 +95,9 @@ class RunRows:
         if (key := self.others.get(name) or self.others.get(str(Path(name).absolute()))) is not None:
             raise UserError(f"{name} is {key}", where="--row", remedy=_meaning(key))
         first = table.where(0)
-        raise UserError(what, where="--row", remedy=f"name it as FILE:LINE, such as {first}, or COLUMN=VALUE")
+        raise UserError(
+            what, where="--row", remedy=f"specify the row as FILE:LINE, such as {first}, or as COLUMN=VALUE"
+        )
 
     def _at(self, text: str, table: Table) -> Iterator[str]:
         wanted = _absolute(text)
@@ -124,5 +126,8 @@ def _absolute(where: str) -> tuple[str, int] | str:
 
 def _meaning(key: str) -> str:
     if key == "warm_start.data":
-        return "its rows are demonstrations of the warm start: version 0, and so every version, may have used them"
-    return "its rows are answered in evaluations only: no version was trained on them"
+        return (
+            "the rows of this source are demonstrations of the warm start, so version 0 and all later versions may "
+            "have used them"
+        )
+    return "the rows of this source are used only in evaluations, so no version was trained on them"

@@ -66,9 +66,9 @@ def make_capsule(folder: RunFolder, step: int, out: Path) -> int:
     Raises UserError (no such step, a setting that a capsule cannot hold, an existing file), OperationError, OSError.
     """
     if out.exists():
-        raise UserError("already exists", where=str(out), remedy="name a new file")
+        raise UserError("the file already exists", where=str(out), remedy="choose a new file")
     if not out.absolute().parent.is_dir():
-        raise UserError("its folder does not exist", where=str(out), remedy="create the folder first")
+        raise UserError("the parent folder does not exist", where=str(out), remedy="create the folder first")
     with open_recording(folder) as recording, tempfile.TemporaryDirectory(prefix="areal-like-capsule-") as root:
         recording.check_step(step, "--step")
         if (problem := capsule_problem(recording.spec)) is not None:
@@ -99,8 +99,11 @@ def make_capsule(folder: RunFolder, step: int, out: Path) -> int:
         )
         print(_words(result))
         if row is not None and (found := compare_metrics(row, result["metrics"], OF_EARLIER_STEPS)[1]) is not None:
-            words = f"{found.name} is {found.recorded!r} in the run and {found.replayed!r} here"
-            print(f"note: the step does not give here what it gave in the run: {words}", file=sys.stderr)
+            words = f"{found.name} is {found.recorded!r} in the run and {found.replayed!r} in the replay"
+            print(
+                f"note: repeating the step on this machine gave a different result than in the run: {words}",
+                file=sys.stderr,
+            )
     return 0
 
 
@@ -120,8 +123,8 @@ def replay_capsule(file: Path) -> int:
             with (inside / BATCH).open("rb") as opened:
                 batch = read_batch(opened)
         except (OSError, ValueError, RecursionError, WireError) as error:
-            words = one_line(f"not a whole capsule ({error})")
-            raise UserError(words, where=str(file), remedy="make it again") from error
+            words = one_line(f"the file is not a complete capsule ({error})")
+            raise UserError(words, where=str(file), remedy="create the capsule again") from error
         made_by = f"step {step} of run {manifest.get('run')}, areal_like {manifest.get('areal_like')}"
         print(f"{file.name}: {one_line(made_by)}", flush=True)
         spec = _placed(ProcessSpec.load(inside / SPEC), inside)
@@ -149,7 +152,7 @@ def run_step(
             case "saved":
                 result["tensors"] = digests_in(Path(event["folder"]))
     if "tensors" not in result:
-        raise OperationError("the trainer ended without the step")
+        raise OperationError("the trainer exited without training the step")
     return result, json.loads((scratch / "trainer.json").read_text())
 
 
@@ -157,13 +160,13 @@ def first_differing(recorded: Result, found: Result) -> str | None:
     """Return the first difference of two results, in words: gradients by update, metrics, tensors after the step."""
     theirs, ours = recorded["gradients"], found["gradients"]
     if len(theirs) != len(ours):
-        return f"{len(theirs)} updates in the record, {len(ours)} here"
+        return f"{len(theirs)} updates in the record, {len(ours)} in the replay"
     for update, (there, here) in enumerate(zip(theirs, ours, strict=True), start=1):
         if (name := first_difference(there, here)) is not None:
             return f"update {update}: the gradient of {name}"
     _, metric = compare_metrics(recorded["metrics"], found["metrics"], OF_EARLIER_STEPS, is_whole=True)
     if metric is not None:
-        return f"{metric.name} is {metric.recorded!r} in the record and {metric.replayed!r} here"
+        return f"{metric.name} is {metric.recorded!r} in the record and {metric.replayed!r} in the replay"
     if (name := first_difference(recorded["tensors"], found["tensors"])) is not None:
         return f"after the step: {name}"
     return None
@@ -196,7 +199,7 @@ def _state_before(recording: Recording, step: int, root: Path) -> Path:
         if number:
             shutil.rmtree(root / f"start_{number - 1}", ignore_errors=True)
     if checkpoint is None:
-        raise OperationError(f"the trainer ended without a checkpoint of version {wanted}")
+        raise OperationError(f"the trainer exited without writing a checkpoint of version {wanted}")
     return checkpoint
 
 
@@ -240,7 +243,7 @@ def _config(folder: RunFolder) -> bytes:
         return config_text(folder.config).encode()
     except ValueError as error:
         words = f"is damaged ({error})"
-        raise UserError(words, where=str(folder.config), remedy="restore it from a backup") from error
+        raise UserError(words, where=str(folder.config), remedy="restore the file from a backup") from error
 
 
 def _sample_lines(folder: RunFolder, step: int) -> bytes:

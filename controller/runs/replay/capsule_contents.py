@@ -30,7 +30,7 @@ def model_files(prefix: str, folder: Path) -> Entries:
     Raises UserError if the folder is gone or has no weights as safetensors.
     """
     if not folder.is_dir():
-        remedy = "restore it: the step reads this model"
+        remedy = "restore this model, which the step reads"
         raise UserError("there is no such model folder", where=str(folder), remedy=remedy)
     found = {
         file: _without_folder(file)
@@ -38,8 +38,12 @@ def model_files(prefix: str, folder: Path) -> Entries:
         if file.is_file() and file.suffix in MODEL_SUFFIXES and file.name not in _OF_OTHER_RUNS
     }
     if not any(file.suffix == WEIGHTS for file in found):
-        remedy = "convert its weights to safetensors"
-        raise UserError("has no safetensors, and a capsule contains no pickle", where=str(folder), remedy=remedy)
+        remedy = "convert the model's weights to safetensors"
+        raise UserError(
+            "the folder has no safetensors files, and a capsule must not contain pickle files",
+            where=str(folder),
+            remedy=remedy,
+        )
     return {f"{prefix}{file.relative_to(folder)}": content for file, content in found.items()}
 
 
@@ -75,19 +79,19 @@ def refuse_pickles(names: Iterable[str]) -> None:
     """Raise ValueError if a file may be a pickle: an archive of others may have weights in one."""
     for name in names:
         if PurePosixPath(name).suffix.lower() in PICKLES:
-            raise ValueError(f"{name} may be a pickle")
+            raise ValueError(f"{name} may be a pickle file")
 
 
 def read_result(file: Path) -> dict[str, Any]:
     """Read result.json. Raises OSError, ValueError."""
     found = json.loads(file.read_text())
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name} is not an object")
+        raise ValueError(f"{file.name} is not a JSON object")
     for key, kind in (("gradients", list), ("metrics", dict), ("tensors", dict)):
         if not isinstance(found.get(key), kind):
             raise ValueError(f"{file.name} has no {key}")
     if not all(isinstance(update, dict) for update in found["gradients"]):
-        raise ValueError(f"{file.name} has no gradients by tensor")
+        raise ValueError(f"{file.name} does not contain gradients by tensor")
     return found
 
 
@@ -102,5 +106,5 @@ def count(manifest: Mapping[str, Any], key: str) -> int:
     """A positive number of the manifest. Raises ValueError."""
     value = manifest.get(key)
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"its manifest has no {key}")
+        raise ValueError(f"the manifest has no {key}")
     return value

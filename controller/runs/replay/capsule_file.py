@@ -22,7 +22,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 PIECE_BYTES = 16 << 20
 _MAX_MANIFEST_BYTES = 16 << 20
-REMEDY = "get the file again from where it was made"
+REMEDY = "copy the file again from where it was created"
 _IS_ENCRYPTED = 1
 """Bit of an entry's flags."""
 _DAMAGES = (
@@ -46,7 +46,7 @@ def write_archive(file: Path, entries: Mapping[str, Path | bytes], facts: Mappin
         UserError: the file exists. OSError: it cannot be written.
     """
     if file.exists():
-        raise UserError("already exists", where=str(file), remedy="name a new file")
+        raise UserError("the file already exists", where=str(file), remedy="choose a new file")
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
@@ -72,14 +72,14 @@ def read_archive(file: Path, into: Path) -> dict[str, Any]:
                 if name not in entries or names[name] != 1:
                     raise _damaged(file, f"{name} is {'missing' if name not in names else 'not in the manifest'}")
             if sum(_size(facts) for facts in entries.values()) > file.stat().st_size:
-                raise _damaged(file, "its entries are larger than the file")
+                raise _damaged(file, "the entries are larger than the file")
             for name, facts in entries.items():
                 _unpack(archive, name, facts, into, file)
             return manifest
     except UserError:
         raise
     except _DAMAGES as error:
-        raise _damaged(file, f"not a whole capsule ({error})") from error
+        raise _damaged(file, f"the file is not a complete capsule ({error})") from error
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _pieces(content: Path | bytes) -> Any:
 def _refuse_compressed(archive: zipfile.ZipFile, file: Path) -> None:
     for entry in archive.infolist():
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _IS_ENCRYPTED:
-            raise _damaged(file, f"{entry.filename} is compressed or encrypted, which a capsule never is")
+            raise _damaged(file, f"{entry.filename} is compressed or encrypted, but entries of a capsule never are")
 
 
 def _size(facts: Mapping[str, Any]) -> int:
@@ -117,19 +117,21 @@ def _size(facts: Mapping[str, Any]) -> int:
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
-        raise ValueError("its manifest is too long")
+        raise ValueError("the manifest is too long")
     manifest = json.loads(archive.read(MANIFEST))
     if not isinstance(manifest, dict) or not isinstance(manifest.get("entries"), dict):
-        raise ValueError("its manifest has no entries")
+        raise ValueError("the manifest has no entries")
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"format {manifest.get('format')}; this version reads format {FORMAT}")
+        raise ValueError(
+            f"the file has format {manifest.get('format')}, but this version of areal_like reads format {FORMAT}"
+        )
     return manifest
 
 
 def _unpack(archive: zipfile.ZipFile, name: str, facts: Mapping[str, Any], into: Path, file: Path) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise _damaged(file, f"{name!r} is not a name of an entry")
+        raise _damaged(file, f"{name!r} is not a valid entry name")
     target = into.joinpath(*path.parts)
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, left = hashlib.sha256(), _size(facts)
@@ -142,7 +144,7 @@ def _unpack(archive: zipfile.ZipFile, name: str, facts: Mapping[str, Any], into:
     except zipfile.BadZipFile as error:
         raise _damaged(file, f"{name} is damaged") from error
     if left or digest.hexdigest() != facts["sha256"]:
-        raise _damaged(file, f"{name} was changed: its SHA-256 is not that of the manifest")
+        raise _damaged(file, f"{name} was changed: its SHA-256 differs from the one in the manifest")
 
 
 def _damaged(file: Path, what: str) -> UserError:

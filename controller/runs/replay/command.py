@@ -23,7 +23,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
             return _COMMANDS[arguments.command](arguments)
     except OSError as error:
         where = str(error.filename) if error.filename else arguments.run
-        remedy = "check that you may read the run, and that TMPDIR has room for a checkpoint"
+        remedy = "check that you have permission to read the run, and that TMPDIR has space for a checkpoint"
         raise UserError(f"{error.strerror or error}", where=where, remedy=remedy) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -35,7 +35,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         from controller.runs.replay.capsule import replay_capsule
 
         if arguments.first is not None or arguments.last is not None:
-            raise UserError("a capsule has one step", where="--from, --to", remedy="omit them")
+            raise UserError("a capsule contains only one step", where="--from, --to", remedy="remove these options")
         return replay_capsule(file)
     from controller.runs.replay.replay import replay_run
 
@@ -57,7 +57,11 @@ def _whatif(arguments: argparse.Namespace) -> int:
         from controller.runs.replay.whatif_schedule import simulate_changed
 
         if arguments.first is not None or arguments.last is not None:
-            raise UserError("a schedule is simulated from its start", where="--from, --to", remedy="omit them")
+            raise UserError(
+                "a schedule is always simulated from the first step",
+                where="--from, --to",
+                remedy="remove these options",
+            )
         return simulate_changed(folder, overrides, as_json=arguments.json)
     from controller.runs.replay.whatif import replay_changed
 

@@ -19,4 +19,4 @@ def notes_on(recorded: Mapping[str, Any], setup_file: Path) -> Iterator[str]:
         return
     for name in FACTS:
         if name in recorded and recorded[name] != here.get(name):
-            yield f"{name} was {recorded[name]} in the run and is {here.get(name)} here"
+            yield f"{name} was {recorded[name]} in the run and is {here.get(name)} on this machine"

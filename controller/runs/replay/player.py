@@ -138,4 +138,4 @@ def _failure(status: int, text: str) -> UserError | OperationError:
     words = last_error(text)
     if status == USER_MISTAKE and words:
         return UserError(words)
-    return OperationError(words or f"the replaying trainer ended with {describe_status(status)}")
+    return OperationError(words or f"the trainer of the replay ended with {describe_status(status)}")

@@ -23,7 +23,7 @@ from controller.runs.sample_rows import check_schema, open_ledger
 from controller.wiring.checkpoints import checkpoint_problem, checkpoints_on_disk
 from controller.wiring.replay import recalls_versions
 
-KEEP = "set ledger.keep_mb: null before a run starts to keep the tokens of all steps"
+KEEP = "set ledger.keep_mb: null before starting a run to keep the tokens of all steps"
 
 
 class Origin(NamedTuple):
@@ -92,7 +92,7 @@ class Recording:
         """Raise UserError if the step was not trained."""
         if not 1 <= step <= self.last_step:
             what = f"there is no step {step}" if self.last_step else "no step was trained"
-            has = f"the run has steps 1 to {self.last_step}" if self.last_step else "name a run that has trained"
+            has = f"the run has steps 1 to {self.last_step}" if self.last_step else "specify a run that has trained"
             raise UserError(what, where=option, remedy=has)
 
     def origin(self, at_most: int, say: Any) -> Origin:
@@ -106,32 +106,35 @@ class Recording:
             problem = checkpoint_problem(self.checkpoints[version])
             if problem is None:
                 return Origin(version, self.checkpoints[version])
-            say(f"checkpoint {version} is skipped: {problem}")
+            say(f"checkpoint {version} was skipped: {problem}")
         return Origin(0, None)
 
     def check_origin(self, origin: Origin, last: int) -> None:
         """Raise UserError if the steps from `origin` to `last` cannot be replayed."""
         is_start = origin.version in {start.base for start in self.chain}
         if not is_start and recalls_versions(self.spec):
-            what = f"no start of the trainer was at version {origin.version}, and its steps need earlier versions"
-            raise UserError(what, where="trainer.version_logprobs", remedy="replay from the beginning: omit --from")
+            what = (
+                f"the trainer was never started at version {origin.version}, and the following steps need earlier "
+                "versions"
+            )
+            raise UserError(what, where="trainer.version_logprobs", remedy="remove --from to replay from the beginning")
         model = in_home(Path(str(self.spec.model.path)), self.home)
         if origin.checkpoint is None and not (model / "config.json").is_file():
-            what = f"the starting model is gone: {self.spec.model.path}"
+            what = f"the starting model no longer exists: {self.spec.model.path}"
             raise UserError(what, where=str(self.folder.root), remedy=self._other_origin("restore it", last))
         for step in range(origin.version + 1, last + 1):
             if step not in self.batches:
-                remedy = self._other_origin("areal-like verify names what is damaged", last)
+                remedy = self._other_origin("run areal-like verify to see what is damaged", last)
                 raise UserError(f"the ledger has no batch of step {step}", where=str(self.folder.root), remedy=remedy)
             if number := self.reader.num_purged(self.batches[step]):
-                what = f"the tokens of {number} samples of step {step} are not stored any more"
+                what = f"the tokens of {number} samples of step {step} are no longer stored"
                 raise UserError(what, where=str(self.folder.root), remedy=self._other_origin(KEEP, last))
 
     def _other_origin(self, otherwise: str, last: int) -> str:
         """A remedy: an earlier checkpoint from which the later steps can be replayed, or `otherwise`."""
         for version in sorted(self.checkpoints):
             if version < last and all(self._is_stored(step) for step in range(version + 1, last + 1)):
-                return f"replay a later part: --from {version}; {otherwise}"
+                return f"replay only a later part with --from {version}; {otherwise}"
         return otherwise
 
     def _is_stored(self, step: int) -> bool:
@@ -149,12 +152,18 @@ def open_recording(folder: RunFolder) -> Iterator[Recording]:
     folder.refuse_if_running()
     state, root = folder.read_state(), str(folder.root)
     if is_from_files(state):
-        raise UserError("this run trains from files: it has no ledger", where=root, remedy="name a run of `train`")
+        raise UserError(
+            "the run trains from files, so it has no ledger", where=root, remedy="specify a run of areal-like train"
+        )
     specs = _specs(folder)
     if specs[0].emulation is not None:
-        raise UserError("its devices were emulated: nothing was computed", where=root, remedy="name another run")
+        raise UserError(
+            "the devices of the run were emulated, so there are no results to compare",
+            where=root,
+            remedy="specify a run with real devices",
+        )
     if not folder.ledger.is_file():
-        raise UserError("it has no ledger", where=root, remedy="name a run that has trained")
+        raise UserError("the run has no ledger", where=root, remedy="specify a run that has trained")
     with _damage_named(folder):
         db, _ = open_ledger(folder)
     with closing(BatchReader(db, folder.root / SEGMENT_FOLDER)) as reader:
@@ -172,8 +181,8 @@ def _damage_named(folder: RunFolder) -> Iterator[None]:
     except (sqlite3.Error, ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
 
 
 def _read(
@@ -207,8 +216,8 @@ def _specs(folder: RunFolder) -> tuple[ProcessSpec, ...]:
     """The specs of the trainer's ranks, as they were started last."""
     first = folder.processes / "trainer.json"
     if not first.is_file():
-        remedy = "name a run that has trained"
-        raise UserError("its trainer was never started", where=str(folder.root), remedy=remedy)
+        remedy = "specify a run that has trained"
+        raise UserError("the trainer of the run was never started", where=str(folder.root), remedy=remedy)
     spec = ProcessSpec.load(first)
     others = (ProcessSpec.load(folder.processes / f"trainer-{rank}.json") for rank in range(1, spec.num_ranks))
     return (spec, *others)

@@ -143,7 +143,7 @@ class Replay:
         number, found = compare_metrics(row, event["metrics"], () if is_whole else OF_EARLIER_STEPS)
         self._outcome.num_metrics += number
         if found is not None:
-            words = f"{found.name} is {found.recorded!r} in the record and {found.replayed!r} here"
+            words = f"{found.name} is {found.recorded!r} in the record and {found.replayed!r} in the replay"
             self._outcome.difference = f"step {step}: {words}"
 
     def _compare(self, name: str, recorded: Path, found: Path) -> None:
@@ -159,14 +159,19 @@ def _title(recording: Recording, origin: Origin, last: int) -> str:
     parts = part_of(recording.chain, origin.version, last)
     starts = ""
     if len(parts) > 1:
-        starts = f"; {len(parts)} starts of the trainer, at versions {', '.join(str(one.base) for one in parts)}"
+        starts = (
+            f"; the trainer was started {len(parts)} times, at versions {', '.join(str(one.base) for one in parts)}"
+        )
     return f"{recording.folder.name}: replaying steps {origin.version + 1} to {last} from {where}{starts}"
 
 
 def _lines(outcome: Outcome, wall_s: float) -> list[str]:
     lines = [f"{name}: equal, sha256 {digest}" for name, digest in outcome.digests.items()]
     if outcome.num_without_row:
-        lines.append(f"metrics of {outcome.num_without_row} steps were not recorded, or by another start")
+        lines.append(
+            f"the metrics of {outcome.num_without_row} steps were not recorded, or were recorded by a different start "
+            "of the trainer"
+        )
     if outcome.difference:
         return [*lines, f"different: {outcome.difference}"]
     return [

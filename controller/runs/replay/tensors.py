@@ -87,9 +87,9 @@ def compare_folders(recorded: Path, found: Path) -> tuple[TensorDifference | Non
 
 def _words(recorded: Place | None, found: Place | None) -> str:
     if recorded is None or found is None:
-        return "only one of both has it"
+        return "only one of the two has this tensor"
     if (recorded.dtype, recorded.shape) != (found.dtype, found.shape):
-        return f"{recorded.dtype} {list(recorded.shape)} in the record, {found.dtype} {list(found.shape)} here"
+        return f"{recorded.dtype} {list(recorded.shape)} in the record, {found.dtype} {list(found.shape)} in the replay"
     theirs, ours = _values(recorded), _values(found)
     num_different = int(
         (theirs.view(np.uint8).reshape(len(theirs), -1) != ours.view(np.uint8).reshape(len(ours), -1)).any(1).sum()
@@ -119,7 +119,7 @@ def _digest(place: Place) -> str:
         while left:
             piece = opened.read(min(left, PIECE_BYTES))
             if not piece:
-                raise OperationError(f"{place.file} ends too early")
+                raise OperationError(f"{place.file} is truncated")
             digest.update(piece)
             left -= len(piece)
     return digest.hexdigest()
@@ -130,7 +130,7 @@ def _places(file: Path) -> dict[str, Place]:
         with file.open("rb") as opened:
             (size,) = _HEAD.unpack(opened.read(_HEAD.size))
             if size > _MAX_HEADER_BYTES:
-                raise ValueError("its header is too long")
+                raise ValueError("the header is too long")
             header = json.loads(opened.read(size))
             start = _HEAD.size + size
             return {

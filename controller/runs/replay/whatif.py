@@ -80,15 +80,16 @@ def _changed_spec(recording: Recording, overrides: Sequence[str], *, has_origin:
     spec, sections = recording.spec, sections_of(overrides)
     if spec.num_ranks > 1:
         what = (
-            f"the trainer of this run has {spec.num_ranks} ranks, and the comparison with the record needs one process"
+            f"the trainer of this run has {spec.num_ranks} ranks, but the comparison with the record requires a single "
+            "rank"
         )
-        raise UserError(what, where="trainer.ranks", remedy="name a run with trainer.ranks: 1")
+        raise UserError(what, where="trainer.ranks", remedy="specify a run with trainer.ranks: 1")
     if recalls_versions(spec):
-        what = "its steps use log-probs of the recorded versions, which a changed policy does not have"
-        raise UserError(what, where="trainer.version_logprobs", remedy="name a run without it")
+        what = "the steps of this run use log-probs of the recorded versions, which do not exist for a changed policy"
+        raise UserError(what, where="trainer.version_logprobs", remedy="specify a run without trainer.version_logprobs")
     if has_origin and (new := next((name for name in FROM_START if name in sections), None)) is not None:
-        what = "the checkpoints of the run do not have its parameters"
-        raise UserError(what, where=f"trainer.{new}", remedy="omit --from: replay from the starting model")
+        what = "the checkpoints of the run do not contain the parameters of this component"
+        raise UserError(what, where=f"trainer.{new}", remedy="remove --from to replay from the starting model")
     return spec.model_copy(update={"settings": changed_settings(recording.folder, spec.settings, overrides)})
 
 
@@ -142,14 +143,17 @@ def summary(rows: Sequence[Row], refused: Row | None, min_ess: float) -> list[st
     if rows:
         furthest, least = max(rows, key=lambda row: row["kl_nats"]), min(rows, key=lambda row: row["ess"])
         lines.append(
-            f"{len(rows)} steps: the policy is at most {furthest['kl_nats']:.2g} nats per token from the one that "
-            f"sampled (step {furthest['step']}); the effective sample size is at least {least['ess']:.1%} of the "
+            f"{len(rows)} steps: the policy differs by at most {furthest['kl_nats']:.2g} nats per token from the one "
+            f"that sampled (step {furthest['step']}); the effective sample size is at least {least['ess']:.1%} of the "
             f"tokens (step {least['step']})"
         )
     if refused is not None:
         lines.append(
-            f"refused: step {refused['step']} and later: the effective sample size is {refused['ess']:.1%} of the "
-            f"tokens, below --min-ess {min_ess:g}: the recorded samples say too little about the changed policy"
+            f"stopped before step {refused['step']}: the effective sample size is {refused['ess']:.1%} of the tokens, "
+            f"which is below --min-ess {min_ess:g}, so the recorded samples are too unlikely under the changed policy"
         )
-    lines.append("samples and rewards are those of the recorded policy: only a run says what the changed one would get")
+    lines.append(
+        "samples and rewards are those of the recorded policy; only a new run shows what the changed policy would "
+        "achieve"
+    )
     return lines

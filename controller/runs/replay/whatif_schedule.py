@@ -87,9 +87,12 @@ def _print(trials: Sequence[plan.Trial], measured_s: float | None, words: str) -
         )  # fmt: skip
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     before_s, after_s = (trial.outcome.step_s for trial in trials)
-    print(f"simulated with the run's own costs: a step takes {after_s / before_s:.2f} times as long")
+    print(f"simulated with the costs of the run: a step takes {after_s / before_s:.2f} times as long")
     if measured_s is not None:
-        print(f"the run's steps took {measured_s:.3g} s (median), its simulation {before_s / measured_s - 1:+.0%}")
+        print(
+            f"the steps of the run took {measured_s:.3g} s (median); the simulation of the unchanged schedule differs "
+            f"by {before_s / measured_s - 1:+.0%}"
+        )
     for trial in trials:
         if trial.outcome.losses is not None:
             print(f"on_stale: {trial.setup.config.staleness.on_stale}: {loss_words(trial.outcome.losses)}")

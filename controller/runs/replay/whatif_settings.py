@@ -40,8 +40,11 @@ def answer_of(overrides: Sequence[str]) -> Answer:
     """What answers the question. Raises UserError: a setting that neither can answer, or both kinds of settings."""
     found = {_answer(text) for text in overrides}
     if len(found) > 1:
-        what = "another schedule gives other batches than those on which settings of the trainer would be replayed"
-        raise UserError(what, where=" ".join(overrides), remedy="ask about one of the two at a time")
+        what = (
+            "a changed schedule produces batches that differ from the recorded ones, on which changed trainer settings "
+            "would be replayed"
+        )
+        raise UserError(what, where=" ".join(overrides), remedy="change either the schedule or the trainer settings")
     return found.pop()
 
 
@@ -49,7 +52,11 @@ def _answer(text: str) -> Answer:
     key, equals, _ = text.partition("=")
     parts = key.split(".")
     if not equals or not key:
-        raise UserError(f"{text!r} is not key.path=value", where="whatif", remedy="trainer.loss.eps_high=0.4")
+        raise UserError(
+            f"{text!r} is not of the form key.path=value",
+            where="whatif",
+            remedy="write, for example, trainer.loss.eps_high=0.4",
+        )
     if parts[0] == "trainer" and len(parts) > 1 and parts[1] in REPLAYED:
         return Answer.REPLAY
     if any(key == one or key.startswith(f"{one}.") for one in SCHEDULE):
@@ -60,17 +67,21 @@ def _answer(text: str) -> Answer:
 
 def _refusal(parts: Sequence[str]) -> tuple[str, str]:
     """Why a setting is refused, and what to do instead."""
-    run = "start a run with it"
+    run = "start a run with this setting"
     if ".".join(parts[:2]) in ("trainer.teacher", "trainer.version_logprobs"):
-        return "it needs log-probs of other models or versions for each sample, which the record does not have", run
+        return "this setting needs log-probs of other models or versions for each sample, which were not recorded", run
     if parts[0] == "trainer":
-        return "it does not change what a step computes from its samples, only where, how fast or what is kept", run
+        return (
+            "this setting does not change the results of a step, but only where or how fast it is computed or what is "
+            "stored",
+            run,
+        )
     if parts[0] in SAMPLED:
-        return "it changes what would have been sampled, and the record has only what was sampled", run
+        return "this setting changes what is sampled, but only the recorded samples are available", run
     if parts[0] == "reward":
-        what = "it changes what the samples would have scored, and the record has only the scores that were given"
-        return what, "areal-like score gives recorded answers other scores"
-    return "it changes neither what a step computes nor when samples are used", run
+        what = "this setting changes the scores of samples, but only the recorded scores are available"
+        return what, "use areal-like score to score recorded answers again"
+    return "this setting changes neither the results of a step nor when samples are used", run
 
 
 def sections_of(overrides: Sequence[str]) -> set[str]:

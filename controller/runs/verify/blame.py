@@ -95,8 +95,8 @@ def blame(folder: RunFolder, version: int | None = None) -> Blame:
     except DAMAGED as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
 
 
 def _count(db: sqlite3.Connection, folder: RunFolder, version: int | None) -> Blame:
@@ -173,12 +173,13 @@ def lines(found: Blame) -> list[str]:
         f"samples       {found.num_samples:,} of {found.num_groups:,} groups, {found.num_tokens:,} tokens "
         f"({_counts(found.verdicts)})",
         f"workers       {_counts(found.workers)}",
-        f"versions      {len(found.versions)} sampled them first; {found.num_mixed:,} samples have tokens of several",
+        f"versions      {len(found.versions)} versions sampled first tokens; {found.num_mixed:,} samples have tokens "
+        "of several versions",
         f"staleness     {', '.join(f'{count:,} groups at {age}' for age, count in found.staleness.items()) or 'none'}",
         f"reused        {found.num_reused_groups:,} groups, {found.num_reuses:,} times",
     ]
     if found.rows_note:
-        text.append(f"rows          {found.num_draws:,} draws; rows are not named: {found.rows_note}")
+        text.append(f"rows          {found.num_draws:,} draws; rows cannot be identified: {found.rows_note}")
     for source, count in found.rows.items():
         text.append(f"rows          {count:,} of {source}, in {found.draws[source]:,} groups")
     if found.most_used:

@@ -54,21 +54,26 @@ def check_chain(db: sqlite3.Connection, run_dir: Path, chain: Chain, *, may_chan
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     schema = schema_version(db)
     if ("digests" in tables) != (schema >= FIRST_SCHEMA):
-        chain.breaks.append(f"ledger.sqlite: schema {schema} does not fit its tables: the schema number was changed")
+        chain.breaks.append(
+            f"ledger.sqlite: the schema version {schema} does not match the tables, so the schema version was changed"
+        )
     if "digests" not in tables:
         chain.has_digests = False
-        chain.notes.append(f"the ledger has schema {schema}: it was recorded before digests existed")
+        chain.notes.append(f"the ledger has schema version {schema}, which does not record digests")
         return
     meta = dict(db.execute("SELECT key, value FROM meta"))
     since = int(meta["digests_since"])
     _check_facts(db, chain, meta["run_id"], since)
     if chain.last_digest != meta["last_digest"] and not (chain.num_facts == 0 and meta["last_digest"] == ""):
-        chain.breaks.append("ledger.sqlite: its last fact is not the last one that was recorded")
+        chain.breaks.append("ledger.sqlite: the last fact is not the last one that was recorded")
     _check_counters(db, chain, meta, schema)
     chain.breaks += _strays(db)
     _check_payloads(db, chain, run_dir, since, may_change=may_change)
     if since:
-        chain.notes.append(f"facts 1 to {since} were recorded before digests existed: they are recounted only")
+        chain.notes.append(
+            f"facts 1 to {since} have no digests, because an earlier version of areal_like recorded them; they were "
+            "only recounted"
+        )
 
 
 def _check_facts(db: sqlite3.Connection, chain: Chain, run_id: str, since: int) -> None:
@@ -84,28 +89,28 @@ def _check_facts(db: sqlite3.Connection, chain: Chain, run_id: str, since: int) 
                 _take_content(db, chain, fact, None)
             continue
         if fact.seq == last_seq:
-            chain.breaks.append(f"{fact.words}: its number {fact.seq} is that of another fact")
+            chain.breaks.append(f"{fact.words}: the number {fact.seq} is also the number of another fact")
             continue
         while expected is not None and expected < fact.seq:
-            chain.breaks.append(f"fact {expected} is missing: it was removed, or its number was changed")
+            chain.breaks.append(f"fact {expected} is missing, because it was removed or its number was changed")
             before = stored[expected][0]
             expected = next(unseen, None)
         last_seq = fact.seq
         if expected != fact.seq:
-            chain.breaks.append(f"{fact.words}: it has no digest: it was added, or its number was changed")
+            chain.breaks.append(f"{fact.words} has no digest, because it was added or its number was changed")
             continue
         digest, content, file = stored[fact.seq]
         chain.num_facts += 1
         if fact_digest(before, fact, content, file) != digest:
             chain.breaks.append(
-                f"{fact.words}: it differs from its digest: it was changed, or a fact before it was removed"
+                f"{fact.words} differs from its digest, because it was changed or an earlier fact was removed"
             )
         _take_content(db, chain, fact, content)
         before = digest
         chain.last_digest = _hex(digest)
         expected = next(unseen, None)
     if expected is not None:
-        chain.breaks.append(f"fact {expected} is missing: it was removed, or its number was changed")
+        chain.breaks.append(f"fact {expected} is missing, because it was removed or its number was changed")
 
 
 def _take_content(db: sqlite3.Connection, chain: Chain, fact: Fact, content: bytes | None) -> None:
@@ -116,7 +121,7 @@ def _take_content(db: sqlite3.Connection, chain: Chain, fact: Fact, content: byt
         return
     found = policy_digest(db, fact.seq, fact)
     if found != content:
-        chain.breaks.append(f"{fact.words}: its samples, or their order, differ from its policy digest")
+        chain.breaks.append(f"{fact.words}: the samples or their order differ from the policy digest")
     chain.policy_digests[fact.rows[0][0]] = found.hex()
 
 
@@ -128,25 +133,25 @@ def _hex(value: object) -> str:
 def _check_counters(db: sqlite3.Connection, chain: Chain, meta: dict[str, str], schema: int) -> None:
     (last,) = db.execute("SELECT MAX(seq) FROM digests").fetchone()
     if int(meta["seq"]) < (last or 0):
-        chain.breaks.append(f"ledger.sqlite: it counts {meta['seq']} facts, but has fact {last}")
+        chain.breaks.append(f"ledger.sqlite counts {meta['seq']} facts, but contains fact {last}")
     if unknown := sorted(meta.keys() - {"run_id", "seq", "schema", "digests_since", "last_digest"}):
-        chain.breaks.append(f"ledger.sqlite: meta has the unknown key {unknown[0]!r}")
+        chain.breaks.append(f"ledger.sqlite: the table meta has the unknown key {unknown[0]!r}")
     if schema > SCHEMA_VERSION:
-        chain.breaks.append(f"ledger.sqlite: schema {schema} is newer than this program's")
+        chain.breaks.append(f"ledger.sqlite: the schema version {schema} is newer than the one of this program")
 
 
 def _strays(db: sqlite3.Connection) -> Iterator[str]:
     """Values that belong to no fact."""
     ended = "fate = 'live' AND (step IS NOT NULL OR end_seq IS NOT NULL OR reason != '' OR detail != '')"
     for (group_id,) in db.execute(f"SELECT group_id FROM groups WHERE {ended} ORDER BY group_id"):
-        yield f"group {group_id}: it is in flight, but has an end"
+        yield f"group {group_id} is in flight, but its end is recorded"
     dropped = "SELECT group_id FROM groups WHERE fate = 'dropped'"
     cut = f"SELECT DISTINCT group_id FROM cut_samples WHERE group_id NOT IN ({dropped})"
     for (group_id,) in db.execute(cut):
-        yield f"group {group_id}: it has cut samples, but was not dropped"
+        yield f"group {group_id} has truncated samples, but was not dropped"
     restarts = "SELECT lineage FROM trainer_restarts WHERE (seq, lineage) NOT IN (SELECT seq, lineage FROM lineages)"
     for (lineage,) in db.execute(restarts):
-        yield f"the lineage {lineage}: it is recorded as a restart, but not as a lineage"
+        yield f"the lineage {lineage} is recorded as a restart, but not as a lineage"
 
 
 class _Payload(NamedTuple):
@@ -186,7 +191,7 @@ def _check_payloads(db: sqlite3.Connection, chain: Chain, run_dir: Path, since: 
                 chain.num_purged += 1
                 if payload.first_file is not None and payload.first_file in used:
                     chain.breaks.append(
-                        f"{payload.words}: it is recorded as purged, but {segments.path(payload.first_file)} is in use"
+                        f"{payload.words} is recorded as removed, but {segments.path(payload.first_file)} is in use"
                     )
                 continue
             found = _payload_break(segments, payload, since)
@@ -209,6 +214,6 @@ def _payload_break(segments: SegmentStore, payload: _Payload, since: int) -> str
         return f"{payload.words}: {error}"
     if payload.seq <= since or sha256(data) == payload.content:
         is_moved = payload.seq > since and payload.file != payload.first_file
-        return f"{payload.words}: it is in another file than it was stored in" if is_moved else None
+        return f"{payload.words} is in a different file than the one in which it was stored" if is_moved else None
     where = f"{segments.path(payload.file)} at byte {payload.offset}"
-    return f"{payload.words}: its tokens, log-probs or versions in {where} differ from their digest"
+    return f"{payload.words}: the tokens, log-probs or versions in {where} differ from their digest"

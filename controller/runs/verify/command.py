@@ -50,7 +50,7 @@ def _print(name: str, found: Verified) -> None:
     if found.policy_digest:
         print(f"policy digest: {found.policy_digest}")
     if not found.findings:
-        print(printable(f"{name}: everything that was checked holds"))
+        print(printable(f"{name}: all checks passed"))
         return
     print(printable(f"first difference: {found.findings[0]}"))
     for line in found.findings[1:MAX_SHOWN]:

@@ -16,8 +16,8 @@ from controller.run_folder.seal import SEAL_FILE, changed_files, read_seal
 from controller.runs.verify.damaged import DAMAGED
 
 NO_SEAL = (
-    "there is no seal.json, as of a run in progress, killed, or of an earlier version: bytes outside of recorded facts "
-    "are not compared"
+    "there is no seal.json, because the run is in progress, was killed, or was started by an earlier version of "
+    "areal_like; bytes outside of recorded facts are not compared"
 )
 IN_PROGRESS = ("running", "foreign")
 """States in which files may change during the verification."""
@@ -75,16 +75,16 @@ def _metrics(folder: RunFolder, last: int, status: str, notes: list[str]) -> Ite
     numbers = sorted({step for step in found if isinstance(step, int)})
     if numbers != list(range(1, len(numbers) + 1)):
         missing = sorted(set(range(1, max(numbers, default=0) + 1)) - set(numbers))
-        yield f"{folder.metrics}: steps have gaps: {missing[:10] or numbers[:10]}"
+        yield f"{folder.metrics}: some steps are missing: {missing[:10] or numbers[:10]}"
     newest = max(numbers, default=0)
     if newest > last:
-        text = f"{folder.metrics}: it has step {newest}, but the ledger has {last} steps"
+        text = f"{folder.metrics} contains step {newest}, but the ledger has {last} steps"
         if status in (*IN_PROGRESS, "crashed"):
-            notes.append(f"{text}: a step ended after this view of the ledger, or its newest facts were lost")
+            notes.append(f"{text}; a step ended after the ledger was read, or the newest facts were lost")
         else:
             yield text
     if newest < last and status == "finished":
-        yield f"{folder.metrics}: it has {newest} steps, but the ledger has {last}, and the run is finished"
+        yield f"{folder.metrics} has {newest} steps, but the ledger has {last}, although the run is finished"
 
 
 def _summary(folder: RunFolder, last: int, status: str) -> Iterator[str]:
@@ -93,10 +93,10 @@ def _summary(folder: RunFolder, last: int, status: str) -> Iterator[str]:
     try:
         steps = json.loads(folder.summary.read_text())["steps"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield f"{folder.summary} cannot be read ({error}), but the run is finished"
+        yield f"{folder.summary} cannot be read ({error}), although the run is finished"
         return
     if steps != last:
-        yield f"{folder.summary}: it has {steps} steps, but the ledger has {last}"
+        yield f"{folder.summary} has {steps} steps, but the ledger has {last}"
 
 
 def _seal(folder: RunFolder, last_digest: str, notes: list[str]) -> list[str]:
@@ -106,7 +106,7 @@ def _seal(folder: RunFolder, last_digest: str, notes: list[str]) -> list[str]:
         return [f"{folder.root / SEAL_FILE} is damaged ({error})"]
     breaks = [] if seal is None else list(changed_files(folder, seal))
     if seal is not None and seal.get("last_digest") != last_digest:
-        breaks.append(f"{folder.root / SEAL_FILE}: the ledger does not end with the fact that the run ended with")
+        breaks.append(f"{folder.root / SEAL_FILE}: the last fact of the ledger is not the last fact of the run")
     if not (folder.root / SEAL_FILE).exists():  # the run was resumed meanwhile
         notes.append(NO_SEAL)
         return []

@@ -43,7 +43,9 @@ def print_life(folder: RunFolder, group_id: int, index: int | None) -> int:
     """Print the life of a sample, or of all samples of a group; return the exit status, 0. Raises UserError."""
     if not folder.ledger.is_file():
         raise UserError(
-            "has no ledger: nothing has been generated yet", where=str(folder.root), remedy="try again later"
+            "the run has no ledger, because nothing has been generated yet",
+            where=str(folder.root),
+            remedy="try again later",
         )
     try:
         db, _ = open_ledger(folder)
@@ -54,8 +56,8 @@ def print_life(folder: RunFolder, group_id: int, index: int | None) -> int:
     except DAMAGED as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
     return 0
 
 
@@ -74,7 +76,7 @@ def life(db: sqlite3.Connection, folder: RunFolder, group_id: int, index: int | 
         there = ", ".join(
             str(one) for (one,) in db.execute("SELECT sample_index FROM samples WHERE group_id = ?", (group_id,))
         )
-        remedy = f"it has samples {there}" if there else "none of its samples has tokens yet"
+        remedy = f"its samples are {there}" if there else "none of its samples has tokens yet"
         raise UserError(f"group {group_id} has no sample {index}", where=folder.name, remedy=remedy)
     yield from _drawn(folder, group_id, group)
     yield from partials
@@ -90,8 +92,8 @@ def _drawn(folder: RunFolder, group_id: int, group: Sequence[Any]) -> Iterator[s
     if rows is not None:
         yield f"Its row is {rows.where(draw)} ({rows.source(draw)})."
     else:
-        yield f"Its row cannot be named: {why}."
-    yield f"It was admitted at version {version} as group {started} of those started (fact {seq})."
+        yield f"Its row cannot be identified: {why}."
+    yield f"It was admitted at version {version} as started group number {started} (fact {seq})."
 
 
 def _partials(db: sqlite3.Connection, group_id: int, index: int | None) -> list[str]:
@@ -128,7 +130,7 @@ def _sample(db: sqlite3.Connection, folder: RunFolder, group_id: int, row: Seque
     if facts.get("finish_reason"):
         ends = {"stop": "a stop token", "length": "the limit of tokens", "environment": "its environment"}
         yield f"It was ended by {ends.get(facts['finish_reason'], facts['finish_reason'])}."
-    yield f"{_verdict(kind, value, facts)}{'' if is_kept else '; it was left out of its group'}."
+    yield f"{_verdict(kind, value, facts)}{'' if is_kept else '; it was excluded from its group'}."
     if (digest := _digest(db, seq)) is not None:
         yield f"The digest of its tokens is {digest}."
 
@@ -136,7 +138,7 @@ def _sample(db: sqlite3.Connection, folder: RunFolder, group_id: int, row: Seque
 def _generated(folder: RunFolder, place: Sequence[Any], is_mixed: bool) -> Iterator[str]:
     """Which tokens each version sampled, if the tokens are still stored."""
     if place[0] is None:
-        yield "Its tokens were purged after a checkpoint covered them."
+        yield "Its tokens were removed after a checkpoint covered them."
         return
     segments = SegmentStore(folder.root / SEGMENT_FOLDER, segment_bytes=1, fsync=False)
     try:

@@ -61,12 +61,12 @@ def spot_check(folder: RunFolder, num_spots: int, seed: int, compute: Compute | 
     """
     config = load_config(str(folder.config)).config
     if config.emulation is not None:
-        return Spots([], ["spot checks: none, because the devices of this run were emulated"])
+        return Spots([], ["spot checks: there are none, because the devices of this run were emulated"])
     checkpoints = _starting_model(folder) | dict(checkpoints_on_disk(folder.root))
     usable = {version for version, path in checkpoints.items() if not holds_adapter(path)}
     chosen, reasons = _choose(folder, usable, num_spots, random.Random(seed))
     if len(usable) < len(checkpoints):
-        reasons["their checkpoint holds an adapter"] = reasons.pop("there is no checkpoint of their version", 0)
+        reasons["their checkpoint contains an adapter"] = reasons.pop("their version has no checkpoint", 0)
     findings: list[str] = []
     tolerance, num_tokens, largest = _tolerance(config), 0, 0.0
     for version in sorted({sample.version for sample in chosen}):
@@ -81,12 +81,13 @@ def spot_check(folder: RunFolder, num_spots: int, seed: int, compute: Compute | 
                 if not bool((gap <= tolerance).all()):
                     place = int(np.argmax(~(gap <= tolerance)))
                     findings.append(
-                        f"stamped-versions: {sample.name}: the log-prob of sampled token {place + 1} is "
-                        f"{recorded[place]:.4f}, and {gap[place]:.4g} nats away with the weights of version {version}"
+                        f"stamped-versions: {sample.name}: the recorded log-prob of sampled token {place + 1} is "
+                        f"{recorded[place]:.4f}, which differs by {gap[place]:.4g} nats from the one computed with the "
+                        f"weights of version {version}"
                     )
     head = (
         f"spot checks: {len(chosen)} samples with {num_tokens:,} tokens; the largest difference is {largest:.2g} nats, "
-        f"up to {tolerance:g} is allowed"
+        f"and up to {tolerance:g} nats are allowed"
     )
     others = [f"spot checks: {count:,} samples cannot be checked: {why}" for why, count in reasons.items() if count]
     return Spots(findings, [head, *others])
@@ -120,11 +121,11 @@ def _choose(
             )
             for group_id, index, first, last, *place in rows:
                 if place[0] is None:
-                    reasons["their tokens were purged"] += 1
+                    reasons["their tokens are no longer stored"] += 1
                 elif first != last:
-                    reasons["several versions sampled them"] += 1
+                    reasons["they were sampled by several versions"] += 1
                 elif first not in usable:
-                    reasons["there is no checkpoint of their version"] += 1
+                    reasons["their version has no checkpoint"] += 1
                 else:
                     candidates.append((f"group {group_id} sample {index}", first, Location(*place)))
         chosen = chance.sample(candidates, min(num_spots, len(candidates)))
@@ -132,8 +133,8 @@ def _choose(
     except DAMAGED as error:
         if isinstance(error, UserError):
             raise
-        remedy = "areal-like verify without --spot names what is damaged"
-        raise UserError(f"cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
+        remedy = "run areal-like verify without --spot to see what is damaged"
+        raise UserError(f"the file cannot be read ({error})", where=str(folder.ledger), remedy=remedy) from error
 
 
 def _read(folder: RunFolder, chosen: Sequence[tuple[str, int, Location]]) -> list[_Sample]:

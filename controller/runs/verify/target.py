@@ -48,7 +48,7 @@ def _identity(folder: Path) -> tuple[str, str, int]:
     try:
         return checkpoint_identity(folder)
     except WeightError as error:
-        raise UserError(str(error), where=str(folder), remedy="name another checkpoint") from error
+        raise UserError(str(error), where=str(folder), remedy="specify a different checkpoint") from error
 
 
 def _run_of(folder: Path, run_id: str, run: str) -> RunFolder:
@@ -66,5 +66,9 @@ def _run_of(folder: Path, run_id: str, run: str) -> RunFolder:
                 return RunFolder(root.resolve())
         except (UserError, DamagedState, OSError):
             continue
-    what = f"its run ({run_id}) is not known here" if run_id else "it does not say which run it comes from"
-    raise UserError(what, where=str(folder), remedy="name the run: --run RUN")
+    what = (
+        f"the run of this model ({run_id}) is not known on this machine"
+        if run_id
+        else "the folder does not record which run the model comes from"
+    )
+    raise UserError(what, where=str(folder), remedy="specify the run with --run RUN")

@@ -54,8 +54,9 @@ def verify(
     """
     if not folder.ledger.is_file():
         raise UserError(
-            "has no ledger: nothing has been generated yet, or the run trains from files", where=str(folder.root),
-            remedy="name a run of areal-like train",
+            "the run has no ledger, because nothing has been generated yet or because it trains from files",
+            where=str(folder.root),
+            remedy="specify a run of areal-like train",
         )  # fmt: skip
     found = Verified()
     if invariant in (None, CHAIN):
@@ -74,7 +75,7 @@ def _verify_chain(folder: RunFolder, export: Path | None, checkpoint: Path | Non
         db, is_whole = open_ledger(folder)
         stack.enter_context(contextlib.closing(db))
         if not is_whole:
-            others.notes.append("the folder cannot be written to: the newest facts may be missing")
+            others.notes.append("the folder is not writable, so the newest facts may be missing")
         db.execute("BEGIN")  # one consistent view, also of a run in progress
         damages = [words for (words,) in db.execute("PRAGMA integrity_check(5)") if words != "ok"]
         others.breaks += [f"{folder.ledger}: {words}" for words in damages]
@@ -86,14 +87,16 @@ def _verify_chain(folder: RunFolder, export: Path | None, checkpoint: Path | Non
             _check_named(folder, export, checkpoint, chain, str(run_id), status, weights)
         check_files(db, folder, chain.last_digest, status, others.breaks, others.notes, had_seal=had_seal)
         if where.state.get("run_id") not in (None, run_id):
-            others.breaks.append(f"{folder.state}: run id {where.state['run_id']} is not that of the ledger, {run_id}")
+            others.breaks.append(
+                f"{folder.state}: the run id {where.state['run_id']} differs from the run id of the ledger, {run_id}"
+            )
     found.findings += [f"{CHAIN}: {line}" for line in (*chain.breaks, *weights.breaks, *others.breaks)]
     found.notes += [*chain.notes, *weights.notes, *others.notes]
     found.last_digest = chain.last_digest
     found.policy_digest = chain.policy_digests.get(max(chain.policy_digests, default=0), "")
     found.counts.append(
         f"compared with their digests: {chain.num_facts:,} facts, the tokens of {chain.num_payloads:,} samples "
-        f"({chain.num_purged:,} purged), {weights.num_checkpoints} checkpoints, {weights.num_exports} exported models"
+        f"({chain.num_purged:,} removed), {weights.num_checkpoints} checkpoints, {weights.num_exports} exported models"
     )
 
 

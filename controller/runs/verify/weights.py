@@ -47,14 +47,14 @@ def check_weights(folder: RunFolder, chain: Chain, run_id: str, status: str, fou
         found.checked.add(path.resolve())
     if status not in IN_PROGRESS:
         found.breaks += [
-            f"{path} has no manifest.json: it is not a complete checkpoint" for path in _incomplete(folder)
+            f"{path} has no manifest.json, so it is not a complete checkpoint" for path in _incomplete(folder)
         ]
     if (folder.final / "config.json").is_file():
         check_export(folder, folder.final, chain, run_id, found, is_last=status == "finished")
     elif folder.final.is_dir() and status not in IN_PROGRESS:
-        found.breaks.append(f"{folder.final} has no config.json: it is not a complete model")
+        found.breaks.append(f"{folder.final} has no config.json, so it is not a complete model")
     elif status == "finished" and chain.policy_digests:
-        found.breaks.append(f"{folder.final} is missing, but the run is finished")
+        found.breaks.append(f"{folder.final} is missing, although the run is finished")
 
 
 def check_checkpoint(path: Path, chain: Chain, run_id: str, status: str, found: Weights) -> None:
@@ -74,30 +74,34 @@ def check_export(folder: RunFolder, export: Path, chain: Chain, run_id: str, fou
         found.breaks.append(str(error))
         return
     if recorded is None:
-        found.notes.append(f"{export} has no provenance.json: it was exported by an earlier version")
+        found.notes.append(
+            f"{export} has no provenance.json, because it was exported by an earlier version of areal_like"
+        )
         return
     found.num_exports += 1
     found.breaks += recorded.changed
     if recorded.run_id != run_id:
-        found.breaks.append(f"{export}: it belongs to run {recorded.run_id!r}, not {run_id!r}")
+        found.breaks.append(f"{export} belongs to run {recorded.run_id!r}, not {run_id!r}")
     if is_last and chain.policy_digests and recorded.version != max(chain.policy_digests):
         steps = max(chain.policy_digests)
-        found.breaks.append(f"{export}: it is version {recorded.version}, but the ledger has {steps} steps")
+        found.breaks.append(f"{export} contains version {recorded.version}, but the ledger has {steps} steps")
     key = (recorded.version, recorded.lineage)
     digest = chain.checkpoints.get(key)
     if digest is None and chain.has_digests and key in chain.checkpoints:
-        found.notes.append(f"{export}: the digest of its checkpoint is not in the ledger")
+        found.notes.append(f"{export}: the digest of the checkpoint is not in the ledger")
     elif chain.has_digests and digest != recorded.checkpoint:
-        found.breaks.append(f"{export}: its checkpoint is not the one of version {recorded.version} in the ledger")
+        found.breaks.append(f"{export}: the checkpoint is not the one of version {recorded.version} in the ledger")
     saved = dict(checkpoints_on_disk(folder.root)).get(recorded.version)
     if saved is None:
-        found.notes.append(f"{export}: its tensors are not compared: checkpoint {recorded.version} is no longer stored")
+        found.notes.append(
+            f"{export}: the tensors were not compared, because checkpoint {recorded.version} is no longer stored"
+        )
         return
     try:
         if (name := other_tensor(export, saved)) is not None:
-            found.breaks.append(f"{export}: tensor {name} is not that of checkpoint {saved.name}")
+            found.breaks.append(f"{export}: the tensor {name} differs from the one in checkpoint {saved.name}")
     except DAMAGED as error:
-        found.breaks.append(f"{export}: its tensors cannot be compared ({error})")
+        found.breaks.append(f"{export}: the tensors cannot be compared ({error})")
 
 
 def _best(folder: RunFolder) -> Iterator[tuple[int | None, Path]]:
@@ -123,13 +127,13 @@ def _checkpoint(
     if (problem := checkpoint_problem(path)) is not None:
         yield problem
         return
-    yield from (f"{path / name} is not in manifest.json: it was added" for name in added_files(path))
+    yield from (f"{path / name} is not in manifest.json, because it was added later" for name in added_files(path))
     own_id, lineage, own_version = checkpoint_identity(path)
     if version is not None and own_version != version:
-        yield f"{path}: it is a checkpoint of version {own_version}, not {version}"
+        yield f"{path} is a checkpoint of version {own_version}, not {version}"
         return
     if own_id != run_id:
-        yield f"{path}: it belongs to run {own_id!r}, not {run_id!r}"
+        yield f"{path} belongs to run {own_id!r}, not {run_id!r}"
     if not chain.has_digests:
         return
     if (own_version, lineage) not in chain.checkpoints:
@@ -137,10 +141,10 @@ def _checkpoint(
         if status == "finished" and lineage in ("", *chain.lineages[-1:]):
             yield text
         else:
-            notes.append(f"{text}: the session ended before it was reported")
+            notes.append(f"{text}; the session ended before the checkpoint was reported")
         return
     recorded = chain.checkpoints[own_version, lineage]
     if recorded is None:
-        notes.append(f"{path}: its digest is not in the ledger")
+        notes.append(f"{path}: the digest is not in the ledger")
     elif recorded != checkpoint_digest(path):
-        yield f"{path}: it is not the checkpoint of version {own_version} in the ledger"
+        yield f"{path} is not the checkpoint of version {own_version} in the ledger"

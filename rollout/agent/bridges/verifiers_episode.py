@@ -43,7 +43,7 @@ def main(spec: Mapping[str, Any]) -> None:
     run = _rollout if hasattr(verifiers, "load_environment") else _episode
     reward, components = asyncio.run(run(verifiers, spec, options, row))
     if not math.isfinite(reward):
-        raise Failed(f"its reward is {reward}")
+        raise Failed(f"the reward of the episode is {reward}")
     named = {name: float(value) for name, value in components.items() if _is_number(value)}
     _call(os.environ["AREAL_LIKE_REWARD_URL"], {"reward": float(reward), "components": named})
 
@@ -54,9 +54,7 @@ async def _rollout(
     """In verifiers 0.1: `load_environment`, a data set of tasks, and an OpenAI-compatible client."""
     environment = verifiers.load_environment(spec["environment"], **options)
     if getattr(environment, "requires_group_rollouts", False):
-        raise Failed(
-            "the environment's rewards compare the answers of a group, but each episode is judged separately here"
-        )
+        raise Failed("the environment's rewards compare the answers of a group, but each episode is scored separately")
     tasks = environment.get_eval_dataset() if row.get("split") == "eval" else environment.get_dataset()
     config = import_module("verifiers.types").ClientConfig(
         client_type="openai_chat_completions",
@@ -68,7 +66,7 @@ async def _rollout(
     if error := output.get("error"):
         raise Failed(_words(error))
     if output.get("reward") is None:
-        raise Failed("it has no reward")
+        raise Failed("the episode has no reward")
     return output["reward"], output.get("metrics") or {}
 
 
@@ -90,7 +88,7 @@ async def _episode(
         episode = await environment.run_episode(_task(environment.taskset, _number(row)), context)
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or not episode.traces:
-        raise Failed(_words(errors[-1].message if errors else "it did not end well"))
+        raise Failed(_words(errors[-1].message if errors else "the episode ended with an unknown error"))
     rewards = [trace.reward for trace in episode.traces]
     return sum(rewards), episode.traces[0].metrics
 
@@ -108,7 +106,7 @@ def _task(tasks: Any, number: int) -> Any:
 def _number(row: Mapping[str, Any]) -> int:
     number = row.get("episode")
     if not isinstance(number, int):
-        raise Failed("the row has no integer `episode`: use data.train: {generator: episodes}")
+        raise Failed("the row has no integer `episode`; set data.train: {generator: episodes}")
     return number
 
 

@@ -85,7 +85,9 @@ def version_number(name: str) -> int:
     try:
         return int(name)
     except ValueError:
-        raise EngineError(f"the server samples with weights named `{name}`, which this engine did not load") from None
+        raise EngineError(
+            f"the server samples with weights named `{name}`, which were not loaded by this engine"
+        ) from None
 
 
 class GrowingAnswer:
@@ -168,11 +170,11 @@ class GrowingAnswer:
         logprobs = meta.output_token_logprobs[start : start + max(count, 0)]
         if len(ids) != count or len(logprobs) != count:
             raise EngineError(
-                f"after {done} tokens the server reports {meta.completion_tokens}, but sends "
-                f"{len(event.output_ids)} with {len(meta.output_token_logprobs)} log-probs"
+                f"after {done} tokens, the server reports a total of {meta.completion_tokens} tokens, but sent "
+                f"{len(event.output_ids)} tokens with {len(meta.output_token_logprobs)} log-probs"
             )
         if [entry[1] for entry in logprobs] != list(ids):
-            raise EngineError("the server's log-probs do not belong to the tokens that it sent")
+            raise EngineError("the log-probs from the server do not belong to the tokens that it sent")
         if count:
             self._append(ids, [-np.inf if entry[0] is None else min(entry[0], 0.0) for entry in logprobs])
             self._stamp(meta, count)
@@ -204,8 +206,8 @@ class GrowingAnswer:
         versions = versions_of(meta, 0, end - start)
         if (versions[: self._count - start] != self._versions[start : self._count]).any():
             raise EngineError(
-                f"the server reports versions {meta.weight_versions} for tokens that it sent as sampled by version "
-                f"{self._attempt_version}: another client changes its weights"
+                f"the server reports versions {meta.weight_versions} for tokens that were sampled by version "
+                f"{self._attempt_version}, so another client is changing its weights"
             )
         self._versions[start:end] = versions
         self._count, self._hidden = end, 0

@@ -97,7 +97,7 @@ class ServerEnvironment:
         try:
             found = json.loads(answer)
         except ValueError:
-            what = f"{python} printed an unexpected result ({answer[:80]!r})"
+            what = f"{python} printed unexpected output ({answer[:80]!r})"
             raise UserError(what, where=_WHERE, remedy=self.remedy) from None
         return {str(name): str(version) for name, version in found.items()}
 
@@ -111,11 +111,11 @@ class ServerEnvironment:
             raise UserError(what, where=_WHERE, remedy=self.remedy)
         if have.partition("+")[0] != self.known_version:
             raise UserError(
-                f"{self.title} {have} is installed for {python}, but {self.known_version} is required: pausing, weight "
-                f"updates and the policy versions of tokens differ between {self.title} releases, and a wrong policy "
-                "version would give wrong importance ratios",
+                f"{self.title} {have} is installed for {python}, but {self.known_version} is required, because "
+                f"pausing, weight updates and the policy versions of tokens differ between {self.title} releases, and "
+                "a wrong policy version would cause wrong importance ratios",
                 where=_WHERE,
-                remedy=f"{python} -m pip install '{self.package}=={self.known_version}', or build another environment: "
+                remedy=f"{python} -m pip install '{self.package}=={self.known_version}', or build a new environment: "
                 + self.remedy,
             )
         return found
@@ -150,7 +150,9 @@ class ServerEnvironment:
             if argument is None:
                 near = difflib.get_close_matches(plain, table, n=1)
                 remedy = (
-                    f"did you mean {near[0]}?" if near else f"see {self.help_command} in {self.title}'s environment"
+                    f"did you mean {near[0]}?"
+                    if near
+                    else f"run {self.help_command} in {self.title}'s environment for a list"
                 )
                 what = f"{self.title} {self.known_version} has no argument `{name}`"
                 raise UserError(what, where=where, remedy=remedy)
@@ -163,7 +165,7 @@ class ServerEnvironment:
             environment = {**clean_environment(), **(extra or {})}
             ran = run_guarded([str(python), "-c", *words], timeout_s=timeout_s, env=environment)
         except subprocess.TimeoutExpired:
-            what = f"{python} gave no result within {timeout_s:g} s"
+            what = f"{python} did not respond within {timeout_s:g} s"
             raise UserError(what, where=_WHERE, remedy=self.remedy) from None
         except OSError as error:
             what = f"{python} cannot be started ({error.strerror})"
@@ -183,16 +185,16 @@ def clashing(given: Iterable[str], ours: Iterable[str]) -> list[str]:
 def _words_of(name: str, plain: str, value: Any, argument: Argument, where: str) -> list[str]:
     if value is None or value is False:
         if argument.takes_value and value is False:
-            raise UserError(f"`{name}` takes a value, not {value}", where=where, remedy="give a value, or null")
+            raise UserError(f"`{name}` requires a value, not {value}", where=where, remedy="set a value, or null")
         return []
     if value is True and argument.takes_value:
-        raise UserError(f"`{name}` takes a value", where=where, remedy=_example(plain, argument))
+        raise UserError(f"`{name}` requires a value", where=where, remedy=_example(plain, argument))
     if value is not True and not argument.takes_value:
-        raise UserError(f"`{name}` takes no value", where=where, remedy=f"{{{plain}: true}}")
+        raise UserError(f"`{name}` does not accept a value", where=where, remedy=f"write {{{plain}: true}}")
     parts = str(value).split() if argument.takes_many else [str(value)]
     if argument.choices and not argument.takes_many and str(value) not in argument.choices:
         raise UserError(
-            f"`{name}` cannot be `{value}`", where=where, remedy=f"one of {', '.join(argument.choices[:20])}"
+            f"`{name}` cannot be `{value}`", where=where, remedy=f"use one of {', '.join(argument.choices[:20])}"
         )
     return [f"--{plain}", *([] if value is True else parts)]
 

@@ -36,7 +36,7 @@ class ServerRefused(EngineError):
 
     def __init__(self, call: str, status: int, text: str) -> None:
         self.call, self.status, self.text = call, status, text
-        super().__init__(f"{call} was refused with status {status}: {text[:400]}")
+        super().__init__(f"{call} was rejected with status {status}: {text[:400]}")
 
 
 class ServerClient(Protocol):
@@ -103,8 +103,8 @@ class HttpCalls:
                 finally:
                     self._streams.discard(response.content)
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            raise ServerGone(f"the stream ended early: {type(error).__name__}: {error}") from error
-        raise ServerGone("the stream ended early")
+            raise ServerGone(f"the stream was truncated: {type(error).__name__}: {error}") from error
+        raise ServerGone("the stream was truncated")
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         return await self._call("POST", path, _encode(body), timeout_s or self.control_timeout_s)

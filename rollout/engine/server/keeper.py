@@ -278,7 +278,7 @@ class ServerKeeper(Generic[ClientT]):
         while True:
             self.last_reason = reason
             wait_s = 0.0 if is_forgiven else self._spend(reason)
-            words = f"{self._kind.title} server: {reason}; starting another with version {self.home.version}"
+            words = f"{self._kind.title} server: {reason}; starting a new server with version {self.home.version}"
             if self.home.version < 0:  # the next one is about to be loaded
                 words = f"{self._kind.title} server: {reason}; starting another"
             if not is_forgiven:
@@ -302,7 +302,7 @@ class ServerKeeper(Generic[ClientT]):
         if len(self._restarts_s) >= self._settings.max_restarts:
             raise EngineError(
                 f"the {self._kind.title} server died more than {self._settings.max_restarts} times within "
-                f"{self._settings.restart_window_s:g} s; the last time: {reason} (log: {self._log_path})"
+                f"{self._settings.restart_window_s:g} s; the last reason: {reason} (log: {self._log_path})"
             )
         wait_s = BACKOFF_S[min(len(self._restarts_s), len(BACKOFF_S) - 1)]
         self._restarts_s.append(now_s)
@@ -340,7 +340,7 @@ class ServerKeeper(Generic[ClientT]):
             raise UserError(
                 f"port {port} is in use by another program",
                 where=f"{self._kind.section}.port",
-                remedy="stop that program, or set another port (0: any free one)",
+                remedy="stop that program, or set a different port; 0 chooses any free port",
             )
         start = self._kind.plan_start(self.home, self._scratch, key=key, port=port, seed=self._seed + self.num_restarts)
         log.info("starting %s", " ".join(start.command))

@@ -179,4 +179,4 @@ def last_words(tail: str) -> str:
     """The last line of a log with an error, else its last line."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception)\b", line)]
-    return (telling or lines or ["it printed nothing"])[-1][:300]
+    return (telling or lines or ["the server printed nothing"])[-1][:300]

@@ -167,7 +167,7 @@ def plan_launch(
     """Check SGLang's environment, and the user's further arguments against that version's list. Raises UserError."""
     python = ENVIRONMENT.find_python(settings.python or PYTHON)
     found = ENVIRONMENT.check_version(python)
-    log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
+    log.info("using SGLang %s and torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
     extra = extra_words(settings, ENVIRONMENT.argument_table(python, is_cpu=names_cpu(settings.device)), interruption)
     return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra), in_turns)
 
@@ -177,20 +177,21 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
     given = settings.sglang.arguments
     for name in clashing(given, _OURS):
         raise UserError(
-            f"`{name}` is set by the engine itself", where=_WHERE, remedy="use the settings of rollout.engine"
+            f"`{name}` is set by areal_like", where=_WHERE, remedy="use the settings in rollout.engine instead"
         )
     for name in given:
         if _SEPARATED.match(name.lstrip("-").replace("_", "-")):
             raise UserError(
-                f"`{name}` spreads one engine over several servers, but a worker updates the weights of only one: the "
-                "others would continue with the old version",
+                f"`{name}` distributes one engine over several servers, but a worker updates the weights of only one "
+                "server, so the others would continue with the old version",
                 where=_WHERE,
                 remedy="use more workers (rollout.num_workers) or a larger tp_size",
             )
     unset = dict.fromkeys(clashing(given, ["disable-overlap-schedule"]))
     if interruption == "keep_kv" and any(given[name] is False for name in unset):
         raise UserError(
-            "keep_kv does not work with SGLang's overlap scheduler: the policy version of one token would be unknown",
+            "keep_kv does not work with SGLang's overlap scheduler, because the policy version of one token per answer "
+            "would be unknown",
             where=_WHERE,
             remedy="remove disable-overlap-schedule, or set rollout.interruption: recompute",
         )

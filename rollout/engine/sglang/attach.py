@@ -43,8 +43,8 @@ async def check_attached(
     try:
         model, server = await client.model_info(), await client.server_info()
     except (ServerGone, ServerRefused) as error:
-        what = f"no SGLang server responds at {url} ({first_line(error)})"
-        raise UserError(what, where=WHERE, remedy="start it, or remove attach") from error
+        what = f"there is no response from an SGLang server at {url} ({first_line(error)})"
+        raise UserError(what, where=WHERE, remedy="start the server, or remove attach") from error
     finally:
         await client.close()
     check_server(url, server, interruption, context)
@@ -61,8 +61,8 @@ def read_key(settings: SGLangSettings) -> str | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})", where=f"{WHERE}_key_file") from error
     if not key or not key.isascii() or not key.isprintable():
-        remedy = "write the value of the server's --api-key in it, on one line"
-        raise UserError(f"{path} does not contain one valid API key", where=f"{WHERE}_key_file", remedy=remedy)
+        remedy = "write the value of the server's --api-key into this file, on a single line"
+        raise UserError(f"{path} does not contain a single valid API key", where=f"{WHERE}_key_file", remedy=remedy)
     return key
 
 
@@ -77,8 +77,8 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
         )
     if interruption == "keep_kv" and not server.get("disable_overlap_schedule"):
         raise UserError(
-            f"keep_kv needs the server at {url} to run with --disable-overlap-schedule: with the overlap scheduler, "
-            "the policy version of one token is unknown",
+            f"keep_kv requires the server at {url} to run with --disable-overlap-schedule, because with the overlap "
+            "scheduler the policy version of one token per answer is unknown",
             where=WHERE,
             remedy="start the server with that flag, or set rollout.interruption: recompute",
         )
@@ -87,7 +87,7 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
         raise UserError(
             f"the server at {url} has a context of {length} tokens, but rollout.engine.max_context is {context}",
             where=WHERE,
-            remedy=f"set rollout.engine.max_context: {length}, or start it with a longer --context-length",
+            remedy=f"set rollout.engine.max_context: {length}, or start the server with a larger --context-length",
         )
 
 
@@ -99,9 +99,10 @@ def check_model(url: str, model: Mapping[str, Any], model_dir: Path) -> None:
     for key in SHAPE_KEYS:
         if key in ours and theirs.get(key) is not None and theirs[key] != ours[key]:
             raise UserError(
-                f"the server at {url} has another model ({path}): its {key} is {theirs[key]}, expected {ours[key]}",
+                f"the server at {url} has a different model ({path}): the value of {key} is {theirs[key]}, expected "
+                f"{ours[key]}",
                 where=WHERE,
-                remedy="start it with the model in model.path",
+                remedy="start the server with the model in model.path",
             )
 
 

@@ -91,7 +91,7 @@ class SGLangDescriptor(EngineDescriptor):
     def stop_string_problem(self, settings: EngineSettings) -> str:
         """Routed experts are reported for an attempt that the server ends."""
         if settings.sglang.routed_experts:
-            return "rollout.engine.sglang.routed_experts needs answers that the server itself ends"
+            return "rollout.engine.sglang.routed_experts requires that the server ends answers"
         return ""
 
     def records_routes(self, settings: EngineSettings) -> bool:
@@ -115,7 +115,10 @@ class SGLangDescriptor(EngineDescriptor):
         pool = max(0.0, fraction * demand.device_bytes - weights)
         tokens = pool / token
         parts = {"weights": weights, "KV cache": pool, "activations, graphs": (1 - fraction) * demand.device_bytes}
-        words = f"{tokens:,.0f} tokens of cache: {tokens / engine.max_context:,.1f} sequences of {engine.max_context:,}"
+        words = (
+            f"a cache of {tokens:,.0f} tokens, for {tokens / engine.max_context:,.1f} sequences of "
+            f"{engine.max_context:,} tokens"
+        )
         return EngineMemory(parts, (weights + longest) / fraction, words)
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
@@ -136,8 +139,8 @@ class SGLangDescriptor(EngineDescriptor):
         """Advice on shared devices, which have no effect on CPUs."""
         if job.is_colocated and names_cpu(job.settings.device):
             yield (
-                "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"
-                " else works as on GPUs"
+                "placement: on a CPU, SGLang servers do not release memory while the trainer works; everything else "
+                "works as on GPUs"
             )
 
 

@@ -125,7 +125,7 @@ class SGLangEngine:
         """Check environment and arguments, and start the server. Raises UserError, EngineError."""
         config = await asyncio.to_thread(read_config, self._model_dir)
         if not config.architectures:
-            what = "config.json has no `architectures`, by which SGLang chooses the model's code"
+            what = "config.json has no `architectures`, which SGLang needs to choose the model class"
             raise UserError(
                 what, where=str(self._model_dir), remedy="save the model with transformers' save_pretrained"
             )
@@ -233,7 +233,7 @@ class SGLangEngine:
         one."""
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
-            raise EngineError("this server was not started with rollout.interruption: keep_kv")
+            raise EngineError("the server was not started with rollout.interruption: keep_kv")
         return await self._in_order(self._load(manifest_path, interruption))
 
     async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
@@ -293,7 +293,7 @@ class SGLangEngine:
             try:
                 await group.meet(call, live)
             except ServerGone as error:
-                await keeper.replace(live.epoch, f"it did not join a process group ({error})")
+                await keeper.replace(live.epoch, f"the server did not join a process group ({error})")
                 raise TransferBroken(f"the server did not join {call.group}") from error
             attempts.gate.clear()
             self._meter.set_paused(True)
@@ -304,7 +304,7 @@ class SGLangEngine:
                 transfer_s = await self._exchange(live.client, partial(group.receive, call), interruption)
             except (ServerGone, ServerRefused, WeightError) as error:
                 group.leave()
-                await keeper.replace(live.epoch, f"it did not receive all of version {call.version} ({error})")
+                await keeper.replace(live.epoch, f"the server did not receive all of version {call.version} ({error})")
                 if isinstance(error, WeightError):
                     raise
                 raise TransferBroken(
@@ -339,17 +339,19 @@ class SGLangEngine:
                     await self._exchange(live.client, partial(_from_folder, staged), interruption)
                 break
             except (TimeoutError, ServerSilent) as error:
-                words = str(error) or f"no end within {limit_s:g} s"
-                reason = f"it hangs in the swap to version {staged.version} ({words})"
+                words = str(error) or f"not finished within {limit_s:g} s"
+                reason = f"the server hangs in the swap to version {staged.version} ({words})"
                 await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerGone as error:
                 await keeper.settle(live.epoch, str(error))
             except ServerRefused as error:
-                log.warning("the server refused version %d, but may have loaded part of it", staged.version)
-                await keeper.replace(live.epoch, f"it refused version {staged.version}")
+                log.warning(
+                    "the server rejected version %d, but may have loaded a part of this version", staged.version
+                )
+                await keeper.replace(live.epoch, f"the server rejected version {staged.version}")
                 raise WeightError(f"SGLang cannot load version {staged.version}: {error.text[:400]}") from error
             except WeightError:
-                await keeper.replace(live.epoch, f"its weights differ from version {staged.version}")
+                await keeper.replace(live.epoch, f"the weights of the server differ from version {staged.version}")
                 raise
             finally:
                 self._meter.set_paused(False)

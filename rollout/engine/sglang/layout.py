@@ -51,7 +51,8 @@ def check_experts(config: PreTrainedConfig) -> None:
         raise UserError(
             f"the names that SGLang's loader uses for the experts of model type {config.model_type} are not known",
             where="rollout.engine.kind",
-            remedy=f"set it to embedded, or use a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
+            remedy="set rollout.engine.kind: embedded, or use a mixture of experts of type "
+            f"{' or '.join(EXPERT_FAMILIES)}",
         )
 
 
@@ -61,7 +62,7 @@ def check_family(config: PreTrainedConfig, where: str) -> None:
         raise UserError(
             f"the tensor layout that SGLang uses for model type {config.model_type} is not known",
             where=where,
-            remedy=f"leave it out (known model types: {', '.join(FAMILIES)})",
+            remedy=f"remove this setting (supported model types: {', '.join(FAMILIES)})",
         )
 
 
@@ -105,12 +106,12 @@ def compare(said: Mapping[str, Any], expected: Mapping[str, str]) -> None:
     """Raise WeightError with the first tensors that differ. `said`: the report of the server's weight checker."""
     ranks = said.get("ranks") or []
     if len(ranks) != 1:
-        raise WeightError(f"expected checksums of one rank from the server, got {len(ranks)}")
+        raise WeightError(f"expected checksums of one rank from the server, but got checksums of {len(ranks)} ranks")
     have = {name: text for name, text in ranks[0]["checksums"].items() if not _DERIVED.search(name)}
     wrong = sorted(name for name in {*have, *expected} if have.get(name) != expected.get(name))
     if wrong:
         raise WeightError(
-            f"{len(wrong)} of {len(expected)} tensors on the server are not the published ones, e.g. "
+            f"{len(wrong)} of {len(expected)} tensors on the server differ from the published ones, for example "
             + ", ".join(f"{x} ({have.get(x, 'missing')}, not {expected.get(x, 'expected')})" for x in wrong[:2])
         )
 

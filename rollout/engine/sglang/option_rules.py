@@ -53,7 +53,7 @@ def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator
     experts = model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts")
     if sglang.routed_experts and not experts:
         yield SettingProblem(
-            (f"{KEY}.routed_experts", "model"), f"model type {family} has no experts", "routed_experts: false"
+            (f"{KEY}.routed_experts", "model"), f"model type {family} has no experts", "set routed_experts: false"
         )
 
 
@@ -70,7 +70,8 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach",),
-            "a server that fails in a process group hangs, and only one that its worker launched can be replaced",
+            "a server that fails in a process group hangs, and only a server that was launched by its worker can be "
+            "replaced",
         )
     family = None if model is None else model.get("model_type")
     if model is not None and family not in PROVEN_FAMILIES:
@@ -86,13 +87,13 @@ def colocation_problems(sglang: SGLangSettings) -> Iterator[SettingProblem]:
         yield SettingProblem(
             (f"{KEY}.attach", "placement"),
             "a server that the run does not manage may restart, and allocate memory, while the trainer runs",
-            "remove it, so that servers are launched, or set placement: disaggregated",
+            "remove this setting, so that servers are launched, or set placement: disaggregated",
         )
     if sglang.release_idle_s is not None:
         yield SettingProblem(
             (f"{KEY}.release_idle_s", "placement"),
             "with placement: colocated, memory is already released whenever the trainer uses the device",
-            "leave it out",
+            "remove this setting",
         )
 
 
@@ -108,8 +109,8 @@ def _attached(job: EngineJob) -> Iterator[SettingProblem]:
     if attach and len(attach) != count:
         yield SettingProblem(
             (f"{KEY}.attach", "rollout.num_workers"),
-            f"names {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
-            "give one address per worker",
+            f"lists {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
+            "set one address per worker",
         )
     for index, url in enumerate(attach):
         if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
@@ -122,14 +123,14 @@ def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
     if sglang.attach_key_file is not None and not sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach_key_file", f"{KEY}.attach"),
-            "is the key of running servers, but attach names none",
-            "leave it out: a launched server gets a random key",
+            "is the key of running servers, but attach lists none",
+            "remove this setting; a launched server gets a random key",
         )
     if sglang.attach and given:
         yield SettingProblem(
             (f"{KEY}.{given[0]}", f"{KEY}.attach"),
-            "configures the launch of a server, but these are already running",
-            "remove it, and start the servers with that setting",
+            "configures the launch of a server, but the servers are already running",
+            "remove this setting, and start the servers with it",
         )
 
 
@@ -138,9 +139,9 @@ def _device(job: EngineJob) -> Iterator[SettingProblem]:
     if not names_cpu(job.settings.device):
         return
     needs = {
-        "quantization": (sglang.quantization != "none", "SGLang's fp8 kernels need CUDA"),
-        "kv_cache_dtype": (sglang.kv_cache_dtype != "auto", "SGLang's attention over an fp8 cache needs CUDA"),
-        "deterministic": (sglang.deterministic, "SGLang has no attention of that kind for CPUs"),
+        "quantization": (sglang.quantization != "none", "SGLang's fp8 kernels require CUDA"),
+        "kv_cache_dtype": (sglang.kv_cache_dtype != "auto", "SGLang's attention with an fp8 cache requires CUDA"),
+        "deterministic": (sglang.deterministic, "SGLang has no deterministic attention for CPUs"),
         "release_idle_s": (sglang.release_idle_s is not None, "there is no GPU memory to release"),
     }
     for name, (is_given, reason) in needs.items():
@@ -155,11 +156,11 @@ def _rounded(job: EngineJob) -> Iterator[SettingProblem]:
     if sglang.quantization != "none" and job.dtype != "bfloat16":
         yield SettingProblem(
             (f"{KEY}.quantization", "rollout.engine.dtype"),
-            f"SGLang quantises from bfloat16, but the engine's dtype is {job.dtype}",
+            f"SGLang can only quantise bfloat16 weights, but the engine's dtype is {job.dtype}",
             "rollout.engine.dtype: bfloat16",
         )
     if sglang.unquantized_layers and sglang.quantization == "none":
-        what = "names exceptions, but nothing is quantised"
+        what = "lists exceptions, but nothing is quantised"
         yield SettingProblem((f"{KEY}.unquantized_layers",), what, "quantization: fp8")
 
 
@@ -177,7 +178,11 @@ def _layers(sglang: SGLangSettings) -> Iterator[SettingProblem]:
             siblings = {f"{head}.{part}" if head else part for part in parts}
             if last in parts and not siblings <= set(layers):
                 others = ", ".join(sorted(siblings - set(layers)))
-                yield SettingProblem((key,), f"SGLang fuses {', '.join(parts)} into one layer", f"add {others}")
+                yield SettingProblem(
+                    (key,),
+                    f"SGLang fuses {', '.join(parts)} into one layer, so all of them must be listed",
+                    f"add {others}",
+                )
 
 
 def _proof(job: EngineJob) -> Iterator[SettingProblem]:
@@ -190,5 +195,5 @@ def _proof(job: EngineJob) -> Iterator[SettingProblem]:
         )
     if sglang.checksums and sglang.tp_size > 1:
         yield SettingProblem(
-            (f"{KEY}.checksums", f"{KEY}.tp_size"), "compares whole tensors, not shards of them", "tp_size: 1"
+            (f"{KEY}.checksums", f"{KEY}.tp_size"), "can only compare whole tensors, not shards", "set tp_size: 1"
         )

@@ -86,18 +86,19 @@ class SGLangServers:
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     # pattern in the log; its meaning ({0} is the match); how to fix it
-    (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
+    (r"error: (unrecognized arguments: .+|argument .+)", "SGLang rejects its command line: {0}",
      "correct rollout.engine.sglang.arguments"),
     (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"
-     r"|Cannot find model module\. '[^'\n]+' is not a registered model)", "SGLang cannot load this model here: {0}",
-     "rollout.engine.kind: embedded, or an environment with the kernels this model needs"),
+     r"|Cannot find model module\. '[^'\n]+' is not a registered model)",
+     "SGLang cannot load this model on this machine: {0}",
+     "set rollout.engine.kind: embedded, or use an environment with the kernels that this model needs"),
     (r"(\S+ with minimum required version \S+ is not installed)", "SGLang's environment lacks a package: {0}",
-     "install it there, or leave out the option that needs it"),
+     "install the package in that environment, or remove the option that needs it"),
     (r"((?:torch\.)?(?:cuda\.)?OutOfMemoryError[^\n]*|Not enough memory[^\n]*|DefaultCPUAllocator: can't allocate[^\n]*"
-     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the SGLang server: {0}",
-     "lower rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),
+     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "there is not enough memory for the SGLang server: {0}",
+     "reduce rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),
     (r"([^\n]*(?:[Aa]ddress already in use|port \d+ is (?:not available|already in use))[^\n]*)",
-     "the SGLang server's port is taken: {0}", "free it, or leave sglang.port unset"),
+     "the port of the SGLang server is in use: {0}", "stop the program that uses the port, or do not set sglang.port"),
 )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
             words = " ".join(found.group(1).split())[:300]
             return UserError(what.format(words), where="rollout.engine", remedy=f"{remedy} (log: {log_path})")
     if _ARGUMENT_FRAME.search(tail):
-        what = f"SGLang refuses its arguments: {last_words(tail)}"
-        remedy = f"fix the options of rollout.engine.sglang (log: {log_path})"
+        what = f"SGLang rejects its arguments: {last_words(tail)}"
+        remedy = f"correct the options of rollout.engine.sglang (log: {log_path})"
         return UserError(what, where="rollout.engine", remedy=remedy)
     return EngineError(f"{ended} before it was ready: {last_words(tail)} (log: {log_path})")

@@ -92,7 +92,9 @@ class Sleeper:
             try:
                 await live.client.release_memory(self._tags)
             except ServerSilent as error:
-                await self._keeper.replace(live.epoch, f"it does not release its memory ({error})", is_forgiven=False)
+                await self._keeper.replace(
+                    live.epoch, f"the server does not release its memory ({error})", is_forgiven=False
+                )
             except ServerGone as error:
                 await self._keeper.settle(live.epoch, str(error))
             except ServerRefused as error:  # e.g. a request that was just aborted is still there
@@ -100,7 +102,7 @@ class Sleeper:
             else:
                 self._epoch = live.epoch
                 self.num_sleeps += 1
-                log.info("nothing to generate for %g s: released %s", self._idle_s, " and ".join(self._tags))
+                log.info("there was nothing to generate for %g s; released %s", self._idle_s, " and ".join(self._tags))
                 return True
             self._attempts.gate.set()
             return False
@@ -116,7 +118,7 @@ class Sleeper:
             try:
                 await live.client.resume_memory(self._tags)
             except (ServerGone, ServerRefused) as error:
-                await self._keeper.replace(epoch, f"it did not allocate its memory again ({error})")
+                await self._keeper.replace(epoch, f"the server did not allocate its memory again ({error})")
         self._wanted.set()
         return True
 

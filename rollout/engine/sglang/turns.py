@@ -67,7 +67,7 @@ class DeviceLease:
             try:
                 await live.client.resume_memory(ALL)
             except (ServerGone, ServerRefused) as error:
-                await self._keeper.terminate(live.epoch, f"it did not allocate its memory again ({error})")
+                await self._keeper.terminate(live.epoch, f"the server did not allocate its memory again ({error})")
         await self._keeper.resume_server()
 
     async def leave(self) -> int:
@@ -90,7 +90,7 @@ class DeviceLease:
             await live.client.release_memory(ALL)
             self._epoch = live.epoch
         except (ServerGone, ServerRefused) as error:
-            await self._keeper.terminate(live.epoch, f"it did not release its memory ({error})")
+            await self._keeper.terminate(live.epoch, f"the server did not release its memory ({error})")
         return num_bytes
 
     async def _held_bytes(self, client: SGLangClient) -> int:

@@ -124,7 +124,7 @@ def plan_launch(settings: EngineSettings, *, dtype: str, context: int, token_byt
     values of one token. Raises UserError."""
     python = ENVIRONMENT.find_python(settings.python or PYTHON)
     found = ENVIRONMENT.check_version(python)
-    log.info("vLLM %s, torch %s in %s", found.get("vllm"), found.get("torch"), python.parents[1])
+    log.info("using vLLM %s and torch %s in %s", found.get("vllm"), found.get("torch"), python.parents[1])
     extra: list[str] = []
     if settings.vllm.arguments:  # the list of arguments takes long to read
         extra = extra_words(settings, ENVIRONMENT.argument_table(python, is_cpu=names_cpu(settings.device)))
@@ -138,9 +138,9 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument]) -> list
     given = settings.vllm.arguments
     for name in clashing(given, _OURS):
         raise UserError(
-            f"`{name}` is set by the engine itself, or not supported by it",
+            f"`{name}` is set by areal_like, or is not supported",
             where=_WHERE,
-            remedy="use the settings of rollout.engine",
+            remedy="use the settings in rollout.engine instead",
         )
     return ENVIRONMENT.argument_words(given, table, _WHERE)
 

@@ -154,11 +154,17 @@ class VLLMClient(HttpCalls):
         answer = await self._post(GENERATE, {"token_ids": tokens, "sampling_params": sampling})
         rows = answer.get("prompt_logprobs") or []
         if len(rows) != len(tokens):
-            raise ServerRefused(GENERATE, 200, f"log-probs of {len(rows)} positions for a prompt of {len(tokens)}")
+            raise ServerRefused(
+                GENERATE,
+                200,
+                f"the server returned log-probs of {len(rows)} positions for a prompt of {len(tokens)} tokens",
+            )
         try:
             return [float(row[str(token)]["logprob"]) for token, row in zip(tokens[1:], rows[1:], strict=True)]
         except (KeyError, TypeError) as error:
-            raise ServerRefused(GENERATE, 200, f"no log-prob of a prompt's token ({error!r})") from error
+            raise ServerRefused(
+                GENERATE, 200, f"the server returned no log-prob for a token of the prompt ({error!r})"
+            ) from error
 
     async def abort(self, request_id: str) -> None:
         """End one request; its stream receives the tokens so far, with finish reason `abort`."""
@@ -178,7 +184,10 @@ class VLLMClient(HttpCalls):
         self.weights_name = str(version)
         answer = await self._post("/collective_rpc", {"method": "arrange_sampling"})
         if not all(worker.get("is_arranged") for worker in answer.get("results") or [{}]):
-            raise EngineError("this vLLM's model runner has another sampler: seeds and log-probs would not be ours")
+            raise EngineError(
+                "the model runner of this vLLM has a different sampler, so seeds and log-probs would not match those "
+                "of areal_like"
+            )
 
     async def pause(self, *, clear_cache: bool) -> None:
         """Stop at a token boundary; requests stay. `clear_cache`: drop all keys and values, which are computed again

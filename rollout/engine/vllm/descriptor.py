@@ -88,7 +88,10 @@ class VLLMDescriptor(EngineDescriptor):
             return EngineMemory(parts, weights + longest)
         pool = max(0.0, fraction * demand.device_bytes - weights)
         parts = {"weights": weights, "KV cache": pool, "activations, graphs": (1 - fraction) * demand.device_bytes}
-        words = f"{pool / token:,.0f} tokens of cache: {pool / longest:,.1f} sequences of {engine.max_context:,}"
+        words = (
+            f"a cache of {pool / token:,.0f} tokens, for {pool / longest:,.1f} sequences of {engine.max_context:,} "
+            "tokens"
+        )
         return EngineMemory(parts, (weights + longest) / fraction, words)
 
     def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:

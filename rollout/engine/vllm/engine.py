@@ -116,7 +116,7 @@ class VLLMEngine:
         config = await asyncio.to_thread(read_config, self._model_dir)
         if not config.architectures:
             raise UserError(
-                "config.json has no `architectures`, by which vLLM chooses the model's code",
+                "config.json has no `architectures`, which vLLM needs to choose the model class",
                 where=str(self._model_dir),
                 remedy="save the model with transformers' save_pretrained",
             )
@@ -200,7 +200,7 @@ class VLLMEngine:
         one."""
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
-            raise EngineError("this engine was not made for rollout.interruption: keep_kv")
+            raise EngineError("the engine was not created with rollout.interruption: keep_kv")
         task = asyncio.create_task(self._load(manifest_path, interruption), name="vllm-load")
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
@@ -262,21 +262,23 @@ class VLLMEngine:
                     await self._exchange(live.client, ready, interruption)
                 break
             except (TimeoutError, ServerSilent) as error:
-                words = str(error) or f"no end within {limit_s:g} s"
-                reason = f"it hangs in the swap to version {staged.version} ({words})"
+                words = str(error) or f"not finished within {limit_s:g} s"
+                reason = f"the server hangs in the swap to version {staged.version} ({words})"
                 await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerGone as error:
                 found = await keeper.settle(live.epoch, str(error))
                 if found.epoch == live.epoch and not attempts.proven.is_set():
                     # vLLM refuses to begin another update while one is open, and its weights are not known.
-                    reason = f"the connection broke in the load of version {staged.version} ({error})"
+                    reason = f"the connection failed while loading version {staged.version} ({error})"
                     await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerRefused as error:
-                log.warning("the server refused version %d, but may have loaded part of it", staged.version)
-                await keeper.replace(live.epoch, f"it refused version {staged.version}")
+                log.warning(
+                    "the server rejected version %d, but may have loaded a part of this version", staged.version
+                )
+                await keeper.replace(live.epoch, f"the server rejected version {staged.version}")
                 raise WeightError(f"vLLM cannot load version {staged.version}: {error.text[:400]}") from error
             except WeightError:
-                await keeper.replace(live.epoch, f"its weights are not those of version {staged.version}")
+                await keeper.replace(live.epoch, f"the weights of the server differ from version {staged.version}")
                 raise
             finally:
                 attempts.proven.set()

@@ -17,7 +17,7 @@ ENVIRONMENT = ServerEnvironment(
     title="vLLM",
     package="vllm",
     known_version=KNOWN_VERSION,
-    remedy=f"make vllm-cpu (for GPUs: python3 -m venv .venv-vllm, then pip install 'vllm=={KNOWN_VERSION}' there)",
+    remedy=f"make vllm-cpu (for GPUs: python3 -m venv .venv-vllm, then pip install 'vllm=={KNOWN_VERSION}' in it)",
     help_command="vllm serve --help=all",
     parser=_PARSER,
 )

@@ -26,19 +26,20 @@ def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
     if vllm.memory_fraction is not None and is_cpu:
         yield SettingProblem(
             (f"{KEY}.memory_fraction", "rollout.engine.device"),
-            "is a share of a GPU's memory; on a CPU the cache is as large as num_slots and max_context need",
-            "leave it out",
+            "is a fraction of a GPU's memory, but on a CPU the size of the cache follows from num_slots and "
+            "max_context",
+            "remove this setting",
         )
     if vllm.probe and not is_cpu:
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.device"),
-            "the differences between vLLM's kernels for GPUs and transformers are not known",
+            "the numerical differences between vLLM's GPU kernels and transformers are not known",
             "probe: false",
         )
     if vllm.probe and job.dtype != "float32":
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.dtype"),
-            f"compares to 0.001 nats, too exact for {job.dtype}",
+            f"compares log-probs with a tolerance of 0.001 nats, which is too small for {job.dtype}",
             "probe: false",
         )
 
@@ -50,7 +51,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
     if names_cpu(job.settings.device) and size is not None and size not in CPU_HEAD_SIZES:
         yield SettingProblem(
             (KIND_KEY, "model"),
-            f"vLLM on a CPU has no attention for heads of width {size}, only {', '.join(map(str, CPU_HEAD_SIZES))}",
+            f"on a CPU, vLLM does not support the head size {size}, but only {', '.join(map(str, CPU_HEAD_SIZES))}",
             "rollout.engine.kind: embedded",
         )
     family = model.get("model_type")
@@ -59,7 +60,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
             yield SettingProblem(
                 (KIND_KEY, "model"),
                 f"the names that vLLM's loader uses for the experts of model type {family} are not known",
-                f"rollout.engine.kind: embedded, or a model of type {' or '.join(EXPERT_FAMILIES)}",
+                f"set rollout.engine.kind: embedded, or use a model of type {' or '.join(EXPERT_FAMILIES)}",
             )
         elif job.settings.vllm.probe:
-            yield SettingProblem((f"{KEY}.probe", "model"), "compares dense models only", "probe: false")
+            yield SettingProblem((f"{KEY}.probe", "model"), "can only compare dense models", "set probe: false")

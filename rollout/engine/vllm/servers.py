@@ -85,16 +85,16 @@ class VLLMServers:
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     # pattern in the log; its meaning ({0} is the match); how to fix it
-    (r"error: (unrecognized arguments: .+|argument .+)", "vLLM refuses its command line: {0}",
+    (r"error: (unrecognized arguments: .+|argument .+)", "vLLM rejects its command line: {0}",
      "correct rollout.engine.vllm.arguments"),
     (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*|[^\n]*has no vLLM implementation[^\n]*)",
-     "vLLM cannot load this model here: {0}", "rollout.engine.kind: embedded"),
+     "vLLM cannot load this model on this machine: {0}", "set rollout.engine.kind: embedded"),
     (r"(Head size \d+ is not supported[^\n]*|[Hh]ead_size not supported[^\n]*|No valid attention backend[^\n]*)",
-     "vLLM has no attention for this model here: {0}", "rollout.engine.kind: embedded"),
+     "vLLM has no attention kernel for this model on this machine: {0}", "set rollout.engine.kind: embedded"),
     (r"((?:torch\.)?(?:cuda\.)?OutOfMemoryError[^\n]*|No available memory for the cache blocks[^\n]*"
      r"|[^\n]*KV cache is needed, which is larger than[^\n]*|DefaultCPUAllocator: can't allocate[^\n]*"
-     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the vLLM server: {0}",
-     "lower rollout.engine.num_slots or max_context, or change rollout.engine.vllm.memory_fraction"),
+     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "there is not enough memory for the vLLM server: {0}",
+     "reduce rollout.engine.num_slots or max_context, or change rollout.engine.vllm.memory_fraction"),
     (r"([^\n]*(?:[Aa]ddress already in use|port \d+ is already in use)[^\n]*)",
-     "the vLLM server's port is taken: {0}", "free it, or leave vllm.port unset"),
+     "the port of the vLLM server is in use: {0}", "stop the program that uses the port, or do not set vllm.port"),
 )  # fmt: skip

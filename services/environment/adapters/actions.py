@@ -26,7 +26,9 @@ def check_mapping(name: str, value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         what = f"{name} must be a mapping, not {value!r}"
-        raise UserError(what, where=f"{OPTIONS}.{name}", remedy="write names and values, for example {size: 4}")
+        raise UserError(
+            what, where=f"{OPTIONS}.{name}", remedy="write a mapping of names to values, for example {size: 4}"
+        )
     return dict(value)
 
 
@@ -47,8 +49,10 @@ class ActionPattern:
         try:
             self._pattern = re.compile(pattern, re.DOTALL)
         except (re.error, TypeError) as error:
-            what = f"{pattern!r} is not a regular expression ({error})"
-            raise UserError(what, where=f"{OPTIONS}.pattern", remedy="such as '<move>(.*?)</move>'") from error
+            what = f"{pattern!r} is not a valid regular expression ({error})"
+            raise UserError(
+                what, where=f"{OPTIONS}.pattern", remedy="use a pattern such as '<move>(.*?)</move>'"
+            ) from error
 
     def find(self, text: str) -> str | None:
         """The action without surrounding white space; None: there is none.

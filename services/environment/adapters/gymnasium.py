@@ -49,7 +49,7 @@ class GymnasiumEnvironment:
         """
         require("gymnasium", "gymnasium", "gymnasium")
         if observe not in ("auto", "drawing", "values"):
-            raise UserError(f"observe is {observe!r}", where=f"{OPTIONS}.observe", remedy="auto, drawing or values")
+            raise UserError(f"observe is {observe!r}", where=f"{OPTIONS}.observe", remedy="use auto, drawing or values")
         self._pattern, self._correct_at = ActionPattern(pattern), correct_at
         self._environment, self._is_drawn = _made(id, check_mapping("make", make), observe)
         self._spaces = importlib.import_module("gymnasium.spaces")
@@ -88,17 +88,20 @@ class GymnasiumEnvironment:
         space = self._environment.action_space
         if isinstance(space, self._spaces.Text):
             if actions is not None:
-                what = f"{name} has a text action space, so its actions cannot be named"
-                raise UserError(what, where=f"{OPTIONS}.actions", remedy="leave it out")
+                what = f"{name} has a text action space, so its actions cannot be listed"
+                raise UserError(what, where=f"{OPTIONS}.actions", remedy="remove this option")
             return None
         if not isinstance(space, self._spaces.Discrete):
-            what = f"the action space of {name} is {space}, whose actions a policy cannot write"
+            what = (
+                f"the action space of {name} is {space}, which is not supported because its actions cannot be written "
+                "as text"
+            )
             raise UserError(what, where=f"{OPTIONS}.id", remedy="use an environment with a Text or Discrete space")
         if actions is None:
             return [str(space.start + number) for number in range(space.n)]
         if isinstance(actions, str) or len(actions) != space.n or len({str(one).lower() for one in actions}) != space.n:
-            what = f"{name} has {space.n} actions, but {actions!r} does not name each once"
-            raise UserError(what, where=f"{OPTIONS}.actions", remedy=f"give a list of {space.n} different names")
+            what = f"{name} has {space.n} actions, but {actions!r} does not list each of them once"
+            raise UserError(what, where=f"{OPTIONS}.actions", remedy=f"use a list of {space.n} different names")
         return [str(one) for one in actions]
 
     def _as_action(self, text: str) -> Any:
@@ -111,7 +114,7 @@ class GymnasiumEnvironment:
 
     def _known(self) -> str:
         if self._names is None:
-            return "Write a text that the environment takes."
+            return "Write a text that the environment accepts."
         more = ", ..." if len(self._names) > MAX_LISTED else ""
         return f"The actions are {', '.join(self._names[:MAX_LISTED])}{more}."
 
@@ -152,8 +155,8 @@ def _made(name: str, arguments: Mapping[str, Any], observe: Observe) -> tuple[An
     except Exception as error:  # the environment's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{name} cannot be created ({type(error).__name__}: {reason})"
-        raise UserError(what, where=OPTIONS, remedy="correct id or make") from error
+        raise UserError(what, where=OPTIONS, remedy="correct the options id or make") from error
     if is_drawn and not can_draw:
-        what = f"{name} has no mode ansi"
+        what = f"{name} does not support the render mode ansi"
         raise UserError(what, where=f"{OPTIONS}.observe", remedy="observe: values")
     return made, is_drawn

@@ -64,7 +64,9 @@ class OpenEnvEnvironment:
         self._url = _socket_url(url)
         if isinstance(reset_columns, str) or not all(isinstance(one, str) for one in reset_columns):
             raise UserError(
-                f"reset_columns is {reset_columns!r}", where=f"{OPTIONS}.reset_columns", remedy="a list: [task_id]"
+                f"reset_columns is {reset_columns!r}",
+                where=f"{OPTIONS}.reset_columns",
+                remedy="use a list, for example [task_id]",
             )
         self._action_field, self._observation_field = action_field, observation_field
         self._action, self._reset = check_mapping("action", action), check_mapping("reset", reset)
@@ -76,7 +78,7 @@ class OpenEnvEnvironment:
         """Open a session and begin. Raises OpenEnvFailed."""
         missing = [name for name in self._columns if name not in row]
         if missing:
-            raise OpenEnvFailed(f"the row has no {', '.join(missing)}, named in reset_columns")
+            raise OpenEnvFailed(f"the row has no {', '.join(missing)}, which is listed in reset_columns")
         arguments = {**self._reset, **{name: row[name] for name in self._columns}, "seed": seed % MAX_SEED}
         while True:
             self._socket = await self._connected()
@@ -167,7 +169,7 @@ class OpenEnvEnvironment:
             return json.dumps(observation, ensure_ascii=False)
         if not isinstance(observation, dict) or self._observation_field not in observation:
             known = ", ".join(observation) if isinstance(observation, dict) else "none"
-            raise OpenEnvFailed(f"its observation has no field {self._observation_field}; it has {known}")
+            raise OpenEnvFailed(f"the observation has no field {self._observation_field}, only {known}")
         value = observation[self._observation_field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -180,14 +182,14 @@ class OpenEnvEnvironment:
 
 def _socket_url(url: Any) -> str:
     """The address of the server's WebSocket. Raises UserError."""
-    remedy = "set it to, for example, http://127.0.0.1:8000"
+    remedy = "set url to, for example, http://127.0.0.1:8000"
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https", "ws", "wss") and bool(parts.hostname) and parts.port != 0
     except (ValueError, AttributeError, TypeError):
         is_good = False
     if not is_good:
-        raise UserError("url is not the address of a server", where=f"{OPTIONS}.url", remedy=remedy)
+        raise UserError("the option url is not a server address", where=f"{OPTIONS}.url", remedy=remedy)
     path = parts.path.rstrip("/")
     path = path if path.endswith("/ws") else f"{path}/ws"
     return parts._replace(scheme={"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme), path=path).geturl()

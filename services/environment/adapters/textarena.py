@@ -124,8 +124,11 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
     try:
         made = textarena.make(name, **arguments)
     except Exception as error:  # the game's own code, which may need data, a key, or other arguments
-        what = f"{name} cannot be created here ({_first_line(error)})"
-        remedy = "use another game or other options.game; some games need downloaded word lists, or a model's API key"
+        what = f"{name} cannot be created ({_first_line(error)})"
+        remedy = (
+            "use a different game or different options.game; some games need downloaded word lists or the API key of a "
+            "model"
+        )
         raise UserError(what, where=OPTIONS, remedy=remedy) from error
     layers = []
     while isinstance(made, textarena.Wrapper):

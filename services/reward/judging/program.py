@@ -85,7 +85,7 @@ class Program:
             self._callbacks.append(value)
             return f"C({len(self._callbacks) - 1})"
         self.unanswerable = (
-            f"a test hands over an object of type {type(value).__name__}, which cannot be passed to a sandbox"
+            f"a test passes an object of type {type(value).__name__}, which cannot be passed to a sandbox"
         )
         raise NotPlain(self.unanswerable)
 

@@ -91,7 +91,7 @@ def _decide(operation: str, *operands: Any) -> Any:
     stand_in = next(operand for operand in operands if isinstance(operand, RemoteObject))
     identity = identity_of(stand_in)
     if not identity.world.may_decide(*operands):
-        raise Refused(f"an object of the program's type {identity.type_name} may not decide a test")
+        raise Refused(f"an object of the program's own type {identity.type_name} must not decide the result of a test")
     result = _ask(stand_in, "do", operation, operands)
     if isinstance(result, RemoteObject):
         identity.world.made_by_tests.add(identity_of(result).number)
@@ -239,7 +239,7 @@ class RemoteIterator(RemoteObject):
                 return
             total += size
             size = min(2 * size, MAX_BATCH)
-        raise Refused(f"an iterator of the program gives more than {MAX_ITEMS} items")
+        raise Refused(f"an iterator of the program yields more than {MAX_ITEMS} items")
 
     def __next__(self) -> Any:
         return _read(self, "next")

@@ -13,7 +13,7 @@ from services.reward.sandbox.layers import sandbox_problem
 
 SANDBOX_REMEDY = (
     "apt install bubblewrap, or use a kernel with Landlock (Linux 5.13); `areal-like doctor` shows what is missing; "
-    "option `require` accepts a weaker layer, in which programs read your files"
+    "or set the option `require` to accept a weaker layer, in which programs can read your files"
 )
 
 
@@ -23,5 +23,5 @@ def sandbox_problems(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
         if scorer.kind == "code":
             options = CodeOptions.model_validate(scorer.options)
             if fault := sandbox_problem(options.require, options.layer, options.python or ""):
-                what = f"no sandbox as strong as `{options.require}` works here: {fault}"
+                what = f"no sandbox layer as strong as `{options.require}` works on this machine: {fault}"
                 yield f"scorers.{index}.options.require", what, SANDBOX_REMEDY

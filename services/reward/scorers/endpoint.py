@@ -43,7 +43,9 @@ class Endpoint:
         try:
             import httpx2 as httpx
         except ImportError as error:
-            raise UserError("needs the package httpx2", where=where, remedy="pip install httpx2") from error
+            raise UserError(
+                "the scorer requires the package httpx2", where=where, remedy="pip install httpx2"
+            ) from error
         try:
             httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -83,8 +85,8 @@ class Endpoint:
             async with asyncio.timeout(total_s):  # owner of the wait: the server
                 return await self._attempts(content, time.monotonic() + total_s, failures)
         except TimeoutError:
-            before = f"; before that: {failures[-1]}" if failures else ""
-            raise TookTooLong(f"no reply from {self._shown_url} within {total_s:g} s{before}") from None
+            before = f"; the previous failure: {failures[-1]}" if failures else ""
+            raise TookTooLong(f"{self._shown_url} did not reply within {total_s:g} s{before}") from None
 
     async def _attempts(self, content: bytes, give_up_s: float, failures: list[str]) -> bytes:
         options = self._options

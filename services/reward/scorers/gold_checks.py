@@ -168,7 +168,10 @@ def gold_fault(text: str, *, max_words: int = 6) -> tuple[str, str] | None:
     if not text:
         return "no answer", "the final answer is empty"
     if len(text) > MAX_CHARS:
-        return "long answer", f"{len(text)} characters; more than {MAX_CHARS} are compared only literally"
+        return (
+            "long answer",
+            f"{len(text)} characters; answers with more than {MAX_CHARS} characters are compared only literally",
+        )
     return _fault(text, max_words)
 
 

@@ -103,7 +103,7 @@ class JudgeScorer:
         choice = completion.choices[0]
         said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
         if not said:
-            cut = f" (cut at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""
+            cut = f" (truncated at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""
             raise CannotJudge(f"the judge's reply is empty{cut}")
         return said
 

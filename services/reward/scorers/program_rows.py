@@ -51,7 +51,7 @@ def _streams_of(row: Mapping[str, Any]) -> Streams:
     source = _decoded(row["input_output"], "input_output") if row.get("input_output") else row
     if isinstance(source, Mapping) and source.get("inputs"):
         if source.get("fn_name"):
-            raise CannotJudge("tests by `fn_name` are not supported; give `tests` as assert statements")
+            raise CannotJudge("tests with `fn_name` are not supported; write `tests` as assert statements")
         return Streams(_pairs({"input": source["inputs"], "output": source.get("outputs")}, "inputs and outputs"))
     found = [pair for name in STREAM_COLUMNS if row.get(name) for pair in _pairs(_decoded(row[name], name), name)]
     if not found:

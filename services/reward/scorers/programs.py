@@ -43,12 +43,14 @@ class CodeScorer:
             self._judges.start()
         except NoSandbox as error:
             raise UserError(
-                f"no sandbox as strong as `{options.require}` works here: {error}",
+                f"no sandbox layer as strong as `{options.require}` works on this machine: {error}",
                 where="reward scorer code",
                 remedy=SANDBOX_REMEDY,
             ) from None
         self.version = f"2/{self._judges.layer}"
-        print(f"programs run in sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True)
+        print(
+            f"programs run in the sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True
+        )
 
     def warm_up(self) -> None:
         """Do nothing: the sandbox was tried when it was chosen."""
@@ -60,11 +62,11 @@ class CodeScorer:
         memory_bytes = memory_limit_of(sample.row, options.memory_limit_mb << 20)
         program = self._program(sample)
         if not program:
-            return _failed("there is no program in the answer")
+            return _failed("the answer contains no program")
         if len(program) > options.max_program_chars:
             return _failed(f"the program is longer than {options.max_program_chars} characters")
         if options.must_stop and sample.finish_reason != "stop":
-            return _failed("the answer was cut at the token limit")
+            return _failed("the answer was truncated at the token limit")
         limits = Limits(
             time_s=min(time_s, options.total_limit_s),
             memory_bytes=min(memory_bytes, options.max_memory_limit_mb << 20),

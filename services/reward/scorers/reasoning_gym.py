@@ -50,14 +50,18 @@ class ReasoningGymScorer:
         options = self._options
         tasks, entry = _task_of(msgspec.json.encode(sample.row.get("reasoning_gym"), order="deterministic"))
         if options.must_stop and sample.finish_reason != "stop":
-            return {"value": 0.0, "correct": 0.0, "remark": "the answer was cut at the token limit"}
+            return {"value": 0.0, "correct": 0.0, "remark": "the answer was truncated at the token limit"}
         answer = self._answer_in(sample.response)
         if answer is None:
             return {"value": 0.0, "correct": 0.0, "remark": "no answer was found in the response"}
         if len(answer) > options.max_answer_chars:
-            return {"value": 0.0, "correct": 0.0, "remark": f"an answer of {len(answer)} characters"}
+            return {"value": 0.0, "correct": 0.0, "remark": f"the answer is too long ({len(answer)} characters)"}
         if not is_plain(answer, type(tasks)):
-            return {"value": 0.0, "correct": 0.0, "remark": "the task would evaluate the answer, and it is not plain"}
+            return {
+                "value": 0.0,
+                "correct": 0.0,
+                "remark": "the task would evaluate the answer, which is not plain text",
+            }
         score = float(tasks.score_answer(answer=answer, entry=entry))
         return {"value": score, "correct": float(score >= FULL_SCORE)}
 
@@ -77,7 +81,7 @@ def _task_of(place: bytes) -> tuple[Any, dict[str, Any]]:
         return entry_at(msgspec.json.decode(place, type=TaskOrigin))
     except msgspec.MsgspecError as error:
         raise CannotJudge(
-            f"the row names no reasoning-gym task ({error}): the generator of the rows adds it"
+            f"the row has no reasoning-gym task ({error}); use rows from the generator reasoning_gym"
         ) from error
     except UserError as error:
         raise CannotJudge(str(error)) from error

@@ -60,7 +60,7 @@ class ReasoningGymEnvironment:
         is_right = score >= FULL_SCORE
         said = "That is right." if is_right else remark or "That is not right."
         if self._reveal and not is_right:
-            said += f" Its score is {score:.2f}."
+            said += f" The score is {score:.2f}."
         return Step(
             observation=f"{said} Try again." if not is_right else said,
             reward=reward,

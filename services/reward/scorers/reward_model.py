@@ -36,7 +36,7 @@ class RewardModelScorer:
         self._is_per_token = check_folder(options.path, options.label).is_per_token
         if self._is_per_token and options.step_separator is None:
             raise UserError(
-                "the model scores tokens, and step_separator is not set",
+                "the model scores tokens, but step_separator is not set",
                 where="reward scorer reward_model",
                 remedy="set step_separator to the text that ends each step",
             )
@@ -57,7 +57,9 @@ class RewardModelScorer:
         if self._model is None:
             self.warm_up()
         if len(sample.response) > MAX_ANSWER_CHARS:
-            raise CannotJudge(f"the answer has {len(sample.response)} characters, more than {MAX_ANSWER_CHARS}")
+            raise CannotJudge(
+                f"the answer has {len(sample.response)} characters, but at most {MAX_ANSWER_CHARS} are allowed"
+            )
         ends = self._ends_of_steps(sample.response)
         if self._is_per_token:
             items = [self._item(sample, sample.response, ends)]
@@ -69,7 +71,7 @@ class RewardModelScorer:
                 raise CannotJudge(scored.problem)
         values = [value for scored in scores for value in scored.values]
         num_cut = max(scored.num_cut for scored in scores)
-        remark = {"remark": f"the first {num_cut} tokens were left out"} if num_cut else {}
+        remark = {"remark": f"the first {num_cut} tokens were omitted"} if num_cut else {}
         if self._options.step_separator is None:
             return {"value": values[0], **remark}
         steps = {f"step_{number}": value for number, value in enumerate(values, 1)}
@@ -100,7 +102,7 @@ class RewardModelScorer:
             return Item(text=self._template.fill(sample, MAX_ANSWER_CHARS), answer=response, ends=ends)
         prompt = prompt_of(sample.row)
         if prompt is None:
-            raise CannotJudge("the row has neither `prompt` nor `messages`; set template")
+            raise CannotJudge("the row has neither `prompt` nor `messages`; set the option template")
         messages = sample.row.get("messages")
         if not isinstance(messages, list) or isinstance(sample.row.get("prompt"), str):
             messages = [{"role": "user", "content": prompt}]

@@ -61,7 +61,11 @@ class UserFunctionScorer:
         self._name = name
         self._options = dict(options)
         if clash := sorted(set(options) & {"row", "response", *_INFO}):
-            raise UserError(f"option {clash[0]} is taken", where=f"reward scorer {name}", remedy="rename the option")
+            raise UserError(
+                f"the option {clash[0]} is already used by the scorer",
+                where=f"reward scorer {name}",
+                remedy="rename your option",
+            )
         self._function = find_function(name, self._options)
         self.is_deterministic = bool(getattr(self._function, "is_deterministic", True))
         """The author may write `score.is_deterministic = False` below the function."""
@@ -111,10 +115,12 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     where = f"reward scorer {name}"
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise UserError("is neither a built-in scorer nor of the form module:function", where=where)
+        raise UserError("the kind is neither a built-in scorer nor of the form module:function", where=where)
     function = import_object(name, where)
     if not callable(function):
-        raise UserError(f"{function_name} of module {module_name} is not callable", where=where, remedy=EXPECTED)
+        raise UserError(
+            f"{function_name} of module {module_name} is not callable", where=where, remedy=f"define {EXPECTED}"
+        )
     _check_signature(function, where, options)
     return function
 

@@ -205,5 +205,5 @@ def test_options_have_bounds(key: str, right: tuple[float, ...], wrong: tuple[fl
 
 def test_rows_cannot_be_fewer_than_none() -> None:
     assert list(running_sum.rows(1, "train", limit=0)) == []
-    with pytest.raises(UserError, match="-1 rows cannot be generated -> give 0 or more"):
+    with pytest.raises(UserError, match="-1 rows cannot be generated -> set the limit to 0 or more"):
         running_sum.rows(1, "train", limit=-1)

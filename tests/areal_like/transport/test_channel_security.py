@@ -302,7 +302,7 @@ def test_keys_that_others_may_read_start_no_hub(tmp_path: Path) -> None:
         async with open_hub(curve_dir=tmp_path / "keys"):
             pass
 
-    with pytest.raises(UserError, match="users may read this key"):
+    with pytest.raises(UserError, match="users can read this key"):
         run(test())
 
 

@@ -43,7 +43,7 @@ def test_keys_are_replaced_at_a_new_start(tmp_path: Path) -> None:
 def test_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
     make_key_pairs(tmp_path / "curve")
     (tmp_path / "curve" / "client.secret").chmod(0o644)
-    with pytest.raises(UserError, match=r"other users may read.*if chmod has no effect there"):
+    with pytest.raises(UserError, match=r"other users can read.*if chmod has no effect there"):
         load_client(tmp_path / "curve")
 
 
@@ -74,7 +74,7 @@ def test_file_system_without_modes_gets_no_key_and_the_remedy_names_another_plac
 def test_damaged_key_is_the_users_mistake(tmp_path: Path, content: bytes) -> None:
     make_key_pairs(tmp_path / "curve")
     (tmp_path / "curve" / "server.public").write_bytes(content)
-    with pytest.raises(UserError, match="not a CURVE key"):
+    with pytest.raises(UserError, match="the file is not a CURVE key"):
         load_client(tmp_path / "curve")
 
 
@@ -189,7 +189,7 @@ def test_any_right_of_others_makes_a_key_unusable(tmp_path: Path, mode: int) -> 
     write_private(tmp_path / "key", b"text")
     assert curve.read_private(tmp_path / "key") == b"text"
     (tmp_path / "key").chmod(mode)
-    with pytest.raises(UserError, match="other users may read this key"):
+    with pytest.raises(UserError, match="other users can read this key"):
         curve.read_private(tmp_path / "key")
 
 

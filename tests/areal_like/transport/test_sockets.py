@@ -90,7 +90,7 @@ def test_one_line_of_a_kind_is_logged_in_ten_seconds_and_names_how_many_were_not
     assert [record.getMessage() for record in caplog.records] == [
         "a: 1",
         "b: 3",
-        "a: 5 (and 2 suppressed before)",
+        "a: 5 (2 similar messages were suppressed)",
         "a: 6",
     ]
 
@@ -105,7 +105,7 @@ def test_addresses_of_tcp_are_taken(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:1", "ipc://host:1", "tcp://", "tcp://host", "tcp:host:1"])
 def test_anything_else_is_no_address(address: str) -> None:
-    with pytest.raises(UserError, match="not an address"):
+    with pytest.raises(UserError, match="invalid address"):
         check_address(address)
 
 

@@ -32,20 +32,27 @@ def test_an_adapter_has_a_scale_and_the_sizes_of_its_modules(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"peft_type": "LOHA"}, "peft_type is LOHA, but only LORA is supported"),
-        ({"use_dora": True}, "use_dora is true, which is not supported -> merge the adapter into its base with peft"),
+        ({"peft_type": "LOHA"}, "peft_type is LOHA, but only LORA adapters are supported"),
+        (
+            {"use_dora": True},
+            "use_dora is true, which is not supported -> merge the adapter into its base model with peft",
+        ),
         ({"bias": "all"}, 'bias is "all", which is not supported'),
         ({"modules_to_save": ["lm_head"]}, 'modules_to_save is ["lm_head"], which is not supported'),
         ({"rank_pattern": {"q": 3}}, 'rank_pattern is {"q": 3}, which is not supported'),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is true"),
         ({"init_lora_weights": "pissa"}, 'init_lora_weights is "pissa", which changes the base'),
-        ({"r": 0}, "r is 0, not a rank of 1 to 1048576"),
-        ({"r": 10**400}, "not a rank of 1 to 1048576"),
-        ({"r": 3}, "A and B of model.layers.0.mlp.up_proj have the shapes [2, 4] and [6, 2], which do not fit rank 3"),
-        ({"lora_alpha": "much"}, "lora_alpha is much, not a finite number"),
+        ({"r": 0}, "r must be an integer from 1 to 1048576, not 0"),
+        ({"r": 10**400}, "r must be an integer from 1 to 1048576"),
+        (
+            {"r": 3},
+            "the matrices A and B of model.layers.0.mlp.up_proj have the shapes [2, 4] and [6, 2], which do not fit "
+            "rank 3",
+        ),
+        ({"lora_alpha": "much"}, "lora_alpha must be a finite number, not much"),
         ({"lora_alpha": 10**400}, "0, not a finite number"),
-        ({"lora_alpha": -math.inf}, "lora_alpha is -inf, not a finite number"),
-        ({"lora_alpha": math.nan}, "lora_alpha is nan, not a finite number"),
+        ({"lora_alpha": -math.inf}, "lora_alpha must be a finite number, not -inf"),
+        ({"lora_alpha": math.nan}, "lora_alpha must be a finite number, not nan"),
     ],
 )
 def test_an_adapter_that_computes_something_else_is_refused_with_its_key(
@@ -55,7 +62,7 @@ def test_an_adapter_that_computes_something_else_is_refused_with_its_key(
 
 
 def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
-    assert "none: no such folder -> give the folder of an adapter" in refused(tmp_path / "none")
+    assert "none: no such folder -> specify the folder of an adapter" in refused(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     assert "empty: has no adapter_config.json" in refused(tmp_path / "empty")
     folder = adapter_in(tmp_path / "a")
@@ -64,11 +71,11 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     assert "a: has no adapter_model.safetensors" in refused(folder)
     (folder / "adapter_config.json").write_text("[")
-    assert "adapter_config.json: is not JSON" in refused(folder)
+    assert "adapter_config.json: the file is not JSON" in refused(folder)
     (folder / "adapter_config.json").write_text("[]")
-    assert "adapter_config.json: is not a JSON object" in refused(folder)
+    assert "adapter_config.json: the file is not a JSON object" in refused(folder)
     (folder / "adapter_config.json").write_text("[" * 100_000)
-    assert "adapter_config.json: is not JSON (maximum recursion depth exceeded" in refused(folder)
+    assert "adapter_config.json: the file is not JSON (maximum recursion depth exceeded" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_tensors_that_are_not_pairs_of_linear_modules_are_refused(tmp_path: Path
     assert "contains no tensors" in refused(written(folder, {}))
     assert "have the shapes [2, 4] and []" in refused(written(folder, {first: [2, 4]}))
     embedding = "base_model.model.model.embed_tokens.lora_embedding_A"
-    assert f"contains {embedding}, which is not A or B" in refused(written(folder, {embedding: [2, 4]}))
+    assert f"contains {embedding}, which is not the matrix A or B" in refused(written(folder, {embedding: [2, 4]}))
     assert "which do not fit rank 2" in refused(written(folder, {first: [2, 4], second: [6, 3]}))
 
 
@@ -96,10 +103,16 @@ def test_tensors_that_are_not_pairs_of_linear_modules_are_refused(tmp_path: Path
     [
         ({f"{UP}.weight": (6, 4)}, ""),
         ({f"{UP}.weight": ()}, ""),
-        ({f"{UP}.weight": (4, 6)}, "is for a base in which model.layers.0.mlp.up_proj has 6 x 4 weights, but it has 4"),
-        ({f"{UP}s.weight": (6, 4)}, f"the base has no linear module {UP} -> it has {UP}s"),
-        ({"w.weight": (6, 4)}, f"the base has no linear module {UP} -> use the model that the adapter was trained on"),
-        ({f"{UP}.weight": (6,)}, f"changes {UP}: an embedding, the head or a norm cannot have an adapter"),
+        (
+            {f"{UP}.weight": (4, 6)},
+            "was trained on a base model in which model.layers.0.mlp.up_proj has 6 x 4 weights, but here it has 4",
+        ),
+        ({f"{UP}s.weight": (6, 4)}, f"the base model has no linear module {UP} -> the most similar module is {UP}s"),
+        (
+            {"w.weight": (6, 4)},
+            f"the base model has no linear module {UP} -> use the model that the adapter was trained on",
+        ),
+        ({f"{UP}.weight": (6,)}, f"changes {UP}, but an embedding, the head or a norm cannot have an adapter"),
     ],
 )
 def test_an_adapter_fits_a_base_with_its_modules_and_sizes(weights: dict[str, tuple[int, ...]], words: str) -> None:
@@ -109,4 +122,4 @@ def test_an_adapter_fits_a_base_with_its_modules_and_sizes(weights: dict[str, tu
 
 def test_the_head_has_no_adapter() -> None:
     problem = base_problem(AdapterFolder(Path("a"), 2, 1.0, {"lm_head": (4, 6)}), {"lm_head.weight": (6, 4)})
-    assert "changes lm_head: an embedding, the head" in str(problem)
+    assert "changes lm_head, but an embedding, the head" in str(problem)

@@ -225,7 +225,7 @@ def test_frames_longer_than_a_piece_travel_in_pieces_behind_a_table(monkeypatch:
     assert joined[2] is pieces[4], "a frame that travelled whole is not copied"
     for broken, words in (
         ([table, *pieces[:-1]], "do not match its table"),
-        ([table, *pieces, b"x"], "more pieces than its table says"),
+        ([table, *pieces, b"x"], "more pieces than its table lists"),
         ([table, *pieces[1:], pieces[0]], "do not match its table"),
         ([table[:1], *pieces], "no valid table"),
         ([table[:1] + b"\xa1a", *pieces], "no valid table"),

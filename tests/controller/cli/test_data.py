@@ -27,7 +27,7 @@ def test_check_prints_counts_and_examples_and_writes_nothing(folder: Path, capsy
     before = sorted(folder.iterdir())
     assert main(["data", "check", "rows.jsonl", "--stages", "stages.yaml", "--workers", "1"]) == 1
     out = capsys.readouterr().out
-    assert "3 rows, 1 with a fault, 2 without" in out
+    assert "3 rows, 1 with defects, 2 without" in out
     assert "rows.jsonl:3: same prompt (same as rows.jsonl:1): What is 1 plus two?" in out
     assert sorted(folder.iterdir()) == before
     assert main(["data", "check", "clean.jsonl", "--stages", "stages.yaml"]) == 0
@@ -49,7 +49,8 @@ def test_clean_writes_a_folder_once(folder: Path, capsys: pytest.CaptureFixture[
     ]  # fmt: skip
     assert main(words) == 2
     assert capsys.readouterr().err == (
-        "error: out: already exists -> choose another name, or remove it first: nothing is overwritten\n"
+        "error: out: already exists -> choose a different name, or remove the existing folder first; nothing is "
+        "overwritten\n"
     )
 
 
@@ -62,7 +63,7 @@ def test_the_evaluation_option_adds_contamination(folder: Path, capsys: pytest.C
     assert "missing.jsonl: no such file" in capsys.readouterr().err
     (folder / "stages.yaml").write_text("stages: [{kind: contamination, options: {files: [rows.jsonl]}}]\n")
     assert main([*words, "rows.jsonl"]) == 2
-    assert "--eval: the list of stages has `contamination` already" in capsys.readouterr().err
+    assert "--eval: the list of stages already contains `contamination`" in capsys.readouterr().err
 
 
 def test_card_describes_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +75,7 @@ def test_card_describes_files(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["repeated_prompts"] == 1
     (folder / "rows.jsonl").write_text("{\n")
     assert main(["data", "card", "rows.jsonl"]) == 2
-    assert "rows.jsonl:1: no line is a row" in capsys.readouterr().err
+    assert "rows.jsonl:1: no line is a valid row" in capsys.readouterr().err
 
 
 def test_a_card_shows_names_that_cannot_be_encoded(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -87,12 +88,18 @@ def test_a_card_shows_names_that_cannot_be_encoded(folder: Path, capfd: pytest.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["check", "rows.jsonl", "--columns", "prompt"], "--columns: `prompt` maps no column -> write prompt=NAME"),
-        (["check", "rows.jsonl", "--columns", "promt=question"], "no role `promt` of a column -> did you mean prompt?"),
+        (
+            ["check", "rows.jsonl", "--columns", "prompt"],
+            "--columns: `prompt` does not map a role to a column -> write ROLE=NAME, for example prompt=question",
+        ),
+        (
+            ["check", "rows.jsonl", "--columns", "promt=question"],
+            "`promt` is not a role of a column -> did you mean prompt?",
+        ),
         (["check", "rows.jsonl", "--columns", "answer=label"], "rows.jsonl:1: no column `label` for the answer"),
-        (["check", "rows.jsonl", "--stages", "none.yaml"], "none.yaml: cannot be read"),
+        (["check", "rows.jsonl", "--stages", "none.yaml"], "none.yaml: the file cannot be read"),
         (["clean", "rows.jsonl", "-o", "none/out"], "none/out: the folder"),
-        (["check", "rows.jsonl", "rows.jsonl"], "rows.jsonl: is given twice"),
+        (["check", "rows.jsonl", "rows.jsonl"], "rows.jsonl: is listed twice"),
     ],
 )
 def test_a_mistake_is_one_sentence(

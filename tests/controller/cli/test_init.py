@@ -57,7 +57,7 @@ def test_flags_write_a_job_that_validate_accepts(capsys: pytest.CaptureFixture[s
     assert main(["init", "mine.yaml", "--data", "train.jsonl,heldout.jsonl"]) == 0
     said = capsys.readouterr().out
     assert "wrote mine.yaml" in said
-    assert "validate mine.yaml: no error" in said
+    assert "validate mine.yaml: no errors" in said
     assert "areal-like probe mine.yaml" in said
 
 
@@ -87,7 +87,7 @@ def test_commands_work_from_the_current_folder_wherever_the_config_lies(
     Path("my jobs").mkdir()
     assert main(["init", "my jobs/mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
     said = capsys.readouterr().out
-    assert "next: areal-like probe 'my jobs/mine.yaml', then areal-like train 'my jobs/mine.yaml'" in said
+    assert "next steps: areal-like probe 'my jobs/mine.yaml', then areal-like train 'my jobs/mine.yaml'" in said
     assert "areal-like probe 'my jobs/mine.yaml'  " in Path("my jobs/mine.yaml").read_text()
     assert Path("mine_reward.py").is_file()
     assert Path("test_mine_reward.py").is_file()
@@ -112,7 +112,7 @@ def test_name_that_no_run_may_have_is_refused_before_anything_is_written(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", name, "--data", "train.jsonl", "--answer", "text"]) == 2
-    assert "cannot be the name of a folder" in capsys.readouterr().err
+    assert "is not a valid folder name" in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "train.jsonl"]
 
 
@@ -158,7 +158,7 @@ def test_closed_input_is_the_same_as_no_terminal(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of `areal-like init <&-`
     assert main(["init", "mine.yaml"]) == 2
-    assert "--data: no data file is given" in capsys.readouterr().err
+    assert "--data: no data file was specified" in capsys.readouterr().err
 
 
 def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
@@ -191,8 +191,8 @@ def test_tiny_model_on_a_gpu_and_rows_without_a_name_are_refused(capsys: pytest.
     assert main(["init", "mine.yaml", "--data", "train.jsonl", "--hardware", "8gpu"]) == 2
     assert main(["init", "mine.yaml", "--model", "tiny"]) == 2
     said = capsys.readouterr().err
-    assert "the tiny model is only for a CPU" in said
-    assert "no data file is given" in said
+    assert "the tiny model can only be used on a CPU" in said
+    assert "no data file was specified" in said
     assert not Path("mine.yaml").exists()
 
 

@@ -94,7 +94,7 @@ def test_resume_finds_the_run_from_anywhere_with_relative_paths_as_they_were_mea
 def test_a_run_that_ended_early_goes_on_only_when_asked_and_then_without_the_rule(config, stretches):
     folder = stopped_run(config.model_copy(update={"early_stop": EarlyStopSettings()}))
     folder.write_state("finished", reason="early stop: accuracy was not better")
-    with pytest.raises(UserError, match=r"finished \(early stop: .*\) -> areal-like resume --past-early-stop"):
+    with pytest.raises(UserError, match=r"finished \(early stop: .*\) -> run areal-like resume --past-early-stop"):
         jobs.resume(folder.root)
     assert jobs.resume(folder.root, past_early_stop=True) == 0
     assert stretches[-1].config.early_stop is None
@@ -102,7 +102,7 @@ def test_a_run_that_ended_early_goes_on_only_when_asked_and_then_without_the_rul
     assert jobs.resume(folder.root) == 0
     assert stretches[-1].config.early_stop is None, "also after a further stop"
     folder.write_state("finished")
-    with pytest.raises(UserError, match="start another run with more steps"):
+    with pytest.raises(UserError, match="start a new run with more steps"):
         jobs.resume(folder.root, past_early_stop=True)
 
 
@@ -429,7 +429,7 @@ def test_full_disk_is_reported_with_the_path_and_what_to_do(config, monkeypatch)
         raise OSError(28, "No space left on device", "/runs/x/metrics.jsonl")
 
     pretend(monkeypatch, serve)
-    with pytest.raises(OperationError, match=r"/runs/x/metrics.jsonl: No space left.* -> free space there"):
+    with pytest.raises(OperationError, match=r"/runs/x/metrics.jsonl: No space left.* -> free some disk space"):
         jobs.train(config)
 
 

@@ -119,8 +119,8 @@ def test_failures_in_a_row_are_limited_and_a_finished_step_starts_the_count_agai
     assert len(stage.started) == 5
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
-        "error: job failed 3 times in a row without finishing a step; the last time: the controller was ended by "
-        f"signal SIGKILL. To continue it: areal-like resume {stage.folder.root}"
+        "error: job failed 3 times in a row without finishing a step; the last failure: the controller was ended by "
+        f"signal SIGKILL. To continue the run: areal-like resume {stage.folder.root}"
     )
     assert [row["step"] for row in read_restarts(stage.folder.root)] == [3, 3, 4, 4]
 

@@ -143,7 +143,7 @@ class TestMistakes:
         with pytest.raises(SystemExit):
             main(["trian", "x"])
         assert error_lines(capsys) == [
-            "error: argument COMMAND: no such choice: 'trian'; did you mean train? (see areal-like --help)"
+            "error: argument COMMAND: invalid choice: 'trian'; did you mean train? (see areal-like --help)"
         ]
 
     def test_validate_touches_nothing(self, job: FakeJob) -> None:

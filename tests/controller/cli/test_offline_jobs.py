@@ -95,7 +95,7 @@ def test_auto_takes_gpus_only_if_each_rank_gets_one(
     [
         (["model={path: /nope}"], "model.path: /nope: no such folder"),
         (["model.init.model_type=qwen33"], "no causal language model of type `qwen33`"),
-        (["data.train=none.jsonl"], "none.jsonl: cannot be read"),
+        (["data.train=none.jsonl"], "none.jsonl: the file cannot be read"),
     ],
 )
 def test_what_is_missing_is_found_before_a_run_folder_is_made(
@@ -169,7 +169,7 @@ def test_mistakes_in_rows_leave_no_run_folder(
 ) -> None:
     Path("rows.jsonl").write_text("")
     assert main(["sft", "job.yaml"]) == 2
-    assert "error: rows.jsonl: contains no rows" in capsys.readouterr().err
+    assert "error: rows.jsonl: the file contains no rows" in capsys.readouterr().err
     assert not Path("runs").exists()
     assert not sessions
 
@@ -187,7 +187,7 @@ def test_resume_refuses_a_finished_run(sessions: list[OfflineSession], capsys: p
     main(["sft", "job.yaml"])
     as_ended("finished")
     assert main(["resume", "runs/job"]) == 2
-    assert "this run is finished" in capsys.readouterr().err
+    assert "the run is finished" in capsys.readouterr().err
 
 
 def test_resume_refuses_rows_that_have_changed(
@@ -205,7 +205,7 @@ def test_resume_refuses_an_objective_of_a_newer_version(sessions: list[OfflineSe
     main(["sft", "job.yaml"])
     folder = as_ended("stopped")
     folder.write_state("stopped", objective="telepathy")
-    with pytest.raises(UserError, match="no such objective: telepathy"):
+    with pytest.raises(UserError, match="unknown training objective: telepathy"):
         offline_jobs.resume(folder)
 
 
@@ -231,7 +231,9 @@ def test_a_reward_model_takes_texts_as_its_scorer_does(
 ) -> None:
     Path("rows.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n')
     assert main(["reward-model", "job.yaml", "data.add_bos=never"]) == 2
-    assert "a reward model reads prompt and answer as scorer `reward_model` gives them" in capsys.readouterr().err
+    assert (
+        "a reward model reads prompt and answer in the format of the scorer `reward_model`" in capsys.readouterr().err
+    )
     assert main(["reward-model", "job.yaml"]) == 0
     assert (state()["command"], state()["objective"]) == ("reward-model", "reward_model")
     as_ended("stopped")
@@ -244,7 +246,7 @@ def test_a_command_and_a_config_that_do_not_go_together_are_one_sentence(
 ) -> None:
     assert main(["dpo", "quickstart"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: quickstart: this is the config of a run with rollouts")
+    assert said.startswith("error: quickstart: data.train is not a file, so this is the config of a run with rollouts")
     assert said.count("error:") == 1
     assert main(["train", "job.yaml"]) == 2
     said = capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_arguments_reach_the_scorer(asked: dict[str, Any], capsys: pytest.Captur
     assert asked["options"] == {"float_digits": 3, "rules": ["boxed"]}
     assert (asked["scorer"], asked["source"], asked["target"]) == ("math", Path("in.jsonl"), Path("out.jsonl"))
     assert (asked["num_workers"], asked["timeout_s"], asked["overwrite"]) == (3, 2.5, True)
-    assert "3 of 4 rows have their verdict, 1.5 rows/s" in capsys.readouterr().out
+    assert "3 of 4 rows have a verdict, 1.5 rows/s" in capsys.readouterr().out
 
 
 def test_without_options_there_is_a_worker_for_each_core(asked: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def test_the_summary_counts_every_kind_and_names_the_first_fault() -> None:
     done.totals.add(5, "invalid", None, "the line is empty")
     done.totals.add(6, "scored", 0.0, "")
     text = summary(done, Path("out.jsonl"))
-    assert "6 of 6 rows have their verdict (1 of them from an earlier run), 2.5 rows/s" in text
+    assert "6 of 6 rows have a verdict (1 of them from an earlier invocation), 2.5 rows/s" in text
     assert "mean value   0.7500 over the scored rows" in text
     assert "first row without a score: line 4: math took longer than 10 s" in text
     assert "crashed" not in text

@@ -52,7 +52,7 @@ def test_weights_that_other_hosts_cannot_see_are_refused(kind: str):
         ("trainer.device=cuda:0", "trainer.device: cuda"),
         ("launch.ray.local_dir=here", "is relative"),
         ("launch.ray.rollout={resources: {GPU: 1}}", "launch.ray.rollout.gpus"),
-        ("launch.ray.trainer={resources: {disk: 0}}", "must be more than 0"),
+        ("launch.ray.trainer={resources: {disk: 0}}", "must be greater than 0"),
         ("launch.ray.rolout={cpus: 1}", "did you mean launch.ray.rollout"),
         ("rollout.engine.kind=sglang", "the absolute path of SGLang's interpreter"),
     ],
@@ -62,7 +62,7 @@ def test_what_cannot_work_on_a_cluster_is_refused_with_a_remedy(override: str, w
 
 
 def test_shared_devices_are_refused_where_every_pool_has_its_own():
-    assert "would share none" in refusal("mode=sync", "placement=colocated")
+    assert "cannot share devices" in refusal("mode=sync", "placement=colocated")
 
 
 def test_no_gpu_set_aside_for_a_cuda_device_is_refused():
@@ -70,7 +70,7 @@ def test_no_gpu_set_aside_for_a_cuda_device_is_refused():
 
 
 def test_section_for_ray_without_ray_is_refused():
-    with pytest.raises(UserError, match="sets the placement of processes"):
+    with pytest.raises(UserError, match="applies to a different launcher"):
         load_config("quickstart", ["launch.ray.rollout.cpus=2"])
 
 
@@ -81,7 +81,7 @@ def test_devices_are_the_ones_ray_shows_each_process():
 
 def test_cluster_that_is_not_there_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
     """Ray itself tries for more than ten minutes."""
-    pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray", reason="the package ray is not installed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(UserError, match=f"no Ray cluster is reachable at `{address}`"):

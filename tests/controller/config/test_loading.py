@@ -112,12 +112,12 @@ class TestOverrides:
         Path("job.yaml").write_text(MINIMAL + "staleness: {max_staleness: 3}\nrollout: {interruption: keep_kv}\n")
         loaded = load("mode=sync")
         assert loaded.config.staleness.max_staleness == 0
-        assert "staleness.max_staleness is 0, not 3" in loaded.notes[0]
+        assert "sets staleness.max_staleness to 0 instead of 3" in loaded.notes[0]
         loaded = load("mode=one_step_off")
         assert (loaded.config.staleness.max_staleness, loaded.config.rollout.interruption) == (1, "drain")
 
     def test_that_contradict_each_other_are_refused(self) -> None:
-        assert "mode sync requires a staleness of 0" in problems("mode=sync", "staleness.max_staleness=3")[0]
+        assert "mode sync requires a staleness bound of 0" in problems("mode=sync", "staleness.max_staleness=3")[0]
         assert "are mutually exclusive" in problems("model.path=x", "model.init.model_type=qwen3")[0]
         assert "are mutually exclusive" in problems("data.train.path=x", "data.train.dataset=y")[0]
 
@@ -170,7 +170,7 @@ class TestProblems:
     def test_removed_key_says_that_it_is_to_be_deleted(self) -> None:
         Path("job.yaml").write_text(MINIMAL + "launch:\n  curve: false\n")
         assert problems() == [
-            "job.yaml:7: launch.curve: no such key -> removed: sockets are always encrypted; delete the line"
+            "job.yaml:7: launch.curve: no such key -> remove this key: sockets are now always encrypted"
         ]
 
     def test_say_the_line_of_the_file(self) -> None:
@@ -202,7 +202,7 @@ class TestProblems:
         assert problems() == ["job.yaml: data: is required -> set it: What the policy is trained and evaluated on."]
 
     def test_section_given_as_a_value_lists_its_keys(self) -> None:
-        assert "keys: max_staleness, on_stale" in problems("staleness=3")[0]
+        assert "valid keys: max_staleness, on_stale" in problems("staleness=3")[0]
 
     def test_empty_section_means_its_defaults(self) -> None:
         Path("job.yaml").write_text(MINIMAL + "trainer:\nrollout:\n  engine:\n")

@@ -110,9 +110,9 @@ def test_source_that_is_taken_away_replaces_nothing() -> None:
 @pytest.mark.parametrize(
     ("file", "overrides", "bound", "notes"),
     [
-        (3, ["mode=sync"], None, ["mode=sync: staleness.max_staleness is 0, not 3"]),
+        (3, ["mode=sync"], None, ["mode=sync sets staleness.max_staleness to 0 instead of 3"]),
         (0, ["mode=sync"], 0, []),
-        (3, ["mode=one_step_off"], None, ["mode=one_step_off: staleness.max_staleness is 1, not 3"]),
+        (3, ["mode=one_step_off"], None, ["mode=one_step_off sets staleness.max_staleness to 1 instead of 3"]),
         (3, ["mode=async"], 3, []),
         (3, ["mode=odd"], 3, []),
         (3, ["mode=7"], 3, []),
@@ -131,7 +131,7 @@ def test_mode_takes_the_place_of_the_files_bound_and_of_no_other(
 @pytest.mark.parametrize(
     ("overrides", "interruption", "notes"),
     [
-        (["mode=one_step_off"], None, ["mode=one_step_off: rollout.interruption is drain"]),
+        (["mode=one_step_off"], None, ["mode=one_step_off sets rollout.interruption to drain"]),
         (["mode=one_step_off", "rollout.interruption=recompute"], "recompute", []),
         (["mode=async"], "keep_kv", []),
     ],
@@ -147,7 +147,7 @@ def test_one_step_off_takes_the_place_of_the_files_interruption(
 @pytest.mark.parametrize(
     ("overrides", "every", "notes"),
     [
-        (["data.eval=null"], None, ["data.eval=null: no evaluation, so eval.every_steps is 0"]),
+        (["data.eval=null"], None, ["data.eval=null disables evaluation, so eval.every_steps is set to 0"]),
         (["data.eval=null", "eval.every_steps=4"], 4, []),
         (["data.eval.limit=4"], 5, []),
         ([], 5, []),
@@ -192,7 +192,7 @@ def test_entries_of_lists_are_set_whole_and_in_part_and_sections_are_made_on_the
 @pytest.mark.parametrize("text", ["a", "=1", "a..b=1", ".a=1", "a.=1", " =1", "--=1"])
 def test_text_that_is_no_override_says_what_one_is(text: str) -> None:
     _, (problem,) = apply_overrides(parse_document("a: 1\n", "f"), [text])
-    assert (problem.keys, problem.what) == ((), f"`{text}` is not an override")
+    assert (problem.keys, problem.what) == ((), f"`{text}` is not a valid override")
     assert (problem.remedy, problem.where) == ("write key.path=value", "command line")
 
 
@@ -204,12 +204,12 @@ def test_configuration_near_a_missing_one_is_named_here_first(tmp_path: Path, mo
     Path("quickstarts.yml").write_text("")
     with pytest.raises(UserError, match=r"did you mean quickstarts\.yml\? shipped configs: ") as raised:
         find_config("quickstart1.yaml")
-    assert (raised.value.what, raised.value.where) == ("no such config file", "quickstart1.yaml")
+    assert (raised.value.what, raised.value.where) == ("there is no such config file", "quickstart1.yaml")
     with pytest.raises(UserError) as raised:
         find_config("nothing_like_it_at_all")
     assert str(raised.value.remedy).startswith("shipped configs: ")
     for elsewhere in ("other/quickstart.yaml", "configs/x/quickstart"):
-        with pytest.raises(UserError, match="no such config file"):
+        with pytest.raises(UserError, match="there is no such config file"):
             find_config(elsewhere)
 
 
@@ -233,7 +233,7 @@ def test_problems_of_a_file_come_in_the_order_of_its_lines_behind_those_of_overr
     with pytest.raises(ConfigError) as raised:
         load_config(str(path), ["nothing"])
     lines = str(raised.value).splitlines()
-    assert lines[0].startswith("command line: `nothing` is not an override")
+    assert lines[0].startswith("command line: `nothing` is not a valid override")
     assert [line.split(": ")[1] for line in lines[1:]] == ["seed", "num_steps", "group_size"]
 
 

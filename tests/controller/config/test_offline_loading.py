@@ -55,18 +55,18 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
     [
         (
             "trainer={ranks: 2, backend: torch}",
-            "backend torch trains in one process, and trainer.ranks is 2 -> trainer.",
+            "the backend torch supports one process, but trainer.ranks is 2 -> set trainer.",
         ),
         ("trainer.optimizer.learning_rate=1", "trainer.optimizer.learning_rate: no such key"),
         ("epochs=0", "epochs: must be greater than 0, not 0"),
         ("epochs=true", "epochs: must be a whole number, not true"),
-        ("eval.every_steps=5", "eval.every_steps: there is nothing to evaluate on -> data.eval"),
-        ("model.tokenizer=from_model", "model.tokenizer: a model made from model.init has no tokenizer"),
+        ("eval.every_steps=5", "eval.every_steps: there is no evaluation data -> data.eval"),
+        ("model.tokenizer=from_model", "model.tokenizer: a model created from model.init has no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
         ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
         ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> write {prompt} in it"),
         ("data.train=null", "data.train: must be text, not null"),
-        ("trainer.lora={targets: []}", "trainer.lora.targets: names no module, so nothing would be trained"),
+        ("trainer.lora={targets: []}", "trainer.lora.targets: lists no module, so nothing would be trained"),
         ("trainer.lora={publish: adapter}", "trainer.lora.publish: no such key"),
     ],
 )

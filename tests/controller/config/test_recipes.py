@@ -87,19 +87,19 @@ JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"
     [
         ("{kind: llm_judge}", "scorers.0.options.base_url: Field required"),
         (f"{{kind: llm_judge, options: {{{JUDGE}}}}}", "set either rubric or rubric_file"),
-        (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: 'good?'}}}}", "does not show the answer"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: 'good?'}}}}", "does not contain the answer"),
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: '{{{{ response'}}}}", "is not a valid Jinja template"),
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubric_file: no.txt}}}}", "rubric_file no.txt cannot be read"),
         (f"{{kind: llm_judge, options: {{{JUDGE}, rubrik: x}}}}", "did you mean rubric"),
         ("{kind: http, options: {url: 'http://h', key_env: SURELY_NOT_SET}}", "SURELY_NOT_SET contains no key"),
-        ("{kind: http, options: {url: 'http://h', total_timeout_s: 60}}", "do not fit into reward.timeout_s"),
+        ("{kind: http, options: {url: 'http://h', total_timeout_s: 60}}", "is more than reward.timeout_s"),
         ("{kind: http, options: {url: 'nowhere'}}", "is not a valid URL"),
         ("{kind: reward_model, options: {path: /nowhere/model}}", "there is no folder /nowhere/model"),
         ("{kind: reward_model, options: {path: .}}", "no config.json"),
         ("{kind: overlong, options: {max_tokens: 10, soft_tokens: 20}}", "is more than max_tokens"),
-        ("{kind: overlong, options: {max_tokens: 9000, soft_tokens: 20}}", "its penalty begins at 8980 tokens"),
+        ("{kind: overlong, options: {max_tokens: 9000, soft_tokens: 20}}", "the length penalty begins at 8980 tokens"),
         ("{kind: length}", "checks nothing"),
-        ("{kind: math, clip: {min: 1, max: 0}}", "is not below max"),
+        ("{kind: math, clip: {min: 1, max: 0}}", "must be less than max"),
         ("{kind: math, gate: {at_most: 1}}", "did you mean reward.scorers.0.gate.at_least"),
     ],
 )
@@ -120,9 +120,11 @@ def test_a_server_where_nobody_listens_stops_a_start_and_is_a_remark_of_validate
         port = taken.getsockname()[1]
         scorer = f"reward.scorers=[{{kind: http, options: {{url: 'http://127.0.0.1:{port}/score'}}}}]"
         assert main(["validate", "tiny.yaml", scorer]) == 0
-        assert f"reward.scorers.0.options.url: nothing listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
+        assert f"reward.scorers.0.options.url: no server is listening at 127.0.0.1:{port}" in "".join(
+            capsys.readouterr()
+        )
         assert main(["train", "tiny.yaml", scorer, "runs_dir=runs"]) == 2
-        assert f"nothing listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
+        assert f"no server is listening at 127.0.0.1:{port}" in "".join(capsys.readouterr())
 
 
 def test_a_task_that_is_none_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_limit_that_would_end_a_run_before_it_has_recovered_is_refused_with_th
     )
     (problem,) = stall_problems(made)
     assert problem.keys[:2] == ("launch.stall_after_s", "rollout.engine.sglang.stall_timeout_s")
-    assert "leave launch.stall_after_s out (it is then 1240)" in problem.remedy
+    assert "remove launch.stall_after_s (its default is then 1240)" in problem.remedy
     fitting = config(launch={"stall_after_s": longest_recovery(config()).longest_s + 1})
     assert not list(stall_problems(fitting))
 

@@ -45,7 +45,7 @@ def test_a_config_without_a_size_gives_no_figure(missing: str) -> None:
 def test_half_a_terabyte_on_one_gpu_is_refused_wherever_it_is_validated() -> None:
     refused = problem_of(QWEN3_32B)
     assert "524 GB" in refused
-    assert "no GPU has more than 300 GB" in refused
+    assert "no known GPU has more than 300 GB" in refused
     assert "trainer.ranks: 2 or more" in refused
     assert problem_of(QWEN3_8B) == "", "131 GB fit some GPUs"
 

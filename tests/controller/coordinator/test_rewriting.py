@@ -131,7 +131,7 @@ def test_newer_version_takes_the_place_of_a_rewrite():
     run = desk()
     run.damaged("w0", 1)
     run.ask(2)
-    run.do(VersionRewritten(version=1, lineage="l0", manifest_path="", reason="a newer version takes its place"))
+    run.do(VersionRewritten(version=1, lineage="l0", manifest_path="", reason="a newer version has replaced it"))
     assert not has(run.rewritten(1), SendVersion), "nobody waits for it"
 
 

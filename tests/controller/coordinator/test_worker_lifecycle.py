@@ -51,7 +51,7 @@ def test_a_hello_read_after_its_process_is_gone_for_good_brings_no_worker_back()
     desk.join("w1")
     desk.lose("w0", is_permanent=True)
     effects = desk.join("w0")
-    assert only(effects, Note).text == "w0 registered, but its process has ended"
+    assert only(effects, Note).text == "w0 registered, but the worker's process has ended"
     assert not desk.coordinator._state.workers["w0"].is_present
     assert not has(desk.load("w0", 0), SendVersion)
     assert desk.held == {}, "a sample leased to it would wait until its group's timeout"
@@ -100,7 +100,7 @@ def test_draining_of_an_unknown_or_an_earlier_process_is_ignored() -> None:
 def test_the_end_of_a_process_takes_its_leases_back_where_nobody_reported_the_loss() -> None:
     desk = running()
     note = only(desk.do(WorkerEnded(worker="w0")), Note)
-    assert note.text == "w0 is lost (its process has ended); 2 samples return to the queue"
+    assert note.text == "w0 is lost (the worker's process has ended); 2 samples return to the queue"
     assert desk.do(WorkerEnded(worker="w0")) == []
     assert desk.do(WorkerEnded(worker="nobody")) == []
 

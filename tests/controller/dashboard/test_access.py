@@ -46,7 +46,7 @@ def test_a_given_token_protects_reading_on_loopback_too(monkeypatch):
 
 @pytest.mark.parametrize("token", ["", "short", "sixteen signs & more", "x" * 201])
 def test_a_token_that_can_be_guessed_or_breaks_an_address_is_refused(token, monkeypatch):
-    with pytest.raises(UserError, match=r"--token.*16 to 200.*leave it out"):
+    with pytest.raises(UserError, match=r"--token.*16 to 200.*remove this setting"):
         Access.of("127.0.0.1", token)
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with pytest.raises(UserError, match=TOKEN_VARIABLE):

@@ -51,14 +51,16 @@ def test_a_port_in_use_is_one_line_that_names_the_way_out(tmp_path, capsys):
         port = other.getsockname()[1]
         assert main(["dashboard", str(tmp_path), "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
-        f"error: --host 127.0.0.1: port {port} is in use -> name another: --port N, or --port 0 for any free one\n"
+        f"error: --host 127.0.0.1: port {port} is in use -> choose a different port with --port N, or use --port 0 for "
+        "any free port\n"
     )
 
 
 def test_an_address_of_another_machine_is_a_mistake_in_words(tmp_path, capsys):
     assert main(["dashboard", str(tmp_path), "--host", "192.0.2.1", "--port", "0"]) == 2
     assert re.match(
-        r"error: --host 192.0.2.1: cannot listen there \(Cannot.*\) -> name an address", capsys.readouterr().err
+        r"error: --host 192.0.2.1: cannot listen on this address \(Cannot.*\) -> specify an address",
+        capsys.readouterr().err,
     )
 
 
@@ -67,8 +69,8 @@ def test_an_address_of_another_machine_is_a_mistake_in_words(tmp_path, capsys):
     [
         (["--port", "70000"], "is not a port"),
         (["--port", "x"], "is not a whole number"),
-        (["--token", "short"], "must have 16 to 200"),
-        (["--host", "0.0.0.0", "--token", ""], "must have 16 to 200"),
+        (["--token", "short"], "must consist of 16 to 200"),
+        (["--host", "0.0.0.0", "--token", ""], "must consist of 16 to 200"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, capsys, words, complaint):
@@ -83,7 +85,7 @@ def test_bad_options_are_refused(tmp_path, capsys, words, complaint):
 @pytest.mark.parametrize(
     ("host", "token", "address", "line"),
     [
-        ("127.0.0.1", None, "http://127.0.0.1:80/", "actions .* need this token: "),
+        ("127.0.0.1", None, "http://127.0.0.1:80/", "token for actions .*: "),
         ("127.0.0.1", TOKEN, f"http://127.0.0.1:80/?token={TOKEN}", "Ctrl-C"),
         ("::1", None, "http://[::1]:80/", "actions"),
         ("0.0.0.0", TOKEN, f"http://0.0.0.0:80/?token={TOKEN}", "plain HTTP"),

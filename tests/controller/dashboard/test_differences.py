@@ -33,7 +33,7 @@ def test_a_run_without_settings_is_named(runs):
 
 @pytest.mark.parametrize("names", [[], ["one"], ["one", "one"], [str(number) for number in range(MAX_RUNS + 1)]])
 def test_too_few_and_too_many_runs_are_refused(runs, names):
-    with pytest.raises(UserError, match="choose 2 to 12"):
+    with pytest.raises(UserError, match="select 2 to 12"):
         differences(runs, names)
 
 

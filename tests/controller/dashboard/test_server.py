@@ -144,7 +144,7 @@ def test_without_the_token_nothing_is_read_and_the_answer_says_where_it_is(runs)
         for path in ("/", "/events", "/run/mine", "/static/dashboard.js"):
             async with client.get(path) as answer:
                 assert answer.status == 401
-                assert "needs a token: open the address" in (await answer.json())["error"]
+                assert "needs a token; open the address" in (await answer.json())["error"]
         for where in ({"params": {"token": "wrong"}}, {"headers": {"Cookie": f"{COOKIE}=wrong"}}):
             async with client.get("/", **where) as answer:
                 assert answer.status == 401
@@ -269,7 +269,7 @@ def test_the_token_in_an_address_or_a_cookie_is_none_for_an_action(runs):
     ("request_", "status", "words"),
     [
         ({"action": "resume"}, 404, "there is no action"),
-        ({"action": "drain"}, 404, "no rollout worker is named"),
+        ({"action": "drain"}, 404, "no rollout worker was specified"),
         ({"name": "absent"}, 404, "there is no run"),
         ({"body": []}, 400, "not a JSON object"),
         ({"body": {"worker": 1}}, 400, "worker"),
@@ -287,7 +287,7 @@ def test_a_bad_request_is_one_sentence(runs, request_, status, words):
 def test_an_action_on_a_busy_run_is_a_conflict(runs):
     async def scene(client, made):
         async def perform(folder, action, worker):
-            raise Busy("another action on this run has not ended yet", where=folder.name)
+            raise Busy("another action on this run is still in progress", where=folder.name)
 
         made.actions.perform = perform
         status, content = await act(client)
@@ -315,7 +315,7 @@ def test_samples_and_settings_are_answered_or_refused_in_words(runs):
             ("/run/mine/groups?step=x", 400, "whole number"),
             ("/run/mine/groups/abc", 404, "Not Found"),
             ("/run/absent/groups", 404, "there is no run"),
-            ("/differences/rows?run=mine", 404, "choose 2 to 12"),
+            ("/differences/rows?run=mine", 404, "select 2 to 12"),
         ):
             async with client.get(path) as answer:
                 assert answer.status == status, path

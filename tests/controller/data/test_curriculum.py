@@ -153,7 +153,7 @@ def test_a_run_with_crashes_gives_each_group_one_position_and_its_ledger_gives_t
 def test_a_band_that_is_missing_or_out_of_order_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"the last band must have `up_to: 1\.0`"):
         CurriculumSettings.model_validate({"bands": [{"up_to": 0.5, "keep": 1.0}]})
-    with pytest.raises(ValueError, match=r"must increase from band to band, but the values are 0\.5, 0\.5, 1"):
+    with pytest.raises(ValueError, match=r"must be strictly increasing, but they are 0\.5, 0\.5, 1"):
         CurriculumSettings.model_validate({"bands": [{"up_to": end, "keep": 1.0} for end in (0.5, 0.5, 1.0)]})
     with pytest.raises(ValueError, match="greater than 0"):
         CurriculumSettings.model_validate({"bands": [{"up_to": 1.0, "keep": 0.0}]})

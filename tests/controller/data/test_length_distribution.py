@@ -62,7 +62,7 @@ def test_a_run_gives_the_lengths_of_the_samples_that_its_steps_used(tmp_path: Pa
         parse_lengths(str(tmp_path), cap=50)
     with Ledger(tmp_path, run_id="r") as ledger:
         ledger._db.execute("INSERT INTO groups VALUES (3, 0, 1, 1, 'live', '', '', NULL, NULL, NULL)")
-    with pytest.raises(UserError, match="no step of this run used a sample"):
+    with pytest.raises(UserError, match="no step of this run has used any samples"):
         parse_lengths(str(tmp_path), cap=50)
     with Ledger(tmp_path, run_id="r") as ledger:
         ledger._db.execute("UPDATE groups SET fate = 'consumed', step = 1")

@@ -109,7 +109,7 @@ def test_a_changed_file_is_refused_at_a_resume_and_a_shorter_one_ends_the_run(pa
     prompts(rows, range(4))
     content = path.read_text()
     path.write_text(content.replace("3+1", "4+1"))
-    with pytest.raises(UserError, match="are not those that epoch 1 of the run used"):
+    with pytest.raises(UserError, match="differ from those that epoch 1 of the run used"):
         JobRows.load(config, root=tmp_path)
     path.write_text(lines(0))
     with pytest.raises(OperationError, match="became shorter"):
@@ -122,7 +122,10 @@ def test_a_line_that_is_changed_in_place_is_never_drawn(path: Path, tmp_path: Pa
     assert prompts(rows, range(2)) == ["0+1=", "1+1="]
     path.write_text(path.read_text().replace('"answer": "2"', '"answer": "9"'))
     assert prompts(rows, range(1)) == ["0+1="]
-    with pytest.raises(OperationError, match=r"rows\.jsonl:2 changed while the run followed it; restore its lines"):
+    with pytest.raises(
+        OperationError,
+        match=r"rows\.jsonl:2 the file was changed while the run was reading it; restore the original lines",
+    ):
         rows.train(1)
 
 
@@ -141,10 +144,10 @@ def test_skipped_lines_are_logged_and_recorded(path: Path, tmp_path: Path, caplo
     append(path, "{\n" + lines(3) + '{"prompt": "7+1="}\n')
     prompts(rows, range(4))
     first, last = read_extents(tmp_path)[1].skipped
-    assert first.startswith(f"{path}:4: is not a row")
+    assert first.startswith(f"{path}:4: the line is not a valid row")
     assert last.startswith(f"{path}:6: ")
     assert [record.getMessage() for record in caplog.records] == [
-        f"an appended line is skipped: {words}" for words in (first, last)
+        f"skipping an appended line: {words}" for words in (first, last)
     ]
     prompts(rows, range(8))
     assert read_extents(tmp_path)[2].skipped == ()
@@ -188,7 +191,7 @@ def test_rows_at_the_start_are_those_of_the_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        ("", "no complete rows"), ('{"prompt": "x"', "no complete rows"), ("{\n", "rows.jsonl:1: is not a row"),
+        ("", "no complete rows"), ('{"prompt": "x"', "no complete rows"), ("{\n", "rows.jsonl:1: the line is not"),
         ("[1]\n", "must be a JSON object"), ('{"question": "x", "label": "y"}\n', "no column with the answer"),
     ],
 )  # fmt: skip
@@ -201,8 +204,8 @@ def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> Non
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("data.train={path: 'rows*.jsonl', follow: true}", "needs one .jsonl file"),
-        ("data.train={generator: running_sum, follow: true}", "needs one .jsonl file"),
+        ("data.train={path: 'rows*.jsonl', follow: true}", "requires a single .jsonl file"),
+        ("data.train={generator: running_sum, follow: true}", "requires a single .jsonl file"),
         ("data.epochs=2", "data.train.follow and data.epochs are mutually exclusive"),
         ("data.train.stages=[schema]", "data.train.follow and data.train.stages are mutually exclusive"),
     ],

@@ -53,7 +53,8 @@ def test_what_a_row_holds_is_not_read_as_a_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", ["{{ question }}", "{{ test_list[7] }}", "{{ text.a.b }}", "{{ text + 1 }}"])
 def test_a_row_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, template: str) -> None:
     with pytest.raises(
-        UserError, match=r"rows.jsonl:1: the template cannot be filled in .* columns here: text, test_list"
+        UserError,
+        match=r"rows.jsonl:1: the template cannot be filled in .* use only the columns of the row: text, test_list",
     ):
         rows_of(tmp_path, TASK, template=template)
 
@@ -67,7 +68,7 @@ def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     ("train", "words"),
     [
         ({"template": "{{ text"}, "is not a valid Jinja template"),
-        ({"template": "{{ text }}", "columns": {"prompt": "text"}}, "defines the prompt, and so does"),
+        ({"template": "{{ text }}", "columns": {"prompt": "text"}}, "defines the prompt, but"),
     ],
 )
 def test_a_template_that_cannot_work_is_reported_before_the_rows_are_read(train: dict[str, Any], words: str) -> None:

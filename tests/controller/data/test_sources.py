@@ -112,7 +112,7 @@ def test_files_of_a_glob_follow_each_other_until_the_limit_and_later_ones_are_no
     with pytest.raises(UserError, match=r"c\.jsonl:1: invalid JSON"):
         read(path=str(tmp_path / "*.jsonl"), limit=5)
     (tmp_path / "b.jsonl").write_text("\n")
-    with pytest.raises(UserError, match=r"b\.jsonl: there are no rows in the file"):
+    with pytest.raises(UserError, match=r"b\.jsonl: the file contains no rows"):
         read(path=str(tmp_path / "*.jsonl"))
 
 
@@ -130,14 +130,14 @@ def test_what_is_missing_is_named_with_what_is_near(tmp_path: Path) -> None:
         (tmp_path / "rows" / name).write_text("")
     missing = refused(path=str(tmp_path / "rows" / "trian.jsonl"))
     assert (missing.what, missing.where) == ("no such file", f"data.train: {tmp_path}/rows/trian.jsonl")
-    assert missing.remedy == f"in {tmp_path}/rows: train.jsonl, extra.jsonl"
+    assert missing.remedy == f"files in {tmp_path}/rows: train.jsonl, extra.jsonl"
     unlike = refused(path=str(tmp_path / "rows" / "q"))
-    assert unlike.remedy == f"in {tmp_path}/rows: extra.jsonl, test.parquet, train.jsonl"
+    assert unlike.remedy == f"files in {tmp_path}/rows: extra.jsonl, test.parquet, train.jsonl"
     none = refused(path=str(tmp_path / "*.jsonl"))
     assert none.what == "no file matches"
-    assert none.remedy == f"there are no rows in {tmp_path} (.jsonl, .jsonl.gz, .json, .json.gz, .parquet)"
+    assert none.remedy == f"{tmp_path} contains no files of rows (.jsonl, .jsonl.gz, .json, .json.gz, .parquet)"
     elsewhere = refused(path=str(tmp_path / "row" / "x" / "train.jsonl"))
-    assert elsewhere.remedy == f"the folder {tmp_path}/row/x does not exist; give the path of your own rows"
+    assert elsewhere.remedy == f"the folder {tmp_path}/row/x does not exist; specify the path of your own rows"
     near = refused(path=str(tmp_path / "row" / "train.jsonl"))
     assert f"the folder {tmp_path}/row does not exist (did you mean {tmp_path}/rows?)" in str(near.remedy)
 
@@ -153,20 +153,23 @@ def test_two_folders_and_three_files_that_are_near_are_named_at_most(tmp_path: P
 
 
 def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Path) -> None:
-    assert refused(path=str(tmp_path)).remedy == "name a file of rows"
+    assert refused(path=str(tmp_path)).remedy == "specify a file of rows"
     for name in ("b.jsonl", "a.json", "0.txt"):
         (tmp_path / name).write_text("")
     folder = refused(path=str(tmp_path))
-    assert (folder.what, folder.remedy) == ("is a folder", f"name a file or a glob, such as {tmp_path}/a.json")
+    assert (folder.what, folder.remedy) == (
+        "is a folder",
+        f"specify a file or a glob pattern, such as {tmp_path}/a.json",
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "where", "words", "remedy"),
     [
         (b'{"a": 1}\n\n{"a" 2}\n', ":3", "invalid JSON (Expecting ':' delimiter at column 6)", "one JSON object per"),
-        (b"[\n1]\n", ":1", "invalid JSON", "this looks like one JSON document: name the file .json"),
-        (b"{\n}\n", ":1", "invalid JSON", "this looks like one JSON document: name the file .json"),
-        (b'{"a": 1}\n[\n', ":2", "invalid JSON", "one JSON object per line is expected"),
+        (b"[\n1]\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
+        (b"{\n}\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
+        (b'{"a": 1}\n[\n', ":2", "invalid JSON", "write one JSON object per line"),
         (b'{"a": 1}\n7\n', ":2", "a row must be a JSON object, not int", ""),
     ],
 )
@@ -190,7 +193,7 @@ def test_entry_that_is_no_row_is_named_unless_it_lies_beyond_the_limit(tmp_path:
 
 @pytest.mark.parametrize(
     ("content", "where", "remedy"),
-    [('[\n{"a" 1}]', ":2", ""), ('{"a": 1}\n{"a": 2}', ":2", "name the file .jsonl"), ('{"a": 1} {"a": 2}', ":1", "")],
+    [('[\n{"a" 1}]', ":2", ""), ('{"a": 1}\n{"a": 2}', ":2", "rename it to .jsonl"), ('{"a": 1} {"a": 2}', ":1", "")],
 )
 def test_document_that_is_no_json_names_the_line(tmp_path: Path, content: str, where: str, remedy: str) -> None:
     path = tmp_path / "a.json"
@@ -218,7 +221,7 @@ def test_file_that_may_not_be_read_says_why(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(sources, "_read_json_lines", refuse)
     assert (refused(path=str(path)).what, refused(path=str(path)).where) == (
-        "cannot be read (Permission denied)", str(path),
+        "the file cannot be read (Permission denied)", str(path),
     )  # fmt: skip
 
 
@@ -296,7 +299,7 @@ def test_dataset_that_cannot_be_loaded_is_one_sentence_with_the_ways_there_are(
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", fail)
     error = refused(dataset="org/name")
-    assert error.what == "cannot be loaded (LookupError: no such dataset)"
+    assert error.what == "the dataset cannot be loaded (LookupError: no such dataset)"
     assert error.where == "data.train: org/name"
     assert "data.train.config and data.train.split, or data.train.path" in str(error.remedy)
 
@@ -349,7 +352,7 @@ def test_function_of_the_users_is_called_with_seed_split_limit_and_options(own: 
         ([{"n": 1}, {"a": 1, "x": float("nan")}], "row 1: `x` is nan"),
         ([{"x": float("-inf")}], "row 0: `x` is -inf"),
         (7, "the function raised TypeError"),
-        ([], "it contains no rows"),
+        ([], "the source contains no rows"),
     ],
 )
 def test_row_of_the_users_that_is_none_is_named_by_its_number(own: dict[str, Any], rows: Any, words: str) -> None:

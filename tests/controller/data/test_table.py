@@ -71,7 +71,7 @@ class TestColumns:
 
     def test_answered_messages_are_refused_for_rl(self, tmp_path: Path) -> None:
         messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
-        assert "assistant's own answer" in refusal(
+        assert "ends with an assistant message" in refusal(
             write_lines(tmp_path / "c.jsonl", {"messages": messages, "answer": "1"})
         )
 
@@ -126,7 +126,7 @@ class TestColumns:
             ({"prompt": [], "answer": "1"}, "is empty"),
             ({"prompt": [{"role": "user"}], "answer": "1"}, "role and content"),
             ({"prompt": "p", "answer": "1", "big": 2**70}, "64 bits"),
-            ({"prompt": "p\ud800", "answer": "1"}, "half of a surrogate pair"),
+            ({"prompt": "p\ud800", "answer": "1"}, "an unpaired surrogate"),
         ],
     )
     def test_bad_row_is_refused_with_its_line(self, tmp_path: Path, row: dict[str, Any], words: str) -> None:
@@ -191,18 +191,18 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "content", "words"),
         [
-            ("a.jsonl", b"", "no rows in the file"),
-            ("a.jsonl", b"\n \n", "no rows in the file"),
+            ("a.jsonl", b"", "contains no rows"),
+            ("a.jsonl", b"\n \n", "contains no rows"),
             ("a.jsonl", b'{"prompt": "p", "answer": "1"}\n{"prompt": \n', "a.jsonl:2: invalid JSON"),
             ("a.jsonl", b"[1]\n", "a.jsonl:1: a row must be a JSON object, not list"),
-            ("a.jsonl", b"[\n{}\n]\n", "name the file .json"),
-            ("a.jsonl", b'{"prompt": "\xff"}\n', "a.jsonl:1: is not text in UTF-8"),
+            ("a.jsonl", b"[\n{}\n]\n", "rename it to .json"),
+            ("a.jsonl", b'{"prompt": "\xff"}\n', "a.jsonl:1: the file is not UTF-8 text"),
             ("a.jsonl", b"[" * 100_000, "invalid JSON"),
-            ("a.json", b'{"a": 1}', "must be a list of rows"),
-            ("a.json", b'{"a": 1}\n{"a": 2}', "name the file .jsonl"),
+            ("a.json", b'{"a": 1}', "the file must contain a list of rows"),
+            ("a.json", b'{"a": 1}\n{"a": 2}', "rename it to .jsonl"),
             ("a.json", b"[1]", "a row must be an object"),
             ("a.json", b"[]", "no rows"),
-            ("a.json", b"", "no rows in the file"),
+            ("a.json", b"", "contains no rows"),
             ("a.jsonl.gz", b"not gzip", "cannot be read"),
             ("a.parquet", b"not parquet", "not a Parquet file"),
             ("a.txt", b"x", "one of .jsonl"),
@@ -441,7 +441,7 @@ class TestChat:
         said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1?"}]
         file = write_lines(tmp_path / "c.jsonl", {"messages": said, "answer": "2"})
         words = refusal(file, system_prompt="Be brief.")
-        assert "c.jsonl:1: `messages` has a system message already" in words
+        assert "c.jsonl:1: `messages` already has a system message" in words
         assert "data.train.system_prompt" in words
 
     def test_the_reserved_column_is_refused(self, tmp_path: Path) -> None:

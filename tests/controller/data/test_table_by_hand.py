@@ -21,10 +21,10 @@ def test_integers_of_64_bits_with_or_without_a_sign_travel(value: int) -> None:
 def test_larger_integers_are_refused_with_their_place_however_deep_they_lie(value: int) -> None:
     for row in ({"n": value}, {"deep": [{"n": value}]}):
         with pytest.raises(
-            UserError, match="`n` holds an integer of more than 64 bits" if "n" in row else "64 bits"
+            UserError, match="`n` contains an integer of more than 64 bits" if "n" in row else "64 bits"
         ) as e:
             _plain(row, "rows.jsonl:7")
-        assert (e.value.where, e.value.remedy) == ("rows.jsonl:7", "write it as text")
+        assert (e.value.where, e.value.remedy) == ("rows.jsonl:7", "write the number as text")
 
 
 def test_values_that_are_no_plain_data_are_left_behind_and_numbers_that_are_not_finite_are_absent() -> None:
@@ -148,14 +148,14 @@ def test_missing_column_is_named_with_the_way_to_map_it() -> None:
         reader({"prompt": "p", "x": 1})
     assert e.value.remedy == (
         "map it: data.train.columns.answer=YOUR_COLUMN; columns here: prompt, x; "
-        "columns.answer=null means that there is none"
+        "columns.answer=null means that there are no answers"
     )
     with pytest.raises(UserError, match="no column with the prompt") as e:
         reader({"promt": "p", "answer": 1})
-    assert e.value.remedy == "map it: data.train.columns.prompt=promt; columns here: promt, answer"
+    assert e.value.remedy == "map the column with data.train.columns.prompt=promt; existing columns: promt, answer"
     with pytest.raises(UserError, match="no column `ask`") as e:
         reader({"prompt": "p", "answer": 1}, prompt="ask")
-    assert e.value.remedy == "columns here: prompt, answer; map it: data.train.columns.prompt=..."
+    assert e.value.remedy == "existing columns: prompt, answer; map the right column with data.train.columns.prompt=..."
     with pytest.raises(UserError, match="no column with the response") as e:
         reader({"prompt": "p", "x": 1}, "warm_start.data")
     assert "columns.answer=null" not in str(e.value.remedy)

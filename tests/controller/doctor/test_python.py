@@ -117,10 +117,14 @@ def test_sglang_absent_in_this_environment_and_of_another_version(
     ("ran", "verdict", "words"),
     [
         (Ran(0, '{"sglang": "0.5.23", "torch": "2.14.1"}'), "ok", "0.5.23 in .venv-sglang (torch 2.14.1)"),
-        (Ran(0, '{"sglang": "0.5.23"}'), "warning", "but not torch"),
+        (Ran(0, '{"sglang": "0.5.23"}'), "warning", "but torch is not"),
         (Ran(0, '{"sglang": "0.5.9", "torch": "2.9.0"}'), "warning", "0.5.23 is the tested version"),
-        (Ran(0, '{"torch": "2.14.1"}'), "warning", "has no SGLang"),
-        (Ran(None, fault="no result within 20 s"), "warning", "does not work: no result within 20 s"),
+        (Ran(0, '{"torch": "2.14.1"}'), "warning", "SGLang is not installed in"),
+        (
+            Ran(None, fault="the tool returned no result within 20 s"),
+            "warning",
+            "does not work: the tool returned no result within 20 s",
+        ),
     ],
 )
 def test_sglang_in_an_environment_of_its_own_is_asked_for_its_version(

@@ -21,7 +21,7 @@ BWRAP = {"bwrap": "/usr/bin/bwrap"}
         ({sandbox.CLONE_SETTING: "0"}, "Operation not permitted", "unprivileged_userns_clone=1"),
         ({sandbox.APPARMOR_SETTING: "1"}, "Operation not permitted", "AppArmor"),
         ({sandbox.MAX_SETTING: "0"}, "No space left on device", "max_user_namespaces=15000"),
-        ({}, "No space left on device", "how deep they nest"),
+        ({}, "No space left on device", "the nesting depth"),
         ({}, "Operation not permitted", "docker run --security-opt"),
     ],
 )
@@ -60,8 +60,8 @@ INSIDE, REFUSED = Ran(0, "inside\n"), Ran(1, "", "bwrap: No permissions\n", "bwr
     ("whole", "bare", "verdict", "words"),
     [
         (INSIDE, INSIDE, "ok", "0.8.0, works"),
-        (REFUSED, INSIDE, "warning", "without a private /proc"),
-        (REFUSED, REFUSED, "warning", "does not work here: bwrap: No permissions"),
+        (REFUSED, INSIDE, "warning", "without private /proc"),
+        (REFUSED, REFUSED, "warning", "does not work on this machine: bwrap: No permissions"),
         (Ran(0, "writable\ninside\n"), Ran(0, "writable\ninside\n"), "warning", "read-only"),
     ],
 )

@@ -35,7 +35,7 @@ def test_missing_or_other_torch_is_a_problem_with_a_command(version: str) -> Non
 @pytest.mark.parametrize(
     ("fault", "advice"),
     [
-        ("no result within 60 s", "try again when it is idle"),
+        ("the tool returned no result within 60 s", "try again when it is idle"),
         ("ended by SIGILL", "lacks instructions"),
         ("OSError: libcudnn.so.9: cannot open shared object file", "LD_LIBRARY_PATH"),
         ("something nobody has seen", "pip install --force-reinstall 'torch"),
@@ -77,10 +77,10 @@ def test_healthy_gpu_is_ok_with_its_memory() -> None:
 
 
 def test_cuda_that_hangs_is_a_warning_and_not_a_hang() -> None:
-    answers = {"torch_build": CUDA_TORCH, "torch_devices": "no result within 60 s"}
+    answers = {"torch_build": CUDA_TORCH, "torch_devices": "the tool returned no result within 60 s"}
     found = torch_build.devices(FakeMachine(answers=answers, folders=NVIDIA))
     assert found.verdict == "warning"
-    assert "no result within 60 s" in found.found
+    assert "the tool returned no result within 60 s" in found.found
     assert "CUDA_VISIBLE_DEVICES=''" in found.advice
 
 
@@ -102,7 +102,7 @@ def test_device_that_computes_wrongly_or_is_taken_is_a_warning() -> None:
     wrong = torch_build.devices(on_gpu(gpu(), gpu(fault="computes wrongly: 0.0 instead of 1.0")))
     assert (wrong.verdict, "cuda:1: computes wrongly" in wrong.found) == ("warning", True)
     taken = torch_build.devices(on_gpu(gpu(free_bytes=3 * GB)))
-    assert (taken.verdict, "cuda:0: memory mostly in use" in taken.found) == ("warning", True)
+    assert (taken.verdict, "cuda:0: most of the memory is in use" in taken.found) == ("warning", True)
 
 
 def test_devices_and_attention_say_so_when_torch_is_broken() -> None:

@@ -116,7 +116,8 @@ def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_reported
 
 
 @pytest.mark.parametrize(
-    ("is_alive", "words"), [(False, "NodeLost: node 10.0.0.2"), (True, "SeatLost: Ray ended its actor on node 10.0.0")]
+    ("is_alive", "words"),
+    [(False, "NodeLost: node 10.0.0.2"), (True, "SeatLost: Ray ended the actor of this process on node 10.0.0")],
 )
 def test_lost_seat_says_why_in_the_log_of_its_process(tmp_path, ray, is_alive, words):
     async def test():

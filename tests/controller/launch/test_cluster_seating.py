@@ -100,7 +100,7 @@ def test_too_small_a_cluster_learns_what_is_missing_and_where():
     found = seat([pool("rollout", 3, CPU=1, GPU=1)], nodes)
     assert found.shortages[0].startswith("pool rollout needs 3 places of CPU 1, GPU 1, and 1 fit")
     assert "10.0.0.2: CPU 8, GPU 0" in found.shortages[0]
-    assert found.shortages[-1] == "missing in the whole cluster: GPU 2"
+    assert found.shortages[-1] == "the whole cluster lacks GPU 2"
 
 
 def test_room_that_is_there_but_cut_up_is_not_called_missing():

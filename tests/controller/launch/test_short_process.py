@@ -21,7 +21,7 @@ class Ended:
     ("status", "stderr", "error", "words"),
     [
         (2, "noise\nerror: no such scorer\n", UserError, "no such scorer"),
-        (2, "", UserError, "a.module refused to work"),
+        (2, "", UserError, "a.module rejected its input"),
         (1, f"{'x' * 9}{'y' * 1999}z\n", OperationError, f"a.module ended with status 1: {'y' * 1999}z"),
         (-9, "", OperationError, "a.module ended with status -9: "),
     ],

@@ -100,6 +100,6 @@ def test_a_copy_that_fails_is_logged_and_tried_again(tmp_path: Path, caplog: pyt
         copier.request()
         assert copier.wait(LIMIT_S)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the write-ahead log of {path} cannot be copied into the database yet (Cannot operate on a closed database.)"
+        f"the write-ahead log of {path} cannot be merged into the database yet (Cannot operate on a closed database.)"
     ] * 2
     copier.close()

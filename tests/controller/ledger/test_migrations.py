@@ -112,10 +112,10 @@ def test_a_newer_ledger_is_refused_untouched(tmp_path: Path) -> None:
     set_schema(tmp_path, str(SCHEMA_VERSION + 1))
     before = tables(tmp_path)
     with pytest.raises(
-        UserError, match=rf"schema {SCHEMA_VERSION + 1}, written by a newer version of areal_like"
+        UserError, match=rf"written by a newer version of areal_like and has schema version {SCHEMA_VERSION + 1}"
     ) as refused:
         Ledger(tmp_path)
-    assert "use the version of areal_like that wrote it" in str(refused.value)
+    assert "use the version of areal_like that wrote the ledger" in str(refused.value)
     assert tables(tmp_path) == before
 
 

@@ -118,7 +118,7 @@ def test_a_failed_last_copy_keeps_the_ledger_here(tmp_path, caplog):
     (tmp_path / "run" / "segments").write_text("in the way")
     home.close()
     assert (home.folder / "ledger.sqlite").exists()
-    assert "remains in" in caplog.text
+    assert "the ledger is stored in" in caplog.text
 
 
 def test_a_local_folder_that_cannot_be_written_is_named(tmp_path):
@@ -223,12 +223,12 @@ def test_a_newer_ledger_here_is_not_thrown_away_because_the_note_of_its_place_is
     (tmp_path / "run" / HOME_FILE).unlink()
     lost = home_of(tmp_path)
     with pytest.raises(
-        UserError, match=r"holds a newer ledger of this run \(3 facts\) than the run folder \(2 facts\)"
+        UserError, match=r"is newer \(3 records\) than the one in the run folder \(2 records\)"
     ) as raised:
         lost.open()
     assert raised.value.where == str(tmp_path / "run")
     assert raised.value.remedy == (
-        f"restore ledger.home, or remove {lost.folder} to continue from the run folder's copy"
+        f"restore ledger.home, or remove {lost.folder} to continue with the copy in the run folder"
     )
     assert (lost.folder / "ledger.sqlite").exists()
     assert lost._run_lock is None, "another controller may have the run"
@@ -309,7 +309,7 @@ def test_a_copy_that_a_purge_disturbs_begins_again_and_the_old_one_stays_meanwhi
         if is_copied:
             home.copy()
         else:
-            with pytest.raises(LedgerError, match="tokens were purged repeatedly while the ledger was copied"):
+            with pytest.raises(LedgerError, match="tokens were removed repeatedly during the copy"):
                 home.copy()
     assert tries == [1] * min(num_gone + 1, 3), "what readers see is the old copy until the new one is whole"
     assert audit(tmp_path / "run").num_drawn == (2 if is_copied else 1)

@@ -47,7 +47,7 @@ def test_holder_that_wrote_no_number_is_unknown(tmp_path: Path, text: str, holde
     assert lock_holder(tmp_path) == holder
     with pytest.raises(UserError, match=rf"another controller \(process {shown}\) has this run open") as raised:
         lock_folder(tmp_path)
-    assert (raised.value.where, raised.value.remedy) == (str(tmp_path), "wait for it to end, or stop it")
+    assert (raised.value.where, raised.value.remedy) == (str(tmp_path), "wait for that controller to exit, or stop it")
     os.close(lock)
 
 
@@ -58,6 +58,6 @@ def test_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write here") as raised:
+    with pytest.raises(UserError, match="the folder is not writable") as raised:
         lock_folder(tmp_path / "none")
     assert raised.value.where == str(tmp_path / "none")

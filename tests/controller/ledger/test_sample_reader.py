@@ -267,7 +267,8 @@ def test_another_schema_is_unreadable_with_its_number(path: Path) -> None:
     with changed(path) as db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (str(SCHEMA_VERSION + 1),))
     with pytest.raises(
-        Unreadable, match=rf"^its schema is {SCHEMA_VERSION + 1}; this version of areal_like reads up to"
+        Unreadable,
+        match=rf"^it has schema version {SCHEMA_VERSION + 1}, but this version of areal_like reads only up to",
     ):
         read_samples(path, max_samples=1)
 

@@ -140,7 +140,7 @@ def test_what_is_queued_is_not_on_disk_before_it_is_flushed(tmp_path: Path) -> N
     store.flush()
     assert names(tmp_path) == []
     place = store.append(b"one")
-    with pytest.raises(LedgerError, match="the file ends too early"):
+    with pytest.raises(LedgerError, match="the file is truncated"):
         store.read(place)
     store.flush()
     assert store.read(place) == b"one"
@@ -237,7 +237,7 @@ def test_a_record_of_a_file_that_is_gone_or_cut_says_where(tmp_path: Path) -> No
     place = store.append(b"two")
     store.flush()
     os.truncate(store.path(1), 29)
-    with pytest.raises(LedgerError, match=r"000001\.seg at byte 15: the file ends too early"):
+    with pytest.raises(LedgerError, match=r"000001\.seg at byte 15: the file is truncated"):
         store.read(place)
     with pytest.raises(LedgerError, match=r"cannot read .*000005\.seg at byte 3"):
         store.read(Location(5, 3, 20))
@@ -312,5 +312,5 @@ def test_a_size_beyond_the_file_reserves_no_memory(tmp_path: Path) -> None:
     store = opened(tmp_path)
     place = store.append(b"one")
     store.flush()
-    with pytest.raises(LedgerError, match="the file ends too early"):
+    with pytest.raises(LedgerError, match="the file is truncated"):
         store.read(place._replace(size=1 << 50))

@@ -87,11 +87,12 @@ def test_adapters_must_exist_be_of_a_supported_kind_and_fit_their_base(tmp_path:
     )
     assert found == [
         f"rollout.models.1.adapter: {tmp_path / 'dora' / 'adapter_config.json'}: use_dora is true, which is not"
-        " supported -> merge the adapter into its base with peft, and use that model",
-        f"rollout.models.2.adapter: {tmp_path / 'plain'}: is for a base in which {UP} has 6 x 4 weights, but it has"
-        " 6 x 5 -> use the model that the adapter was trained on",
-        "rollout.models.3.adapter: none: no such folder -> give the folder of an adapter in peft's format",
-        f"rollout.models.4.adapter: {other}: the base has no linear module model.layers.0.mlp.gap_proj -> it has {UP}",
+        " supported -> merge the adapter into its base model with peft, and use the merged model",
+        f"rollout.models.2.adapter: {tmp_path / 'plain'}: was trained on a base model in which {UP} has 6 x 4 weights, "
+        "but here it has 6 x 5 -> use the model that the adapter was trained on",
+        "rollout.models.3.adapter: none: no such folder -> specify the folder of an adapter in peft's format",
+        f"rollout.models.4.adapter: {other}: the base model has no linear module model.layers.0.mlp.gap_proj -> the "
+        f"most similar module is {UP}",
     ]
 
 
@@ -103,7 +104,7 @@ def test_the_modules_of_a_model_that_is_made_are_known(tmp_path: Path) -> None:
     assert of({UP: (4, 6)}, "good") == []
     (problem,) = of({"model.layers.99.mlp.up_proj": (4, 6)}, "bad")
     assert problem.startswith("rollout.models.0.adapter: ")
-    assert "the base has no linear module model.layers.99.mlp.up_proj" in problem
+    assert "the base model has no linear module model.layers.99.mlp.up_proj" in problem
 
 
 def test_a_teacher_needs_the_policys_tokenizer_and_context(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_folder_that_is_missing_or_on_the_hub_is_refused(tmp_path: Path) -> No
     for path, words in (
         (tmp_path / "judgee", f"no such folder -> did you mean {tmp_path / 'judge'}?"),
         (tmp_path / "judge", "the folder is empty"),
-        ("some/where", "some/where is not on this machine -> download it, and give its folder"),
+        ("some/where", "some/where is not on this machine -> download the model, and specify its folder"),
     ):
         found = said(config(policy, {"name": "judge", "path": str(path)}))
         assert any(one.startswith("rollout.models.0.path: ") and words in one for one in found), (path, found)

@@ -30,7 +30,10 @@ def config_of(folder: Path, workflow: str = "tools", **options: Any) -> RunConfi
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({}, "has no known tool call format"), ({"format": "hermess"}, "no chat format `hermess`")],
+    [
+        ({}, "format of tool calls in the tokenizer's chat template is unknown"),
+        ({"format": "hermess"}, "there is no chat format `hermess`"),
+    ],
 )
 def test_template_without_known_calls_and_a_wrong_name_are_refused(
     tmp_path: Path, options: dict[str, Any], words: str
@@ -53,7 +56,7 @@ def test_built_in_tokenizer_has_no_template_and_is_refused(tokenizer: str, optio
     (problem,) = problems_of(config_of(Path(tokenizer), **options))
     assert problem.keys == ("rollout.workflow_options.format",)
     assert problem.what == f"{tokenizer}: the tokenizer has no chat template"
-    assert problem.remedy == "choose another model.tokenizer"
+    assert problem.remedy == "set model.tokenizer to a tokenizer with a chat template"
     assert not list(problems_of(config_of(Path(tokenizer), "single_turn")))
 
 

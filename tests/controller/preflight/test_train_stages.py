@@ -101,7 +101,7 @@ def test_a_resume_reads_the_recorded_set_and_not_the_file(
     assert first.fingerprint == again.fingerprint
     (cleaned_folder(folder.root) / "rows.jsonl").unlink()
     folder.write_state("stopped")
-    with pytest.raises(UserError, match="the rows that the run cleaned are missing"):
+    with pytest.raises(UserError, match="the file of rows that were cleaned for this run is missing"):
         jobs.resume(folder.root)
     with pytest.raises(UserError, match="missing"):
         as_recorded(config, folder.root)
@@ -133,13 +133,16 @@ def test_a_temporary_set_is_removed_with_its_object(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("data.train.stages=[schem]", "data.train.stages.0: no stage `schem` -> did you mean schema?"),
+        ("data.train.stages=[schem]", "data.train.stages.0: there is no stage `schem` -> did you mean schema?"),
         ("data.train.stages=[{kind: length, options: {min_promt: 3}}]", "data.train.stages.0: length has no option"),
-        ("data.train.stages=[exact_duplicates, schema]", "data.train.stages.1: stage `schema` is not the first one"),
+        (
+            "data.train.stages=[exact_duplicates, schema]",
+            "data.train.stages.1: the stage `schema` must be the first stage",
+        ),
         ("data.train.stages=[exact_duplicates]", "rows.jsonl:2: the line is not JSON"),
-        ("data.train.stages=[schema, {kind: length, options: {min_prompt: 99}}]", "removed all of the 6 rows"),
+        ("data.train.stages=[schema, {kind: length, options: {min_prompt: 99}}]", "removed all 6 rows"),
         ("data.train.stages=['no_such_module:stage']", "data.train.stages.0: "),
-        ("data.train={generator: running_sum}", "clean files, but the rows are of a generator"),
+        ("data.train={generator: running_sum}", "can only clean files, but the rows come from a generator"),
     ],
 )
 def test_mistakes_are_one_line_of_validate(

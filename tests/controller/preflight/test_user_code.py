@@ -116,7 +116,7 @@ def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> Non
     ("source", "words"),
     [
         ("def score(row, response, **info): return float(response == row['target'])", "(KeyError: 'target')"),
-        ("def score(row, response, **info): return None", "is not a number but NoneType"),
+        ("def score(row, response, **info): return None", "must be a number, not NoneType"),
         ("def score(row, response, **info): return float('####' in response and response.split()[1] == 'x')", None),
     ],
 )
@@ -161,7 +161,7 @@ def test_function_written_for_another_system_is_refused_with_the_call_that_uses_
     ("source", "words"),
     [
         ("import no_such_thing", "module mine cannot be imported (ModuleNotFoundError"),
-        ("class Turns: ...", "needs `is_resumable` and `async run(task, tools)`"),
+        ("class Turns: ...", "must define `is_resumable` and `async run(task, tools)`"),
         ("class Turns:\n    is_resumable = False\n    async def run(self, task, tools): ...", None),
     ],
 )
@@ -188,7 +188,7 @@ def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
     problems = preflight.look(load_config("quickstart", overrides).config, "train").problems
     found = [problem for problem in problems if problem.keys == ("rollout.workflow_options",)]
     assert [problem.what for problem in found] == ([f"`mine:Turns`: options of mine:Turns: {words}"] if words else [])
-    assert all(problem.remedy == "it takes depth" for problem in found)
+    assert all(problem.remedy == "use these options: depth" for problem in found)
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,11 @@ def test_sound_setup_has_no_finding() -> None:
         ({"outside_model": 1, "vocab_size": 50}, "prompts contain tokens beyond the model's vocabulary of 50"),
         (
             {"outside_tokenizer": 1, "tokenizer_size": 40},
-            "the model writes tokens beyond the tokenizer's vocabulary of 40",
+            "the model generates tokens beyond the tokenizer's vocabulary of 40",
         ),
         (
             {"are_stops_ordinary": True, "stop_tokens": ["7", "8"]},
-            "end-of-sequence token is the ordinary token 7 8 in it",
+            "end-of-sequence token is 7 8, which is an ordinary token of the tokenizer",
         ),
     ],
 )
@@ -86,7 +86,7 @@ def test_tokenizer_that_is_not_the_models_is_named(facts: dict[str, Any], words:
     finding = only(seen_of(sampled=facts))
     assert finding.kind == "tokenizer"
     assert words in finding.sentence
-    assert finding.remedy == "use the tokenizer of this model: model.tokenizer: from_model"
+    assert finding.remedy == "use the tokenizer of this model: set model.tokenizer: from_model"
 
 
 def test_model_drawn_at_random_may_write_tokens_that_the_tokenizer_lacks() -> None:
@@ -104,7 +104,7 @@ def test_prompts_that_cannot_be_written_are_the_tokenizers_fault_only_where_none
 
 def test_rows_that_cannot_become_prompts_are_named_by_the_first_reason() -> None:
     finding = only(seen_of([], [], sampled={"rejected": {1: "too long", 2: "empty"}}))
-    assert (finding.kind, finding.sentence) == ("prompts", "No row can be turned into a prompt: too long.")
+    assert (finding.kind, finding.sentence) == ("prompts", "No row can be converted to a prompt: too long.")
     assert kinds(seen_of(sampled={"rejected": {1: "too long"}})) == []
 
 
@@ -190,7 +190,7 @@ def test_column_whose_every_gold_answer_is_right_is_named() -> None:
     finding = only(seen_of(values=zeros, gold=tries))
     assert finding.kind == "reward_column"
     assert "`final`" in finding.sentence
-    assert finding.remedy.startswith("data.train.columns.answer: final")
+    assert finding.remedy.startswith("set data.train.columns.answer: final")
     assert kinds(seen_of(values=zeros, gold=[gold(0.0), *tries[3:]])) == ["reward_zero"]
 
 
@@ -207,8 +207,8 @@ def test_column_that_a_quarter_of_the_samples_end_with_is_named(texts: list[str]
     seen = seen_of(answers, [0.0] * len(texts), gold=[gold(1.0)])
     assert kinds(seen) == (["reward_column"] if is_named else ["too_hard"])
     if is_named:
-        assert only(seen).sentence.endswith(", but 1 of 4 end with the value of column `final`.")
-        assert only(seen).remedy == "data.train.columns.answer: final"
+        assert only(seen).sentence.endswith(", but 1 of 4 samples end with the value of the column `final`.")
+        assert only(seen).remedy == "set data.train.columns.answer: final"
 
 
 def test_prompt_and_answer_are_no_other_columns_and_an_empty_one_matches_nothing() -> None:
@@ -260,7 +260,7 @@ def test_answers_cut_at_the_limit_are_named_from_a_half_on(num_cut: int, is_name
     seen = seen_of(answers)
     assert kinds(seen) == (["length"] if is_named else [])
     if is_named:
-        assert only(seen).sentence == "50% of the answers are cut at the limit of 6 tokens."
+        assert only(seen).sentence == "50% of the answers are truncated at the limit of 6 tokens."
     assert kinds(seen_of(answers, is_untrained=True)) == []
 
 
@@ -268,7 +268,7 @@ def test_model_that_gets_no_reward_has_a_reason() -> None:
     zeros, tries = [0.0] * 4, [gold(1.0)]
     hard = only(seen_of(values=zeros, gold=tries))
     assert hard.kind == "too_hard"
-    assert hard.sentence.startswith("None of 4 samples gets a reward, though the scorer gives one")
+    assert hard.sentence.startswith("None of 4 samples gets a reward, although the scorer works")
     drawn = only(seen_of(values=zeros, gold=tries, is_untrained=True))
     assert (drawn.kind, "has random weights" in drawn.sentence) == ("too_hard", True)
     assert kinds(seen_of(values=zeros, gold=tries, warm_start_follows=True)) == []
@@ -280,7 +280,7 @@ def test_model_that_gets_no_reward_has_a_reason() -> None:
 def test_groups_of_equal_rewards_are_named_with_the_reward_where_it_is_always_one() -> None:
     same = only(seen_of(values=[0.5] * 4))
     assert same.kind == "equal_groups"
-    assert same.sentence.endswith("each sample gets 0.5.")
+    assert same.sentence.endswith("the reward of each sample is 0.5.")
     assert same.remedy == "use harder prompts, or a scorer that distinguishes answers"
     apart = only(seen_of(values=[1.0, 1.0, 0.0, 0.0]))
     assert apart.sentence == "In every group all rewards are equal, so every advantage is zero."

@@ -55,7 +55,7 @@ def test_trainer_that_cannot_hold_the_model_costs_only_its_log_probs(
     assert main(["probe", "own_data", f"runs_dir={tmp_path}", "-m", "2", "-n", "4"]) == 0
     said = capsys.readouterr().out
     assert "engine and trainer differ by  not measured" in said
-    assert "log-probs of the trainer are left out: trainer.probe_logprobs ended with status -9" in said
+    assert "log-probs of the trainer are not available: trainer.probe_logprobs ended with status -9" in said
 
 
 @pytest.fixture(autouse=True)

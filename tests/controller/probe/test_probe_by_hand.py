@@ -147,7 +147,7 @@ def test_trainer_that_dies_costs_its_log_probs_alone_and_says_why(processes: Pro
     processes.lost.add("trainer.probe_logprobs")
     seen, notes = looked(config_of(tmp_path))
     assert seen.trainer_logprobs == []
-    assert notes == ["log-probs of the trainer are left out: no memory"]
+    assert notes == ["log-probs of the trainer are not available: no memory"]
     assert len(seen.verdicts) == 4
 
 
@@ -164,7 +164,7 @@ def test_probe_without_another_of_its_processes_fails_and_leaves_nothing(
 def test_rewards_of_other_services_are_left_out(processes: Processes, tmp_path: Path) -> None:
     seen, notes = looked(config_of(tmp_path, 'reward.addresses=["tcp://10.0.0.1:5000"]'))
     assert (seen.verdicts, seen.gold) == ([], [])
-    assert notes == ["rewards are not computed: separate services score the answers (reward.addresses)"]
+    assert notes == ["rewards are not computed, because separate services score the answers (reward.addresses)"]
     assert len(seen.trainer_logprobs) == 4
 
 
@@ -172,7 +172,7 @@ def test_gold_answers_go_to_no_service_that_others_run(processes: Processes, tmp
     scorers = 'reward.scorers=[{"kind": "http", "options": {"url": "http://127.0.0.1:1/score"}}]'
     seen, notes = looked(config_of(tmp_path, scorers))
     assert (len(seen.verdicts), seen.gold, len(processes.only(TrySpec).answers)) == (4, [], 4)
-    assert notes == ["gold answers are not tried: a scorer sends answers to a service"]
+    assert notes == ["gold answers are not scored, because a scorer sends answers to a service"]
 
 
 def test_every_process_may_take_half_an_hour_more_than_a_worker_may_take_to_start(
@@ -200,8 +200,8 @@ def test_sixteen_bit_arithmetic_on_either_side_widens_the_limit(
 
 WORKFLOW_NOTE = "a probe does not run rollout.workflow; it only samples answers to the first prompt of each episode"
 FEW_NOTE = (
-    "this is the model before its warm start, so few rewards or none are expected: `--warm-start` runs the supervised "
-    "steps first, and a model that an earlier run has warm-started is used as it is"
+    "the model is probed before its warm start, so few or no rewards are expected; use `--warm-start` to run the "
+    "supervised steps first, unless an earlier run has already done the warm start"
 )
 
 

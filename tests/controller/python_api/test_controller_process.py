@@ -48,7 +48,7 @@ def test_failure_is_raised_with_its_message_and_a_crash_with_its_last_line(comma
     with pytest.raises(RunFailed, match="status 1: ZeroDivisionError: by zero"):
         controller_process.start(["train", "mine"])
     command("")
-    with pytest.raises(RunFailed, match="before its run folder existed"):
+    with pytest.raises(RunFailed, match="before it created the run's folder"):
         controller_process.start(["train", "mine"])
 
 

@@ -62,7 +62,7 @@ def test_script_of_another_folder_is_fine_when_pythonpath_names_it(script, tmp_p
 
 
 def test_function_of_a_notebook_is_refused_with_a_way_out(script):
-    with pytest.raises(UserError, match=r"notebook .* -> save it in a file"):
+    with pytest.raises(UserError, match=r"notebook .* -> save this object in a file"):
         import_name(script(None), KEY)
 
 

@@ -47,6 +47,6 @@ def test_mistakes_are_raised_before_anything_starts(started):
 
 @pytest.mark.parametrize("config", ["quickstart", {"data": {"train": {"path": "rows.jsonl"}}}])
 def test_a_config_with_rollouts_is_refused(started, config):
-    with pytest.raises(UserError, match=r"this is the config of a run with rollouts: its data.train is not a file"):
+    with pytest.raises(UserError, match=r"data.train is not a file, so this is the config of a run with rollouts"):
         areal_like.sft(config)
     assert not started

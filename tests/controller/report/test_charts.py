@@ -171,4 +171,4 @@ def test_memory_of_many_processes_draws_the_largest_and_says_how_many_are_left_o
     data = RunData.load(report_run(tmp_path, num_workers=12, has_traces=False, has_ledger=False, num_steps=5))
     chart = next(c for s in sections(data) for c in s.charts if c.key == "chart-memory")
     assert len(chart.series) == MAX_LINES
-    assert "6 more are not shown" in chart.caption
+    assert "6 more are omitted" in chart.caption

@@ -44,7 +44,7 @@ def test_running_run_is_healthy_so_far():
 def test_too_few_steps_are_not_judged():
     steps, pulses = step_rows()[:2], pulse_rows(**TOO_FEW)[:3]
     found = diagnose(made_run(steps=steps, pulses=pulses))
-    assert found[0].title == "Too few steps to judge: 2 of 40 steps"
+    assert found[0].title == "Too few steps for a diagnosis: 2 of 40 steps"
     assert len(found) == 1
 
 
@@ -68,10 +68,14 @@ def test_evaluations_and_supervised_runs_are_not_judged_as_training():
 @pytest.mark.parametrize(
     ("shares", "severity", "words"),
     [
-        (TOO_FEW, "bad", "The trainer waited 60 % of its time for samples: too few rollout workers or slots"),
+        (
+            TOO_FEW,
+            "bad",
+            "The trainer waited for samples during 60 % of its time: there are too few rollout workers or slots",
+        ),
         (TOO_MANY, "warning", "of their time, held back by the staleness bound (2): the trainer is the bottleneck"),
-        (SLOW_SCORES, "bad", "The reward function stalls the run"),
-        (HUNG_SCORES, "bad", "The reward function stalls the run"),
+        (SLOW_SCORES, "bad", "Scoring slows down the run"),
+        (HUNG_SCORES, "bad", "Scoring slows down the run"),
         (NO_OVERLAP, "warning", "Trainer and rollout workers wait for each other (max_staleness 2)"),
     ],
 )
@@ -85,7 +89,7 @@ def test_shares_of_the_steady_part_and_of_the_whole_run_are_distinguished():
     steady = measure(made_run(pulses=pulse_rows(**TOO_FEW)))
     assert steady.is_steady
     assert "leave out the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
-    assert "start and end left out" in verdict(pulses=pulse_rows()).title
+    assert "without start and end" in verdict(pulses=pulse_rows()).title
 
 
 def shown(run: RunData, label: str) -> tuple[str, str]:
@@ -96,7 +100,7 @@ def shown(run: RunData, label: str) -> tuple[str, str]:
 def test_the_trainers_wait_is_one_number_on_a_page():
     run = made_run(pulses=pulse_rows(wait=0.062), summary={"trainer_wait_share": 0.224, "steps": 40})
     assert "trainer waited 6 %" in diagnose(run)[0].title
-    assert shown(run, "trainer waited") == ("6 %", "of its time, start and end left out")
+    assert shown(run, "trainer waited") == ("6 %", "of its time, without start and end")
     run = made_run(pulses=[], summary={"trainer_wait_share": 0.224, "steps": 40}, steps=[])
     assert shown(run, "trainer waited") == ("22 %", "of its time, whole run")
 
@@ -129,14 +133,17 @@ def test_without_a_summary_rates_count_the_time_of_every_stretch():
 def test_cores_that_are_all_at_work_are_named_as_the_limit_with_whom_they_work_for():
     used = {"trainer": 0.95, "rollout-0": 0.8, "reward": 0.1, "controller": 0.1}
     full = verdict(pulses=pulse_rows(cores=2.0, used=used, **NO_OVERLAP)).detail
-    assert "of 2 of them 1.95 were at work on average (trainer 0.95, rollout-0 0.80, " in full
-    assert "cores are the limit" not in verdict(pulses=pulse_rows(cores=3.0, used=used, **NO_OVERLAP)).detail
+    assert "on average, 1.95 of 2 cores were busy (trainer 0.95, rollout-0 0.80, " in full
+    assert (
+        "cores of this machine are the bottleneck"
+        not in verdict(pulses=pulse_rows(cores=3.0, used=used, **NO_OVERLAP)).detail
+    )
     assert "2.0 of 3 cores in use" in verdict(pulses=pulse_rows(cores=3.0, used=used)).title
     pulses = pulse_rows(cores=2.0, used=used, **NO_OVERLAP)
     elsewhere = diagnose(made_run(pulses=pulses, settings=config(launch__kind="ray")))[0]
-    assert "cores are the limit" not in elsewhere.detail, "the processes are on several machines"
+    assert "cores of this machine are the bottleneck" not in elsewhere.detail, "the processes are on several machines"
     untold = [{key: value for key, value in row.items() if key != "processor"} for row in pulses]
-    assert "cores are the limit" not in verdict(pulses=untold).detail
+    assert "cores of this machine are the bottleneck" not in verdict(pulses=untold).detail
 
 
 def test_collapsed_policy_comes_before_every_wait():
@@ -158,7 +165,10 @@ def test_more_slots_and_workers_are_advised_with_a_gain_capped_by_trainer_and_co
     found = diagnose(run)[0]
     assert "rollout.engine.num_slots from 4 to" in found.advice
     assert "rollout.num_workers from 1 to 2" in found.advice
-    assert "A higher max_staleness than 2 would not help: the bound holds no rollout worker back" in found.advice
+    assert (
+        "Increasing max_staleness above 2 would not help, because the bound does not delay any rollout worker"
+        in found.advice
+    )
     # Work of 0.2 + 1.0 core-seconds in a step, on two cores: 0.6 s instead of 1.
     assert "+67 % with 2 workers" in found.predicted
 
@@ -173,7 +183,7 @@ def test_on_devices_of_their_own_workers_are_capped_by_the_trainer_alone():
     settings = config(rollout__engine__device="cuda", trainer__device="cuda:0")
     run = made_run(pulses=pulse_rows(wait=0.5, busy=1.0, paused=0.0), settings=settings)
     found = diagnose(run)[0]
-    assert "rollout.num_workers from 1 to 2 on devices of their own" in found.advice
+    assert "rollout.num_workers from 1 to 2 on separate devices" in found.advice
     assert "+100 % with 2 workers" in found.predicted
 
 
@@ -211,14 +221,14 @@ def test_bound_that_holds_rollouts_back_is_distinguished_from_other_reasons_to_i
 def test_slots_half_empty_while_the_trainer_waits_ask_for_a_looser_bound_not_for_more_slots():
     found = verdict(pulses=pulse_rows(wait=0.5, busy=0.98, slots_full=0.3))
     assert "num_slots" not in found.advice
-    assert "raise staleness.max_staleness from 2 to 4 (slots are only 30 % full" in found.advice
+    assert "raise staleness.max_staleness from 2 to 4 (only 30 % of the slots are in use" in found.advice
 
 
 def test_too_many_workers_says_how_many_would_do_and_that_more_age_does_not_help():
     run = made_run(pulses=pulse_rows(**TOO_MANY, workers=4), settings=config(rollout__num_workers=4))
     found = diagnose(run)[0]
-    assert found.title.endswith("there are more rollout workers than the trainer needs")
-    assert "rollout.num_workers: 1 instead of 4 would be enough" in found.advice
+    assert found.title.endswith("there are more rollout workers than it needs")
+    assert "reduce rollout.num_workers from 4 to 1, which would be enough" in found.advice
     assert "no loss with 1 rollout worker" in found.predicted
 
 
@@ -231,7 +241,7 @@ def test_single_worker_with_time_to_spare_is_healthy_where_two_are_one_too_many(
 def test_slow_scores_are_distinguished_from_too_few_rollouts_with_scorer_share_and_verdicts():
     found = verdict(pulses=pulse_rows(**HUNG_SCORES))
     assert "mine:score" in found.title
-    assert "% of the samples held by the workers wait for a score" in found.title
+    assert "% of the samples held by the workers are waiting for a score" in found.title
     assert "timed out" in found.detail
     assert "the cause is not a lack of rollout workers" in found.detail
     assert "reward.log" in found.advice
@@ -240,14 +250,14 @@ def test_slow_scores_are_distinguished_from_too_few_rollouts_with_scorer_share_a
 def test_slow_scorer_without_failures_gets_more_scoring_processes():
     found = verdict(pulses=pulse_rows(**SLOW_SCORES))
     assert "reward.num_workers from 1 to" in found.advice
-    assert "if scores arrived as fast as they are needed" in found.predicted
+    assert "if scores arrived without delay" in found.predicted
 
 
 def test_stalled_scores_are_seen_before_any_step_is_done():
     found = diagnose(
         made_run(kind="running", steps=[], pulses=pulse_rows(8, **{**SLOW_SCORES, "wait": 1.0}, makes_steps=False))
     )
-    assert found[0].title.startswith("The reward function stalls the run")
+    assert found[0].title.startswith("Scoring slows down the run")
 
 
 def test_failing_scores_are_reported_even_where_nobody_waits():
@@ -309,23 +319,23 @@ def test_pace_counts_the_workers_that_were_there():
 def test_stale_groups_that_are_dropped_ask_for_waiting_or_a_looser_bound():
     summary = {"audit": "clean", "dropped_by_reason": {"stale": 300, "timeout": 20}, "groups_drawn": 2000}
     found = verdict(summary=summary, settings=config(staleness__on_stale="drop"))
-    assert found.title == "16 % of the groups drawn were dropped; most common reason: stale (300)"
-    assert "1.9 versions old on average where 2 are allowed, close to the bound" in found.detail
+    assert found.title == "16 % of the drawn groups were dropped; most common reason: stale (300)"
+    assert "1.9 versions old on average; the bound is 2, which is close" in found.detail
     assert "on_stale: wait" in found.advice
     assert "up to 19 % more batches" in found.predicted
 
 
 def test_idle_scoring_processes_are_not_called_a_stall():
     fast = {**SLOW_SCORES, "scoring": 0.001, "queue": 0.0}
-    assert "reward function" not in titles(diagnose(made_run(pulses=pulse_rows(**fast))))
+    assert "slows down" not in titles(diagnose(made_run(pulses=pulse_rows(**fast))))
     failing = {**fast, "verdicts": {"scored": 20.0, "crashed": 20.0}}
-    assert "The reward function stalls the run" in verdict(pulses=pulse_rows(**failing)).title
+    assert "Scoring slows down the run" in verdict(pulses=pulse_rows(**failing)).title
 
 
 def test_unclean_audit_comes_before_all_other_findings():
     summary = {"audit": "step 3: group 7 used twice"}
     found = verdict(summary=summary, steps=step_rows(reward_mean=np.linspace(0.9, 0.0, 40)))
-    assert "audit of the ledger is not clean" in found.title
+    assert "audit of the ledger failed" in found.title
 
 
 def test_memory_that_grows_without_end_is_a_warning_and_a_cache_that_fills_is_not():
@@ -361,17 +371,17 @@ def test_sink_that_is_down_is_reported_with_its_loss():
 
 
 def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path):
-    assert "were paused for them 30 %" in verdict(pulses=pulse_rows(busy=0.65, paused=0.3)).title
+    assert "paused rollout workers during 30 %" in verdict(pulses=pulse_rows(busy=0.65, paused=0.3)).title
     swaps = [{"stage_s": 0.7, "pause_s": 0.01}] * 3
     assert verdict(swaps=swaps).title == "New weights take 70 % of a step to reach a rollout worker"
     found = verdict(folder=tmp_path, weight_dir=str(tmp_path / "weights"))
-    assert found.title == "Weights are transferred through the disk: shared memory had too little free space"
+    assert found.title == "Weights are transferred through the disk, because shared memory had too little free space"
 
 
 def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_one():
     found = verdict(steps=step_rows(packing_efficiency=0.4))
     assert "only 40 % full" in found.title
-    assert found.predicted.startswith("Saves at most 60 % of the trainer's time")
+    assert found.predicted.startswith("This saves at most 60 % of the trainer's time")
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=1.0)).severity == "good"
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=4.0, updates=4.0)).severity == "good"
 

@@ -189,13 +189,13 @@ def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_ba
 
 def test_groups_left_out_for_want_of_signal_are_reported_where_they_are_many():
     found = verdict(summary={"audit": "clean", "groups_drawn": 1000, "groups_filtered": 750})
-    assert found.title.startswith("75 % of the groups drawn were left out")
+    assert found.title.startswith("75 % of the drawn groups were excluded")
     assert "4 times as many batches" in found.predicted
 
 
 def test_answers_that_are_all_cut_are_bad():
     found = verdict(steps=step_rows(cut_share=1.0, reward_mean=0.02))
-    assert found.title == "100 % of the answers are cut at sampling.max_new_tokens (100)"
+    assert found.title == "100 % of the answers are truncated at sampling.max_new_tokens (100)"
     assert found.severity == "bad"
 
 

@@ -27,7 +27,7 @@ def run(lengths: dict[str, Any] | None, sources: dict[str, Any] | None = None) -
 
 def test_a_run_that_lost_nothing_says_so() -> None:
     found = comparison(run({"drawn": SAME, "trained": SAME, "lost": {}, "shift": 0.0, "shift_z": 0.0}))
-    assert found.words.startswith("Every drawn sample of an ended group was trained on")
+    assert found.words.startswith("Every drawn sample of an ended group was used for training")
     assert {line.name: (line.drawn, line.trained) for line in found.lines}["99th percentile"] == ("300", "300")
 
 
@@ -38,8 +38,9 @@ def test_lost_tokens_and_both_verdicts_are_named() -> None:
         "lost": {"data.mix.0": 70, "data.train": 30}, "shift_z": {"data.mix.0": -11.6, "data.train": 11.6},
     }  # fmt: skip
     found = comparison(run(lengths, sources))
-    assert "does not have the drawn distribution: lengths differ by 20 % (7.0 standard errors), sources by 11.6" in (
-        found.words
+    assert (
+        "do not have the same distribution as the drawn ones: lengths differ by 20 % (7.0 standard errors), sources by "
+        "11.6" in (found.words)
     )
     assert "Stale: 100 samples with 16,000 tokens." in found.words
     assert ("groups of data.mix.0", "25 %", "10 %") in found.lines
@@ -47,8 +48,9 @@ def test_lost_tokens_and_both_verdicts_are_named() -> None:
     assert warning.title == "data.mix.0 has 10 % of the trained groups and 25 % of the drawn ones"
     even = {**sources, "shift_z": {"data.mix.0": 1.5, "data.train": -1.5}}
     found = comparison(run({**lengths, "shift_z": -1.0}, even))
-    assert "What was trained on has the drawn distribution: lengths differ by 1.0 standard errors, sources by 1.5." in (
-        found.words
+    assert (
+        "The trained samples have the same distribution as the drawn ones: lengths differ by 1.0 standard errors, "
+        "sources by 1.5." in (found.words)
     )
     assert not [one for one in diagnose(run(lengths, even)) if one.kind == "source_shift"]
 
@@ -62,7 +64,7 @@ def test_groups_without_any_answer_are_losses_too() -> None:
     assert "Prompt too long: 12 groups without an answer." in words
     data.summary["lengths"] |= {"trained": FEWER, "lost": LOST, "shift_z": -7.0}
     words = comparison(data).words
-    assert "does not have the drawn distribution" in words
+    assert "do not have the same distribution as the drawn ones" in words
     assert "Prompt too long: 12 groups without an answer. Stale: 100 samples" in words
 
 
@@ -77,4 +79,4 @@ def test_groups_that_a_filter_removed_are_no_loss() -> None:
 def test_the_page_has_the_table_or_why_there_is_none(tmp_path: Path) -> None:
     page = write_report(report_run(tmp_path, has_traces=False)).read_text()
     assert "Drawn and trained" in page
-    assert "written at the end of a run that has trained" in page
+    assert "available after a run with training steps has ended" in page

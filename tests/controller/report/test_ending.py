@@ -33,7 +33,7 @@ def test_failed_run_says_why_with_its_cause_in_the_first_line():
             pulses=pulse_rows(8, verdicts={"timed_out": 10.0}, makes_steps=False, **STALLED),
         )
     )
-    assert found[0].title.startswith("The run failed after 0 of 40 steps. The reward function stalls the run")
+    assert found[0].title.startswith("The run failed after 0 of 40 steps. Scoring slows down the run")
     assert "480 groups in a row" in found[0].detail
     assert "Fix the scorer first" in found[0].advice
     assert "areal-like resume" in found[0].advice
@@ -44,7 +44,7 @@ def test_failed_run_says_why_with_its_cause_in_the_first_line():
     ("reason", "cause"),
     [
         ("data.eval: no such file -> give its path", "mistake"),
-        ("trainer: /runs/a/checkpoints: No space left on device -> free space there", "disk"),
+        ("trainer: /runs/a/checkpoints: No space left on device -> free some disk space", "disk"),
         ("trainer: ended with signal 9", "process"),
         ("waited 600 s for any progress (trainer: waits for a batch) (expected from the processes named)", "stall"),
         ("no rollout worker is left for batch 4 (rollout-0: lost)", "process"),
@@ -62,7 +62,7 @@ def test_cause_is_in_the_first_sentence_and_the_learning_rate_is_not_blamed_for_
     assert (found[0].kind, found[0].cause) == ("failed", cause)
     assert found[0].title == f"The run failed after 20 of 40 steps: {what}"
     assert "optimizer" not in found[0].advice
-    assert ("Fix the cause named in the reason" in found[0].advice) is ("->" in reason)
+    assert ("Fix the cause given in the reason" in found[0].advice) is ("->" in reason)
 
 
 def test_long_reason_is_shortened_in_the_title_and_whole_below_it():
@@ -101,9 +101,9 @@ def test_stopped_run_keeps_its_diagnosis_first():
 @pytest.mark.parametrize(
     ("words", "title", "cause"),
     [
-        ("crashed: its controller (process 7) is no longer running; its last message was 3 s ago",
+        ("crashed: its controller (process 7) is no longer running; the last message of the controller was 3 s ago",
          "The run crashed after 20 of 40 steps: its controller (process 7) is no longer running", "controller"),
-        ("crashed: this machine has been restarted since; it sent no message",
+        ("crashed: this machine has been restarted since; the controller sent no message",
          "The run crashed after 20 of 40 steps: this machine has been restarted since", "machine"),
     ],
 )  # fmt: skip

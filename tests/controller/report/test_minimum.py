@@ -29,7 +29,7 @@ def short(num_steps: int, num_pulses: int, **more: object) -> list[Finding]:
 def test_run_of_a_few_steps_gets_no_verdict(num_steps):
     (only,) = short(num_steps, 41)
     assert (only.kind, only.severity) == ("too_short", "info")
-    assert only.advice == "A run of 8 steps or more can be judged"
+    assert only.advice == "A diagnosis requires at least 8 steps"
 
 
 def test_run_at_the_minimum_is_judged():
@@ -43,12 +43,12 @@ def test_who_waits_is_not_judged_by_a_few_pulses_but_what_is_learned_is():
     assert "waited" not in titles(few)
     sound = diagnose(made_run(pulses=pulse_rows(**TOO_FEW)[: MIN_PULSES - 1]))
     assert [one.kind for one in sound] == ["too_short"]
-    assert sound[0].title == "Too few measurements (4 of 5) to judge who waits for whom: 40 of 40 steps"
+    assert sound[0].title == "Too few measurements (4 of 5) to determine which process waits for which: 40 of 40 steps"
 
 
 def test_run_that_goes_on_says_that_it_is_too_early():
     (only,) = short(3, 4, kind="running")
-    assert only.title == "No problem found so far, but too early to judge: 3 of 40 steps"
+    assert only.title == "No problem has been found so far, but it is too early for a diagnosis: 3 of 40 steps"
 
 
 def test_events_are_reported_however_short_the_run_is():

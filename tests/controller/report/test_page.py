@@ -167,7 +167,7 @@ def test_the_picture_is_a_png_of_the_whole_sheet(tmp_path):
 def test_a_run_without_a_step_gives_a_page_that_says_what_is_missing(tmp_path):
     folder = report_run(tmp_path, num_steps=0, has_pulses=False, has_traces=False, has_ledger=False, status="failed")
     found = read(write_report(folder))
-    for words in ("no step has been finished", "the run wrote no pulses", "no process left a trace"):
+    for words in ("no step has been finished", "the run wrote no pulses", "no process has recorded its main activity"):
         assert words in found.text
     assert "failed" in found.text
 

@@ -65,7 +65,7 @@ def test_a_long_name_does_not_squeeze_the_charts(tmp_path):
 def test_a_run_with_nothing_to_draw_gives_a_small_sheet_in_words():
     figure = sheet_of(made_run(steps=[], pulses=[]))
     assert len(figure.axes) == 2
-    assert any("no process left a trace" in text.get_text() for text in figure.axes[-1].texts)
+    assert any("no process has recorded its main activity" in text.get_text() for text in figure.axes[-1].texts)
 
 
 def test_a_dollar_sign_begins_no_formula():

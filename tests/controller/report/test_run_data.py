@@ -145,7 +145,7 @@ def test_newer_layout_is_refused_and_a_newer_status_file_left_out(folder):
 
 
 def test_folder_without_anything_of_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no data of a run"):
+    with pytest.raises(UserError, match="no readable data of a run"):
         RunData.load(RunFolder(tmp_path))
     with pytest.raises(UserError, match="no such folder"):
         RunData.load(RunFolder(tmp_path / "none"))
@@ -296,7 +296,7 @@ def test_answers_without_a_score_are_counted_by_scorer_verdict_and_policy(tmp_pa
     assert stats is not None
     assert stats.failures == {("judge", "crashed", "value"): 2, ("", "invalid", "drop_sample"): 1}
     chart = failures_chart(made_run(samples=stats))
-    assert chart.series[0].xs == ["judge: crashed → a stated value", "invalid → sample dropped"]
+    assert chart.series[0].xs == ["judge: crashed → a configured value", "invalid → sample dropped"]
 
 
 def test_every_kind_of_row_that_a_controller_writes_is_known_to_the_reader():

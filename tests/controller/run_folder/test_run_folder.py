@@ -23,7 +23,7 @@ def test_taken_name_gets_the_next_number(tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".prepared", "a/b", "a\0b", "a\nb", " a", "a ", "\ud800"])
 def test_name_that_is_no_folder_is_refused_in_words(tmp_path, name):
-    with pytest.raises(UserError, match="cannot be the name of a folder"):
+    with pytest.raises(UserError, match="is not a valid folder name"):
         RunFolder.create(tmp_path, name)
 
 
@@ -34,13 +34,13 @@ def test_odd_name_is_taken_as_it_is(tmp_path, name):
 
 def test_folder_that_cannot_be_made_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot create the run's folder"):
+    with pytest.raises(UserError, match="the run's folder cannot be created"):
         RunFolder.create(tmp_path / "file", "job")
 
 
 @pytest.mark.parametrize("name", ["-rf", "--help", "x" * 300])
 def test_name_that_a_command_takes_for_an_option_or_that_is_too_long_is_refused(tmp_path, name):
-    with pytest.raises(UserError, match="cannot be the name of a folder"):
+    with pytest.raises(UserError, match="is not a valid folder name"):
         RunFolder.create(tmp_path, name)
     assert not list(tmp_path.iterdir())
 
@@ -61,7 +61,7 @@ def test_run_is_found_by_name_and_by_path_and_a_typo_names_the_nearest(tmp_path)
     assert RunFolder.find(str(folder.root)).root == folder.root
     with pytest.raises(UserError, match="known runs: quickstart"):
         RunFolder.find("quikstart", tmp_path)
-    with pytest.raises(UserError, match="start one first"):
+    with pytest.raises(UserError, match="start a run first"):
         RunFolder.find("x", tmp_path / "empty")
 
 

@@ -41,7 +41,7 @@ def test_changed_removed_and_added_files_are_named(folder: RunFolder) -> None:
     assert changes(folder) == [
         f"{folder.config} cannot be read (No such file or directory), but it is in {SEAL_FILE}",
         f"{folder.metrics} differs from its digest in {SEAL_FILE}",
-        f"{folder.root / 'segments' / '000002.seg'} is not in {SEAL_FILE}: it was added",
+        f"{folder.root / 'segments' / '000002.seg'} is not in {SEAL_FILE}, because it was added later",
     ]
 
 

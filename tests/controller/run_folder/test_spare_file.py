@@ -17,7 +17,7 @@ from controller.run_folder.owner_host import whereabouts
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.spare_file import SPARE_BYTES, replace_with_reserve, spare_of
 
-REASON = "/runs/a/ledger.sqlite: No space left on device -> free space there, then areal-like resume"
+REASON = "/runs/a/ledger.sqlite: No space left on device -> free some disk space, then run areal-like resume"
 
 
 def fill(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -66,7 +66,7 @@ def test_controller_that_takes_no_request_is_reported_after_seconds(tmp_path, ca
     folder, controller, time = run(tmp_path)
     controller.takes = False
     assert checkpoint(folder, **time) == 1
-    assert "no reply within 10 s: the run is starting or ending" in capsys.readouterr().err
+    assert "the run did not reply within 10 s, because it is starting or ending" in capsys.readouterr().err
     assert controller.now_s < 20.0
     assert not list(folder.requests.iterdir())
 
@@ -74,7 +74,7 @@ def test_controller_that_takes_no_request_is_reported_after_seconds(tmp_path, ca
 def test_step_that_takes_too_long_is_reported(tmp_path, capsys):
     folder, _, time = run(tmp_path, answer=None)
     assert checkpoint(folder, timeout_s=60.0, **time) == 1
-    assert "no checkpoint within 1 min" in capsys.readouterr().err
+    assert "no checkpoint was saved within 1 min" in capsys.readouterr().err
 
 
 def test_run_on_another_machine_is_asked_and_named_where_it_does_not_answer(tmp_path, capsys):
@@ -88,7 +88,7 @@ def test_run_on_another_machine_is_asked_and_named_where_it_does_not_answer(tmp_
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)
-    with pytest.raises(UserError, match="name a run in progress: only such a run can save a checkpoint"):
+    with pytest.raises(UserError, match="specify a run that is in progress; only such a run can save a checkpoint"):
         checkpoint(folder)
 
 
@@ -129,7 +129,7 @@ def test_checkpoint_that_knows_more_than_the_ledger_is_of_another_run(tmp_path):
     made(tmp_path, 2, seq=500)
     found = find_checkpoint(tmp_path, num_batches=7, ledger_seq=100)
     assert (found.version, found.path) == (0, None)
-    assert "when the ledger held 500 facts, and this one holds 100" in found.left_out[0]
+    assert "when the ledger contained 500 facts, but the ledger contains only 100" in found.left_out[0]
 
 
 def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_path, capsys):
@@ -149,7 +149,7 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
         export(str(folder.root), str(tmp_path / "d"), version=3, dtype=None, lora=None)
     with pytest.raises(UserError, match="a checkpoint has only one version"):
         export(str(one), str(tmp_path / "d"), version=3, dtype=None, lora=None)
-    with pytest.raises(UserError, match="--lora: the checkpoint holds a whole model"):
+    with pytest.raises(UserError, match="--lora: the checkpoint contains a full model"):
         export(str(one), str(tmp_path / "d"), version=None, dtype=None, lora="adapter")
 
 
@@ -157,7 +157,7 @@ def test_export_of_the_best_takes_the_one_that_is_kept_for_it(tmp_path, capsys):
     folder = zoo.make_run(tmp_path, "finished")
     for version in (2, 4):
         made(folder.root, version)
-    with pytest.raises(UserError, match="this run has no best checkpoint"):
+    with pytest.raises(UserError, match="the run has no best checkpoint"):
         export(str(folder.root), str(tmp_path / "a"), version=None, best=True, dtype=None, lora=None)
     kept = folder.best / "step_000002"
     keep_checkpoint(folder.root / "checkpoints" / "step_000002", kept, {"version": 2, "path": str(kept)})
@@ -171,13 +171,13 @@ def test_export_of_the_best_takes_the_one_that_is_kept_for_it(tmp_path, capsys):
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
-    with pytest.raises(UserError, match="this run has no complete checkpoint -> use areal-like checkpoint"):
+    with pytest.raises(UserError, match="the run has no complete checkpoint -> use areal-like checkpoint"):
         export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None, lora=None)
 
 
 def test_import_refuses_what_is_a_checkpoint_or_nothing(tmp_path, capsys):
     one = made(tmp_path, 2)
-    with pytest.raises(UserError, match="this is already a checkpoint"):
+    with pytest.raises(UserError, match="the folder is already a checkpoint"):
         import_model(str(one), str(tmp_path / "a"))
     with pytest.raises(UserError, match="there is no such folder"):
         import_model(str(tmp_path / "nowhere"), str(tmp_path / "a"))

@@ -75,7 +75,7 @@ def test_damaged_state_is_said_and_hides_nothing_else(tmp_path, capsys, command,
     assert "error:" not in err
     if command[0] == "status":
         assert code == 3, "whether it goes on cannot be known"
-        assert "not known whether it is running" in out
+        assert "not known whether the run is in progress" in out
     else:
         assert (code, out) == (0, whole)
 

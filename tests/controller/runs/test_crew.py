@@ -80,7 +80,7 @@ def test_refusal_is_reported_with_status_1(tmp_path, capsys):
 def test_worker_that_stays_too_long_is_status_1(tmp_path, capsys):
     folder, _, time = run(tmp_path, after=10**9)
     assert drain(folder, "rollout-0", timeout_s=5.0, **time) == 1
-    assert "has not left within 5 s" in capsys.readouterr().err
+    assert "has not left the run within 5 s" in capsys.readouterr().err
 
 
 def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdrawn(tmp_path, capsys):
@@ -95,7 +95,7 @@ def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdraw
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)
-    with pytest.raises(UserError, match="name a run in progress"):
+    with pytest.raises(UserError, match="specify a run that is in progress"):
         drain(folder, "rollout-0")
 
 
@@ -104,7 +104,7 @@ def test_a_run_from_files_refuses_requests_with_its_reason(tmp_path, command):
     folder, controller, time = run(tmp_path)
     state = json.loads(folder.state.read_text())
     folder.state.write_text(json.dumps({**state, "objective": "sft"}))
-    with pytest.raises(UserError, match="this run trains from files and accepts no requests"):
+    with pytest.raises(UserError, match="the run trains from files and accepts no requests"):
         command(folder, **time)
     assert not controller.asked
 
@@ -113,5 +113,5 @@ def test_a_run_from_files_has_no_samples(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
     state = json.loads(folder.state.read_text())
     folder.state.write_text(json.dumps({**state, "objective": "sft"}))
-    with pytest.raises(UserError, match="it draws no samples"):
+    with pytest.raises(UserError, match="it generates no samples"):
         samples(folder, Choice())

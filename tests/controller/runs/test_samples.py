@@ -111,7 +111,7 @@ class TestFacts:
         assert one(sampled, "g2.0").remarks() == [
             "no score: timed_out (after 10 s)", "its group was dropped (verdict_timed_out)", "left out of its group",
         ]  # fmt: skip
-        assert one(sampled, "g3.0").remarks() == ["not used by a step yet"]
+        assert one(sampled, "g3.0").remarks() == ["not yet used by a step"]
         assert one(sampled, "g0.0").remarks() == []
 
 
@@ -147,7 +147,7 @@ class TestPayloads:
         folder = zoo.make_sampled_run(tmp_path)
         (folder.final / "tokenizer.json").unlink()
         found = read_samples(folder, Choice(group=0, order="given"))
-        assert "tokenizer.json was not found" in found.problems[0]
+        assert "tokenizer.json of the run was not found" in found.problems[0]
         assert found.samples[0].prompt.startswith("[5 tokens: 0 ")
         assert found.samples[0].answer == "four"
 
@@ -183,7 +183,7 @@ class TestLedger:
         with zoo.open_ledger(folder) as ledger:
             ledger.apply([LedgerEntry(effect=zoo.LINEAGE)])
             text_of(folder)
-            assert "no finished sample yet" in capsys.readouterr().err
+            assert "any finished samples yet" in capsys.readouterr().err
             with pytest.raises(UserError, match="no step has used a sample yet"):
                 names(folder, step=1)
             with pytest.raises(UserError, match="no group has been drawn yet"):
@@ -225,7 +225,7 @@ class TestText:
 
     def test_long_answer_keeps_beginning_and_end(self, sampled):
         short, full = text_of(sampled, group=1), text_of(sampled, group=1, is_full=True)
-        assert "characters more: --full]" in short
+        assert "more characters; use --full]" in short
         assert "the end" in short
         assert full.count("x") > 3000
         assert short.count("x") < 1500

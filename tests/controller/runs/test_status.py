@@ -130,7 +130,7 @@ class TestHealth:
         zoo.write_status(folder, last_step={"step": 3, "time_s": time.time() - 300})
         verdict, words = self.judged(folder)
         assert verdict == "warning"
-        assert "no step for 5 min; a step usually takes 4 s" in words
+        assert "no step has finished for 5 min; a step usually takes 4 s" in words
 
     def test_last_evaluation_is_no_overdue_step(self, tmp_path):
         folder = zoo.make_run(tmp_path, "running")
@@ -253,8 +253,8 @@ class TestPs:
         return out.getvalue()
 
     def test_nothing_is_a_sentence(self):
-        assert self.said() == "no run is active here\n"
-        assert self.said(show_all=True) == "no run is known here\n"
+        assert self.said() == "no runs are active on this machine\n"
+        assert self.said(show_all=True) == "no runs are known on this machine\n"
         assert json.loads(self.said(as_json=True)) == []
 
     @pytest.mark.processes

@@ -210,7 +210,7 @@ def test_process_that_does_not_hold_the_runs_lock_is_not_signalled_whatever_the_
         folder = zoo.make_run(tmp_path, "running", controller_pid=bystander.pid, controller_started_s=started_s)
         for text in ("", f"{bystander.pid}\n"):
             (folder.root / "ledger.lock").write_text(text)
-            with pytest.raises(UserError, match="does not have this run open"):
+            with pytest.raises(UserError, match="does not have the run open"):
                 stop(folder)
         assert bystander.poll() is None
     finally:

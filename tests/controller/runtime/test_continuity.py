@@ -125,11 +125,11 @@ def test_deleted_newest_checkpoint_is_no_disagreement(resume, stopped):
         (lambda run: (remove_ledger(run), (run.root / "ledger.sqlite").touch()), "ledger.sqlite is empty"),
         (remove_ledger, "there is no ledger.sqlite"),
         (lambda run: saved(run, 8), "checkpoint step_000008 is of step 8, but ledger.sqlite ends at step 6"),
-        (lambda run: saved(run, 5, lineage="l7"), "is of lineage l7, which ledger.sqlite does not know"),
+        (lambda run: saved(run, 5, lineage="l7"), "is of lineage l7, which is not in ledger.sqlite"),
         (lambda run: saved(run, 5, run_id="another"), "belongs to run another"),
         (lambda run: saved(run, 5, position={"ledger_seq": 10**6}), "held 1000000 facts"),
         (lambda run: run.metrics.unlink(), "metrics.jsonl ends at step 0"),
-        (lambda run: shutil.rmtree(run.checkpoints), "checkpoints/ has none"),
+        (lambda run: shutil.rmtree(run.checkpoints), "checkpoints/ contains none"),
     ],
     ids=[
         "older ledger", "ledger without steps", "empty ledger", "no ledger", "newer checkpoint", "other lineage",
@@ -210,7 +210,7 @@ def test_mirror_without_steps_of_the_first_checkpoint_begins_again_only_when_the
 def test_damaged_checkpoints_all_of_them_are_no_fresh_start_unless_accepted(resume, stopped):
     for path in stopped.checkpoints.glob("step_*"):
         (path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="no checkpoint is left to continue from"):
+    with pytest.raises(UserError, match="there is no checkpoint from which the run could continue"):
         resume()
     assert resume(accept_loss=True) is None
 
@@ -226,7 +226,7 @@ def test_state_without_the_data_it_was_started_with_is_refused(config, stopped):
     state = stopped.read_state()
     del state["data"]
     stopped.state.write_text(json.dumps(state))
-    with pytest.raises(UserError, match="which data the run was started with"):
+    with pytest.raises(UserError, match="does not record the data that the run was started with"):
         jobs.resume(stopped.root)
 
 
@@ -268,6 +268,6 @@ def test_newer_ledger_on_this_machine_is_not_thrown_away_for_an_older_mirror(tmp
     home.unlock()
     (run / HOME_FILE).unlink()
     again = LedgerHome(run, tmp_path / "local", "r1")
-    with pytest.raises(UserError, match="holds a newer ledger"):
+    with pytest.raises(UserError, match="is newer"):
         again.open()
     assert (home.folder / "ledger.sqlite").exists()

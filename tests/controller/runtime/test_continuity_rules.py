@@ -71,7 +71,7 @@ def test_metrics_are_never_ahead_of_the_ledger(tmp_path: Path, steps: tuple[int,
         assert case.check() == []
         assert [row["kind"] for row in read_jsonl(case.folder.metrics)] == ["step"], "nothing was lost"
     else:
-        assert case.refusal().startswith(f"the files of this run disagree: {words} -> ")
+        assert case.refusal().startswith(f"the files of this run are inconsistent: {words} -> ")
 
 
 @pytest.mark.parametrize(("trained", "is_refused"), [(2, False), (1, True)])
@@ -96,8 +96,12 @@ def test_a_checkpoint_that_the_ledger_records_counts_though_it_is_not_on_disk(tm
     [
         (4, {}, ""),
         (5, {}, "checkpoint step_000005 is of step 5, but ledger.sqlite ends at step 4"),
-        (4, {"ledger_seq": 1_000_000}, "was made when the ledger held 1000000 facts, and this one holds"),
-        (4, {"lineage": "l7"}, "is of lineage l7, which ledger.sqlite does not know"),
+        (
+            4,
+            {"ledger_seq": 1_000_000},
+            "was written when the ledger contained 1000000 facts, but the ledger contains only",
+        ),
+        (4, {"lineage": "l7"}, "is of lineage l7, which is not in ledger.sqlite"),
     ],
 )
 def test_a_checkpoint_that_the_ledger_does_not_lead_to_is_a_loss_and_set_aside_once_that_is_accepted(
@@ -117,7 +121,7 @@ def test_a_checkpoint_that_the_ledger_does_not_lead_to_is_a_loss_and_set_aside_o
             continue
         said = case.check(accept_loss=True)
         assert words in said[0]
-        assert said[1].startswith(f"checkpoint {path.name} is set aside as ")
+        assert said[1].startswith(f"checkpoint {path.name} was moved to ")
         assert [one.name for one in sorted(case.folder.checkpoints.iterdir())] == ["set_aside", "step_000002"]
         (row,) = [row for row in read_jsonl(case.folder.metrics) if row["kind"] == "loss_accepted"]
         assert row["step"] == 4
@@ -163,7 +167,7 @@ def test_a_checkpoint_of_another_run_is_never_continued_from(tmp_path: Path, run
 
 def test_a_ledger_of_another_run_is_never_continued_and_only_copies_help(tmp_path: Path) -> None:
     said = Case(tmp_path, run_id="other").refusal(accept_loss=True)
-    assert "ledger.sqlite belongs to run other, state.json to run r" in said
+    assert "ledger.sqlite belongs to run other, but state.json belongs to run r" in said
     assert "--accept-loss" not in said
     assert (
         "--accept-loss" in Case(tmp_path / "x" if (tmp_path / "x").mkdir() is None else tmp_path).measured(9).refusal()
@@ -186,9 +190,11 @@ def test_before_its_first_checkpoint_a_copy_of_the_ledger_is_continued_where_no_
         case = Case(tmp_path / name, steps=1).measured(1)
         case.saved(version, ledger_seq=1_000_000)
         if accepted:
-            assert any("training begins with the first step" in words for words in case.check(is_mirror=True))
+            assert any(
+                "training would start again from the first step" in words for words in case.check(is_mirror=True)
+            )
         else:
-            assert "training begins with the first step" in case.refusal(is_mirror=True)
+            assert "training would start again from the first step" in case.refusal(is_mirror=True)
 
 
 def test_an_empty_ledger_is_a_loss_where_the_run_has_made_progress(tmp_path: Path) -> None:
@@ -205,7 +211,7 @@ def test_an_empty_ledger_is_a_loss_where_the_run_has_made_progress(tmp_path: Pat
 def test_recorded_checkpoints_of_which_none_is_there_are_a_loss(tmp_path: Path) -> None:
     case = Case(tmp_path).measured(4)
     case.ledger.apply([checkpoint(4)])
-    assert "records checkpoints up to version 4, but checkpoints/ has none" in case.refusal()
+    assert "records checkpoints up to version 4, but checkpoints/ contains none" in case.refusal()
 
 
 def test_only_traces_of_work_make_a_ledger_necessary(tmp_path: Path) -> None:
@@ -223,7 +229,9 @@ def test_only_traces_of_work_make_a_ledger_necessary(tmp_path: Path) -> None:
     case = Case.__new__(Case)
     case.folder = folder
     case.saved(2)
-    with pytest.raises(UserError, match="there are checkpoints, but they cannot be resumed without the ledger"):
+    with pytest.raises(
+        UserError, match="there are checkpoints, but a run cannot be resumed from them without the ledger"
+    ):
         refuse_absent_ledger(folder, ledger, accept_loss=True)
     ledger.touch()
     refuse_absent_ledger(folder, ledger, accept_loss=False)

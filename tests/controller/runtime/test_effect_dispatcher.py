@@ -259,7 +259,7 @@ def test_answers_to_the_first_rows_of_an_evaluation_are_measured_with_it() -> No
 
 def test_an_evaluation_that_is_given_up_is_said() -> None:
     assert Bench([EvalDropped(version=4, kind="periodic", reason="no worker")]).handle() == [
-        ("forget",), ("show", "evaluation of version 4 was given up: no worker", "warning"),
+        ("forget",), ("show", "evaluation of version 4 was abandoned: no worker", "warning"),
     ]  # fmt: skip
 
 

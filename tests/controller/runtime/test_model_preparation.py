@@ -183,10 +183,10 @@ def test_crash_brings_the_end_of_the_log(tmp_path):
 def test_model_that_another_run_completed_meanwhile_is_used(tmp_path):
     async def test():
         scene = Scene(tmp_path)
-        code = MAKE + "\nprint('error: exists already')\nsys.exit(2)"
+        code = MAKE + "\nprint('error: already exists')\nsys.exit(2)"
         prepared = await scene.prepare(scene.launcher(code))
         assert (prepared.model_dir / "config.json").is_file()
-        with pytest.raises(UserError, match="exists already"):  # a folder that was named must be its own
+        with pytest.raises(UserError, match="already exists"):  # a folder that was named must be its own
             await scene.prepare(scene.launcher(code), out_dir=tmp_path / "mine")
 
     bounded(test())

@@ -164,5 +164,5 @@ def test_a_sink_that_is_down_is_a_row_each_time_and_a_warning_once() -> None:
     bench.tick()
     assert [row for kind, row in bench.rows if kind == "sink"] == [{"sink": "wandb", "lost": 3}] * 2
     assert bench.notes == [
-        ("metrics sink wandb is down (no route); the run continues, and lost rows are counted", "warning")
+        ("metrics sink wandb is down (no route); the run continues and counts the lost rows", "warning")
     ]

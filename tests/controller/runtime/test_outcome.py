@@ -25,8 +25,8 @@ def test_full_disk_is_said_with_the_file_and_the_way_to_go_on(number: int) -> No
     outcome = Outcome.of(OSError(number, "No space left on device", "/runs/x/ledger.sqlite"))
     assert outcome.status == "failed"
     assert outcome.reason == (
-        "/runs/x/ledger.sqlite: No space left on device -> free space there (areal-like doctor shows what is free), "
-        "then areal-like resume"
+        "/runs/x/ledger.sqlite: No space left on device -> free some disk space (areal-like doctor shows the free "
+        "space), then run areal-like resume"
     )
     assert isinstance(outcome.error, OperationError)
     assert str(outcome.error) == outcome.reason

@@ -405,7 +405,7 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
                 outcome = await run.go()
                 await run.server.farewell(0.2)
             assert isinstance(outcome.error, OperationError)
-            assert str(outcome.error).startswith("metrics.jsonl: No space left on device -> free space there")
+            assert str(outcome.error).startswith("metrics.jsonl: No space left on device -> free some disk space")
 
     bounded(test())
 

@@ -41,4 +41,4 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_with_the_starting_pol
         facts = {"is_resume": is_resume, "accept_loss": False}
         start = find_start(folder, ledger, ledger.load(), Display("plain"), **facts)
     assert (start.version, start.checkpoint) == (0, None)
-    assert ("no checkpoint: continuing from the initial policy" in capsys.readouterr().out) == is_resume
+    assert ("there is no checkpoint; continuing from the initial policy" in capsys.readouterr().out) == is_resume

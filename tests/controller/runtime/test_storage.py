@@ -179,7 +179,7 @@ def test_a_lack_of_shared_memory_is_said_where_it_was_wanted(
     weights.is_full = True
     weights.open(place=place, shared_dir="/shared")
     assert weights.asked[0][1:3] == (asked, Path("/shared/r"))
-    words = f"too little free space in shared memory: weights are transferred through {tmp_path / 'weights'}"
+    words = f"shared memory has too little free space, so weights are transferred through {tmp_path / 'weights'}"
     assert [line for line in weights.done if "free space" in str(line)] == [(words, "warning")] * is_noted
 
 

@@ -230,7 +230,7 @@ def test_the_hub_forgets_a_dead_process_and_not_its_successor(tmp_path: Path) ->
 
 
 def test_users_mistake_names_the_process_and_its_words_or_says_that_it_refused(tmp_path: Path) -> None:
-    for words, said in (("error: no such column\n", "no such column"), ("", "rollout-0 refused to start")):
+    for words, said in (("error: no such column\n", "no such column"), ("", "rollout-0 could not start")):
         bench = Bench(tmp_path, "rollout-0")
         bench.tick()
         bench.launcher.exits("rollout-0", USER_MISTAKE, words)

@@ -99,7 +99,7 @@ def test_the_only_worker_is_not_drained_and_strangers_are_refused_in_words(tmp_p
                 await run.go()
             assert [is_granted for is_granted, _ in answers] == [False] * 3
             assert "only rollout worker" in answers[0][1]
-            assert "there are: rollout-0" in answers[1][1]
+            assert "connected workers: rollout-0" in answers[1][1]
             assert run.supervisor.left == []
 
     bounded(test())
@@ -225,7 +225,7 @@ def test_checkpoint_without_a_trainer_is_refused_in_words(tmp_path):
             async def operator() -> None:
                 is_granted, text = await asked(tmp_path, "checkpoint")
                 assert not is_granted
-                assert text.startswith("there is no trainer now")
+                assert text.startswith("no trainer is running at the moment")
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 

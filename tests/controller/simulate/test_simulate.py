@@ -267,7 +267,7 @@ def test_a_mixture_of_experts_is_refused_and_never_sized_as_a_dense_model(tmp_pa
               "intermediate_size": 6144, "vocab_size": 151936, "head_dim": 128}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({**config, key: 128}))
     with pytest.raises(
-        UserError, match=rf"^\S*config.json: this is a mixture of experts \({key}: 128\).* -> name a dense"
+        UserError, match=rf"^\S*config.json: the model is a mixture of experts \({key}: 128\).* -> choose a dense"
     ):
         model_named(str(tmp_path))
     for dense in (0, 1, None):
@@ -386,7 +386,7 @@ def test_a_sweep_prints_every_variant_and_names_the_best(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert printed.count("0.75") >= 2
     assert "best: rollout_share=" in printed
-    assert "as settings: staleness.max_staleness=" in printed
+    assert "settings: staleness.max_staleness=" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -405,14 +405,14 @@ def test_json_has_one_object_a_variant(capsys):
         (["--gpus", "1"], "cannot be split into"),
         (["--gpus", "none"], "is not a whole number"),
         (["--rollout-share", "1.5"], "is not between 0 and 1"),
-        (["--sweep", "gpus"], "names no values"),
+        (["--sweep", "gpus"], "specifies no values"),
         (["--sweep", "gpus=8,x"], "is not valid"),
         (["--sweep", "staleness.max_stale=1"], "max_stale"),
         (["--efficiency", "speed=2"], "one of decode_floor_s="),
         *(
             (
                 ["--efficiency", f"{key}={value}"],
-                f"'{key}={value}' is not a share above 0 and at most 1 -> write, for example, {key}=",
+                f"'{key}={value}' is not a fraction greater than 0 and at most 1 -> write, for example, {key}=",
             )
             for key in SHARES
             for value in ("0", "nan", "inf", "-0.1", "1.01", "much")
@@ -420,7 +420,7 @@ def test_json_has_one_object_a_variant(capsys):
         *(
             (
                 ["--efficiency", f"step_overhead_s={value}"],
-                "is not a number of seconds, 0 or more -> write, for example, ",
+                "is not a number of seconds of at least 0 -> write, for example, ",
             )
             for value in ("nan", "inf", "-1", "")
         ),
@@ -446,12 +446,12 @@ def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_pa
     command = ["simulate", "configs/quickstart.yaml", "--calibrate", run, "--steps", "4"]
     assert main([*command, "--sweep", "mode=async,sync"]) == 0
     warned = capsys.readouterr().err
-    assert warned.count("its costs are not those of this job") == 1
-    assert "`mode: sync` gives 2 and 2" in warned
+    assert warned.count("so the costs of this job will be different") == 1
+    assert "with `mode: sync` the number is 2 and 2" in warned
     assert main([*command, "mode=sync", "--sweep", "mode=async"]) == 0
-    assert "not those of this job" not in capsys.readouterr().err, "what is not simulated"
+    assert "the costs of this job will be different" not in capsys.readouterr().err, "what is not simulated"
     assert main([*command, "mode=sync", "--sweep", "groups_per_step=8,16,24"]) == 0
-    assert capsys.readouterr().err.count("its costs are not those of this job") == 1
+    assert capsys.readouterr().err.count("so the costs of this job will be different") == 1
     for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b", "--gpus 16",
                   "--gpu h200", "--tp 2", "--rollout-share 0.5"):  # fmt: skip
         assert main([*command, *extra.split()]) == 2

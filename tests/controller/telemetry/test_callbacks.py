@@ -88,7 +88,7 @@ class Failing:
     [
         (Failing(error=ValueError("no\nmore")), "on_step raised ValueError: no"),
         (Failing(found=[1]), "it returned list"),
-        (Failing(found={"x": "high"}), "its metric `x` is str, not a number"),
+        (Failing(found={"x": "high"}), "the metric `x` is str, not a number"),
     ],
 )
 def test_an_exception_or_a_wrong_return_is_reported_and_disables_the_callback(target: Failing, words: str) -> None:

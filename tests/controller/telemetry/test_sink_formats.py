@@ -289,7 +289,7 @@ def test_wandb_that_cannot_begin_is_an_error_of_the_row_and_of_the_next(tmp_path
     sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
     with pytest.raises(OperationError, match="OSError: api key"):
         sink.write(STEP)
-    with pytest.raises(OperationError, match="its process ended"):
+    with pytest.raises(OperationError, match="the process of the sink ended"):
         sink.write(STEP)
     sink.close()
 

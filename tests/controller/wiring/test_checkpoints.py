@@ -44,7 +44,7 @@ def test_whole_checkpoint_that_the_ledger_covers_has_no_problem(saved: SimpleNam
 @pytest.mark.parametrize("ledger_seq", [0, 39])
 def test_checkpoint_that_is_newer_than_the_ledger_is_not_used(saved: SimpleNamespace, ledger_seq: int) -> None:
     assert checkpoints.checkpoint_problem(FOLDER, ledger_seq) == (
-        f"it was made when the ledger held 40 facts, and this one holds {ledger_seq}"
+        f"the checkpoint was written when the ledger contained 40 facts, but the ledger contains only {ledger_seq}"
     )
 
 
@@ -99,9 +99,9 @@ def test_whole_model_is_exported_as_it_is_and_has_no_adapter(exported: list[Any]
     folder, out = Path("whole"), Path("out")
     assert checkpoints.export_checkpoint(folder, out, "bfloat16", None) == "bf16"
     assert exported == [(folder, out, "bfloat16")]
-    with pytest.raises(UserError, match="the checkpoint holds a whole model") as raised:
+    with pytest.raises(UserError, match="the checkpoint contains a full model") as raised:
         checkpoints.export_checkpoint(folder, out, None, "merged")
-    assert (raised.value.where, raised.value.remedy) == ("--lora", "leave it out")
+    assert (raised.value.where, raised.value.remedy) == ("--lora", "remove the option --lora")
     assert len(exported) == 1
 
 

@@ -157,9 +157,9 @@ def test_a_malformed_call_is_shown_to_the_agent_and_counted() -> None:
 
 
 def test_requests_with_tools_are_refused_where_the_notation_of_calls_is_unknown() -> None:
-    answers, _ = asked(Policy("7<|im_end|>"), {**ASK, "tools": [ADD]}, ASK, no_tools="name the format")
+    answers, _ = asked(Policy("7<|im_end|>"), {**ASK, "tools": [ADD]}, ASK, no_tools="set the format")
     assert [status for status, _ in answers] == [400, 200]
-    assert answers[0][1]["error"]["message"] == "name the format"
+    assert answers[0][1]["error"]["message"] == "set the format"
 
 
 @pytest.mark.parametrize("body", [{"reward": "1"}, {"reward": float("nan")}, {}, [], {"reward": 1, "components": [1]}])
@@ -315,7 +315,7 @@ def test_a_sample_that_is_cut_or_cancelled_leaves_no_process(tmp_path: Any) -> N
         ({"command": ["no-such-program-here"]}, "there is no program 'no-such-program-here'"),
         ({"command": ["sh", "agent.sh"]}, "there is no file 'agent.sh'"),
         ({"command": ["sh"], "preload": "openai"}, "preload must be a list of module names"),
-        ({"command": ["sh"], "preload": ["openai"]}, "leave preload out"),
+        ({"command": ["sh"], "preload": ["openai"]}, "remove `preload`"),
         ({"command": ["sh"], "reward": "coin"}, "reward must be scorer or agent"),
         ({"command": ["sh"], "timeout_s": 0}, "timeout_s must be greater than 0"),
         ({"command": ["sh"], "format": "hermse"}, "did you mean hermes"),
@@ -329,5 +329,5 @@ def test_options_that_cannot_be_used_are_refused(options: Any, said: str) -> Non
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
     policy = Policy(template="")
-    with pytest.raises(UserError, match="need a chat template"):
+    with pytest.raises(UserError, match="requires a chat template"):
         asyncio.run(AgentWorkflow(command=["sh"]).run(SimpleNamespace(row={}), policy))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_system_in_blocks_is_joined() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("stop_sequences", ["x"], "an answer ends where the model ends it"),
+        ("stop_sequences", ["x"], "only the model can end an answer"),
         ("mcp_servers", [{}], "use tools"),
         ("container", "x", "use tools"),
         ("output_format", {"type": "json_schema"}, "answers cannot be constrained"),
@@ -173,7 +173,7 @@ def test_results_of_tools_are_messages_of_their_own_and_so_is_the_text_between_t
         ({"role": "user", "content": 3}, "content must be a list of objects", "content"),
         (
             {"role": "user", "content": [{"type": "image"}]},
-            "messages[1].content has a part that is not text: the policy reads text only",
+            "messages[1].content has a part that is not text, but the policy reads only text",
             "messages[1].content",
         ),
         (

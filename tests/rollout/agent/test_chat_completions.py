@@ -83,11 +83,11 @@ def test_newer_name_of_the_limit_of_tokens_is_preferred() -> None:
     [
         ("n", 2, "send several requests instead"),
         ("best_of", 2, "send several requests instead"),
-        ("logit_bias", {"5": 1}, "training needs the policy's own distribution"),
-        ("stop", ["x"], "an answer ends where the model ends it"),
+        ("logit_bias", {"5": 1}, "training requires the policy's own distribution"),
+        ("stop", ["x"], "only the model can end an answer"),
         ("functions", [{}], "use tools"),
         ("function_call", "none", "use tools"),
-        ("audio", {"voice": "x"}, "answers are text"),
+        ("audio", {"voice": "x"}, "answers are always text"),
     ],
 )
 def test_setting_that_would_change_the_answer_is_refused_with_a_remedy(name: str, value: Any, said: str) -> None:
@@ -113,7 +113,7 @@ def test_answer_cannot_be_constrained_and_no_tool_can_be_forced() -> None:
     with pytest.raises(BadRequest, match="answers cannot be constrained") as refused:
         read(response_format={"type": "json_schema"})
     assert refused.value.param == "response_format"
-    with pytest.raises(BadRequest, match="the policy decides what it calls") as refused:
+    with pytest.raises(BadRequest, match="the policy decides which tools it calls") as refused:
         read(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
     assert refused.value.param == "tool_choice"
 
@@ -201,7 +201,7 @@ def test_assistant_s_message_without_calls_and_reasoning_has_neither() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content has a part", "messages[1].content"),
         (
             {"role": "user", "content": [{"type": "image", "text": "x"}]},
-            "messages[1].content has a part that is not text: the policy reads text only",
+            "messages[1].content has a part that is not text, but the policy reads only text",
             "messages[1].content",
         ),
         ({"role": "assistant", "tool_calls": "x"}, "tool_calls must be a list of objects", "tool_calls"),
@@ -227,7 +227,7 @@ def test_message_that_cannot_be_read_is_refused_with_its_place(message: Any, sai
         (None, "at least one message"),
         ([], "at least one message"),
         (USER, "messages must be a list of objects"),
-        ([USER, {"role": "assistant", "content": "7"}], "the last message must not be the assistant's"),
+        ([USER, {"role": "assistant", "content": "7"}], "the last message must not be an assistant message"),
     ],
 )
 def test_conversation_that_asks_nothing_is_refused(messages: Any, said: str) -> None:

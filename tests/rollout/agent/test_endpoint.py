@@ -174,11 +174,11 @@ def test_an_answer_has_the_tokens_that_fit_or_fewer_where_a_limit_says_so() -> N
         ({"top_k": 1.5}, "top_k must be a whole number"),
         ({"seed": True}, "seed must be a whole number"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "leaves no room for an answer"),
-        ({"tools": [ADD]}, "name the format"),
+        ({"tools": [ADD]}, "set the format"),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused_in_a_sentence(body: Any, said: str) -> None:
-    ((status, answer), (after, _)) = asked(Engine("7<|im_end|>"), {**ASK, **body}, ASK, no_tools="name the format")
+    ((status, answer), (after, _)) = asked(Engine("7<|im_end|>"), {**ASK, **body}, ASK, no_tools="set the format")
     assert (status, after) == (400, 200)
     assert said in answer["error"]["message"]
 

@@ -117,10 +117,10 @@ def test_tool_that_does_not_run_here_is_refused(tool: Any) -> None:
 
 @pytest.mark.parametrize("given", [None, []])
 def test_conversation_that_asks_nothing_is_refused(given: Any) -> None:
-    with pytest.raises(BadRequest, match="input must hold at least one message") as refused:
+    with pytest.raises(BadRequest, match="input must contain at least one message") as refused:
         read(input=given)
     assert refused.value.param == "input"
-    with pytest.raises(BadRequest, match="the last message must not be the assistant's"):
+    with pytest.raises(BadRequest, match="the last message must not be an assistant message"):
         read(input=given, previous_response_id="resp_0")
 
 

@@ -348,7 +348,7 @@ def test_a_number_is_what_a_float_holds(value: Any, is_number: bool) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-@pytest.mark.parametrize(("depth", "fault"), [(100, ""), (101, "the arguments are nested too deep")])
+@pytest.mark.parametrize(("depth", "fault"), [(100, ""), (101, "the arguments are nested too deeply")])
 def test_arguments_are_nested_a_hundred_deep_at_most(opening: str, depth: int, fault: str) -> None:
     closing = {"[": "]", '{"a":': "}"}[opening]
     inner = opening * (depth - 1) + "1" + closing * (depth - 1)

@@ -91,15 +91,15 @@ def test_without_the_package_the_extra_and_the_option_are_named(monkeypatch: pyt
         made()
     assert str(caught.value).startswith(
         f"rollout.workflow_options.python: the package verifiers is not installed for {sys.executable} -> "
-        "pip install 'areal-like[verifiers]', or name the interpreter"
+        "pip install 'areal-like[verifiers]', or set the interpreter"
     )
 
 
 @pytest.mark.parametrize(
     ("installed", "options", "words"),
     [
-        ("0.1.14", {"endpoint": "tokens", "tokenizer": "t"}, "endpoint: tokens needs verifiers 0.4, and"),
-        ("0.4.0", {"endpoint": "tokens"}, "endpoint: tokens needs a tokenizer"),
+        ("0.1.14", {"endpoint": "tokens", "tokenizer": "t"}, "`endpoint: tokens` requires verifiers 0.4, but"),
+        ("0.4.0", {"endpoint": "tokens"}, "`endpoint: tokens` requires a tokenizer"),
         ("0.4.0", {"endpoint": "text"}, "endpoint must be chat or tokens, not 'text'"),
         ("0.4.0", {"environment": ""}, "environment is ''"),
         ("0.4.0", {"python": "no/such/python"}, "there is no program"),

@@ -222,7 +222,7 @@ def test_agent_that_was_to_report_its_reward_and_did_not_has_none() -> None:
 def test_template_without_a_notation_of_calls_reads_answers_as_text() -> None:
     policy = Policy(template="{% for m in messages %}{{ m.content }}{% endfor %}")
     chat, why = chat_of(policy.tokens, name=None, where="x")
-    assert "no known tool call format" in why
+    assert "format of tool calls in the tokenizer's chat template is unknown" in why
     assert (chat.name, chat.stop_marks) == ("text", ("<|im_end|>",))
     assert chat.read(" <tool_call> 7 ", {}) == Read("<tool_call> 7")
 

@@ -228,7 +228,9 @@ def test_format_that_is_named_decides() -> None:
 
 
 def test_unknown_formats_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"x: .*no known tool call format.*hermes.*deepseek_v31"):
+    with pytest.raises(
+        UserError, match=r"x: .*format of tool calls in the tokenizer's chat template is unknown.*hermes.*deepseek_v31"
+    ):
         find_format("<tool_call><arg_key> arguments", where="x")
     with pytest.raises(UserError, match="did you mean hermes"):
         find_format("", name="hermess", where="x")

@@ -385,7 +385,7 @@ def test_numbers_of_a_model_that_is_not_trained_are_not_said_to_have_diverged(
     bench.steps()
     ((ticket, error),) = bench.core.take_ended()
     assert (ticket, type(error)) == (1, EngineError)
-    assert str(error) == f"the log-probs of {whose} are not finite -> check its weights and its dtype"
+    assert str(error) == f"the log-probs of {whose} are not finite -> check the weights and the dtype of this model"
 
 
 # ------------------------------------------------------------ versions

@@ -101,7 +101,7 @@ def test_fewer_slots_are_proposed_the_smallest_change_first() -> None:
     assert list(Echo().memory_settings(job_of(num_slots=1))) == []
 
 
-@pytest.mark.parametrize(("section", "remedy"), [("", "{}"), ("echo", "rollout.engine.echo")])
+@pytest.mark.parametrize(("section", "remedy"), [("", "set options: {}"), ("echo", "use rollout.engine.echo instead")])
 def test_options_are_to_be_written_where_the_engine_is_configured(section: str, remedy: str) -> None:
     class Sectioned(Echo):
         pass
@@ -120,4 +120,4 @@ def test_an_engine_promises_nothing_that_it_does_not_say() -> None:
 def test_emulated_devices_have_no_memory_to_hand_over_whatever_the_job() -> None:
     (problem,) = EMULATED.colocation_problems(job_of())
     assert problem.what == "emulated devices have no memory to release"
-    assert (problem.keys, problem.remedy) == (("placement", "emulation"), "placement: disaggregated")
+    assert (problem.keys, problem.remedy) == (("placement", "emulation"), "set placement: disaggregated")

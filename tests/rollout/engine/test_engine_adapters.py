@@ -241,11 +241,11 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
             {f"{Q}.lora_B.weight": torch.full((32, 4), torch.nan)},
             "self_attn.q_proj contains a value that is not finite",
         ),
-        ({f"{Q}.lora_B.weight": torch.zeros(40, 4)}, "q_proj has 40 x 32 weights, but it has 32 x 32"),
+        ({f"{Q}.lora_B.weight": torch.zeros(40, 4)}, "q_proj has 40 x 32 weights, but here it has 32 x 32"),
         ({f"{Q}.lora_A.weight": torch.zeros(5, 32)}, r"shapes \[5, 32\] and \[32, 4\], which do not fit rank 4"),
         (
             {f"{Q[:-7]}.z.lora_A.weight": torch.zeros(4, 32), f"{Q[:-7]}.z.lora_B.weight": torch.zeros(32, 4)},
-            "the base has no linear module model.layers.0.self_attn.z",
+            "the base model has no linear module model.layers.0.self_attn.z",
         ),
     ],
 )

@@ -113,9 +113,9 @@ def test_finished_prefix_is_answered_without_a_token(kit: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"prompt_length": 32}, "leave no room in a context of 32"),
+        ({"prompt_length": 32}, "leaves no room in a context of 32"),
         ({"prompt_length": 0}, "the prompt is empty"),
-        ({"prompt_P": np.array([3, 24], np.int32)}, "token 24 is not in a vocabulary of 24"),
+        ({"prompt_P": np.array([3, 24], np.int32)}, "token 24 is not in the vocabulary of 24 tokens"),
         ({"prompt_P": np.array([-1], np.int32)}, "token -1 is not"),
         ({"temperature": -1.0}, "temperature -1"),
     ],
@@ -517,7 +517,7 @@ def test_context_is_bounded_by_the_model(kit: Any, caplog: pytest.LogCaptureFixt
                 assert engine.capabilities.per_request_seed
 
     kit.run(body())
-    assert "is reduced to the model's 128 positions" in caplog.text
+    assert "to 128, the number of positions of the model" in caplog.text
 
 
 def test_prefill_passes_hold_every_prompt_once_within_the_budget() -> None:

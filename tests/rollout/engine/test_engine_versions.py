@@ -304,9 +304,9 @@ def _not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_without, "lacks 1 tensors, the first: model.layers.1.mlp.up_proj.weight"),
+        (_without, "lacks 1 tensors of this model; the first is model.layers.1.mlp.up_proj.weight"),
         (_misshapen, r"model.norm.weight has shape \(33,\), expected \(32,\)"),
-        (_foreign, "unknown to this model, the first: model.layers.2.mlp.up_proj.weight"),
+        (_foreign, "that this model does not have; the first is model.layers.2.mlp.up_proj.weight"),
         (_not_finite, "model.norm.weight contains a value that is not finite"),
     ],
 )

@@ -91,7 +91,7 @@ def test_damage_anywhere_is_found_and_the_tensor_named(place: int) -> None:
     damaged = bytes(byte ^ (index == place) for index, byte in enumerate(PAYLOAD))
     name = next(f"t{n}" for n in range(len(SIZES)) if place < sum(SIZES[: n + 1]))
     sent = Sent(damaged)
-    with pytest.raises(WeightsDamaged, match=f"^.*tensor {name} of version 3 .g1. is corrupt: checksum differs"):
+    with pytest.raises(WeightsDamaged, match=f"^.*tensor {name} of version 3 .g1. is corrupt: the checksum differs"):
         member(sent).receive(call_of(manifest_of()))
     assert (sent.at, sent.num_aborts) == (len(PAYLOAD), 0), "the whole payload was taken, and the group goes on"
 
@@ -215,7 +215,7 @@ def test_part_on_a_device_is_given_up_after_the_deadline(monkeypatch: pytest.Mon
     now_s = iter([4.0, 5.0, 5.1])
     monkeypatch.setattr(group_member, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=lambda _: None))
     one = GroupMember(torch.device("cpu"))
-    with pytest.raises(TransferBroken, match="its deadline passed"):
+    with pytest.raises(TransferBroken, match="the deadline of the transfer has passed"):
         one._finish(
             SimpleNamespace(is_completed=lambda: False), OnDevice(), SimpleNamespace(), until_s=5.0  # type: ignore[arg-type]
         )  # fmt: skip

@@ -33,9 +33,12 @@ def test_tensors_go_to_their_places_scaled_where_the_place_says_so() -> None:
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({}, "version 9 lacks 2 tensors, the first: a"),
-        ({"a": torch.zeros(2)}, "version 9 lacks 1 tensors, the first: b"),
-        ({"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}, "has 1 tensors unknown to this model.*: c"),
+        ({}, "version 9 lacks 2 tensors of this model; the first is a"),
+        ({"a": torch.zeros(2)}, "version 9 lacks 1 tensors of this model; the first is b"),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)},
+            "has 1 tensors that this model does not have.* c",
+        ),
         ({"a": torch.zeros(3), "b": torch.zeros(1)}, r"a has shape \(3,\), expected \(2,\)"),
         ({"a": torch.zeros(2, 1), "b": torch.zeros(1)}, "a has shape"),
         ({"a": torch.tensor([0.0, torch.inf]), "b": torch.zeros(1)}, "a contains a value that is not finite"),

@@ -42,9 +42,9 @@ def test_what_fits_is_taken(given: GenerationRequest) -> None:
     ("given", "complaint"),
     [
         (request(()), "the prompt is empty"),
-        (request((1,) * CONTEXT), f"{CONTEXT} tokens leave no room in a context of {CONTEXT}"),
-        (request((1,) * 4, (1,) * 4), f"{CONTEXT} tokens leave no room"),
-        (request((1, VOCAB)), f"token {VOCAB} is not in a vocabulary of {VOCAB}"),
+        (request((1,) * CONTEXT), f"{CONTEXT} tokens, which leaves no room in a context of {CONTEXT}"),
+        (request((1,) * 4, (1,) * 4), f"{CONTEXT} tokens, which leaves no room"),
+        (request((1, VOCAB)), f"token {VOCAB} is not in the vocabulary of {VOCAB} tokens"),
         (request((-1, 1)), "token -1 is not"),
         (request((1,), (1, VOCAB)), f"token {VOCAB} is not"),
         (request(temperature=-0.5), "temperature -0.5"),

@@ -258,9 +258,9 @@ def test_log_probs_of_given_tokens_are_those_of_transformers(at_desk: Any, zoo: 
             assert (found.model, found.version) == ("rival", 2)
             np.testing.assert_allclose(found.logprobs_R, expected[cut - 1 :], atol=1e-4)
         for prompt, given, words in (
-            (tokens_T, np.array([5, 900]), "model rival: token 900 is not in a vocabulary of 19"),
+            (tokens_T, np.array([5, 900]), "model rival: token 900 is not in the vocabulary of 19 tokens"),
             (tokens_T[:0], tokens_T, "a prompt of at least one token"),
-            (tokens_T, np.tile(tokens_T, 2), "180 tokens exceed the context of 96"),
+            (tokens_T, np.tile(tokens_T, 2), "the sequence has 180 tokens, but the context is limited to 96 tokens"),
         ):
             with pytest.raises(UserError, match=words):
                 await run.models["rival"].logprobs(prompt, given)
@@ -374,7 +374,7 @@ class Cheats(Talk):
 @pytest.mark.parametrize("model", [RIVAL, {"name": "rival", "source": "policy", "trained": False}])
 def test_tokens_of_a_model_that_is_not_trained_cannot_be_trained(at_desk: Any, model: dict[str, Any]) -> None:
     async def test(desk: Any) -> None:
-        with pytest.raises(UserError, match="trains tokens that no trained role of the policy sampled"):
+        with pytest.raises(UserError, match="trains tokens that were not sampled by a trained role of the policy"):
             await desk.sample(Cheats("rival"), ROW)
         with pytest.raises(ValueError, match="sampled by rival, which is not trained"):
             await desk.sample(Cheats("rival", between=True), ROW)
@@ -438,7 +438,7 @@ def test_names_and_roles_are_checked_when_they_are_called(at_desk: Any) -> None:
             async def run(self, task: Any, tools: Any) -> Sample:
                 with pytest.raises(UserError, match=r"a model `judge` that is not declared .*first, second"):
                     tools.models["judge"]
-                with pytest.raises(UserError, match="the policy has roles, and must be called through one"):
+                with pytest.raises(UserError, match="the policy has roles, so the workflow must call one"):
                     await tools.generate(tools.tokens.prompt(task.row))
                 with pytest.raises(UserError, match="first is a role of the policy, which does not compute log-probs"):
                     await tools.models["first"].logprobs(np.array([1]), np.array([2]))

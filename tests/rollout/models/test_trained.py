@@ -36,7 +36,7 @@ def test_answers_of_this_lease_are_compared_by_their_numbers() -> None:
     episode = Episode((0, 1), (7, 8)).trajectory
     check_trained([episode], {0: segment(7), 1: segment(8)}, 0)
     for sampled in ({0: segment(7)}, {0: segment(8), 1: segment(7)}, {0: segment(7), 1: segment(9)}, {}):
-        with pytest.raises(UserError, match="trains tokens that no trained role of the policy sampled"):
+        with pytest.raises(UserError, match="trains tokens that were not sampled by a trained role of the policy"):
             check_trained([episode], sampled, 0)
 
 

@@ -135,7 +135,7 @@ def test_spans_that_contradict_what_was_shown_are_an_error():
     answer = GrowingAnswer()
     answer.begin_attempt(1)
     answer.take(event([4], [1], 0), is_incremental=True)
-    with pytest.raises(EngineError, match="another client changes its weights"):
+    with pytest.raises(EngineError, match="another client is changing its weights"):
         answer.take(event([4, 5], [2, 2], 1, is_last=True), is_incremental=True)
 
 

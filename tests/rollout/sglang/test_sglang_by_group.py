@@ -142,7 +142,7 @@ def test_a_version_that_does_not_come_whole_costs_a_server_and_no_answer(wired, 
             outcome = await task
             wired.check(outcome.segment)
             assert (len(outcome.segment), set(outcome.segment.versions_R.tolist())) == (60, {0})
-            assert "it did not receive all of version 1" in wired.reports[0]
+            assert "the server did not receive all of version 1" in wired.reports[0]
 
     wired.run(body())
 

@@ -135,10 +135,12 @@ def test_a_load_that_is_not_what_was_published_fails_and_costs_a_server_and_no_a
         async with fake_world.engine(checksums=True) as engine:
             running = asyncio.ensure_future(engine.generate(fake_world.ask(1, 60)))
             await fake_world.until(lambda: len(engine.progress().get(1, ())))
-            with pytest.raises(WeightError, match=r"1 of 1 tensors on the server are not the published ones.*weight"):
+            with pytest.raises(
+                WeightError, match=r"1 of 1 tensors on the server differ from the published ones.*weight"
+            ):
                 await engine.load_version(fake_world.publish(1), "recompute")
             assert (engine.version, engine.counters()["proven_swaps"]) == (0, 1)
-            assert "its weights differ from version 1" in fake_world.reports[0]
+            assert "the weights of the server differ from version 1" in fake_world.reports[0]
             await engine.load_version(fake_world.publish(2, 0.25), "recompute")
             assert (engine.version, engine.counters()["proven_swaps"]) == (2, 2)
             outcome = await running

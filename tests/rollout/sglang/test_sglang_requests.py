@@ -42,7 +42,7 @@ def test_ends_are_distinguished(fake_world):
             fake_world.check(rest.segment, start=3)
             full = await engine.generate(fake_world.ask(max_new_tokens=1000))
             assert (full.end_reason, len(full.segment)) == ("length", 125)
-            with pytest.raises(UserError, match="not in a vocabulary of 50"):
+            with pytest.raises(UserError, match="not in the vocabulary of 50"):
                 await engine.generate(fake_world.ask(prefix=_prefix_of(77)))
 
     fake_world.run(body())

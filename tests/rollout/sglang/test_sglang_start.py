@@ -49,7 +49,7 @@ def test_further_arguments_become_words_of_the_command_line():
     [
         ({"chunked_prefil_size": 1}, "no argument `chunked-prefil-size`.*did you mean chunked-prefill-size"),
         ({"enable_metrics": "yes"}, "takes no value"),
-        ({"chunked_prefill_size": True}, "takes a value"),
+        ({"chunked_prefill_size": True}, "requires a value"),
         ({"schedule_policy": "best"}, "cannot be `best`.*one of lpm, fcfs"),
         ({"port": 30000}, "`port` is set by the engine itself"),
         ({"model_path": "x"}, "`model-path` is set by the engine itself"),
@@ -89,7 +89,7 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
 @pytest.mark.parametrize(
     ("log", "kind", "said"),
     [
-        ("launch_server.py: error: unrecognized arguments: --fast\n", UserError, "refuses its command line: .*--fast"),
+        ("launch_server.py: error: unrecognized arguments: --fast\n", UserError, "rejects its command line: .*--fast"),
         (
             "ValueError: Model architectures ['X'] are not supported for now. Supported",
             UserError,
@@ -97,11 +97,11 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
         ),
         ("RuntimeError: Not enough memory. Please try increasing --mem-fraction-static.", UserError, "no memory"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", UserError, "no memory.*CUDA out of memory"),
-        ("OSError: [Errno 98] Address already in use", UserError, "port is taken"),
+        ("OSError: [Errno 98] Address already in use", UserError, "the port of the SGLang server is in use"),
         (
             'File "/x/sglang/srt/arg_groups/overrides.py", line 3, in f\nValueError: only triton, not torch_native\n',
             UserError,
-            "refuses its arguments: ValueError: only triton, not torch_native",
+            "rejects its arguments: ValueError: only triton, not torch_native",
         ),
         (  # as 0.5.23 said it
             '  File "/env/sglang/srt/arg_groups/resolution_hooks.py", line 139, in run_hook\n'
@@ -109,7 +109,7 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
             "ValueError: Currently only ['ascend', 'fa3', 'fa4', 'flashinfer', 'intel_xpu', 'triton'] attention"
             " backends are supported for deterministic inference, but you explicitly specified 'torch_native'.\n",
             UserError,
-            r"refuses its arguments: ValueError: Currently only \['ascend', .* for deterministic inference",
+            r"rejects its arguments: ValueError: Currently only \['ascend', .* for deterministic inference",
         ),
         (  # as 0.5.23 said it
             '  File "/env/sglang/srt/model_loader/utils.py", line 155, in resolve_transformers_arch\n'
@@ -118,7 +118,7 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
             " model config's 'auto_map' (relevant if the model is custom).\n\n"
             "[2026-11-21 13:51:53] Received sigquit from a child process. It usually means the child failed.\n",
             UserError,
-            "cannot load this model here: .*'NobodyForCausalLM' is not a registered model ->",
+            "cannot load this model on this machine: .*'NobodyForCausalLM' is not a registered model ->",
         ),
         (
             "Exception: some_kernels with minimum required version 0.6.1 is not installed. Please install it.",
@@ -140,7 +140,7 @@ def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_DIE_AT_START", "launch_server.py: error: argument --dtype: no")
         engine = fake_world.make()
-        with pytest.raises(UserError, match="refuses its command line: argument --dtype: no"):
+        with pytest.raises(UserError, match="rejects its command line: argument --dtype: no"):
             await engine.start()
         await engine.close()
         assert fake_world.living_servers() == []
@@ -200,7 +200,7 @@ def test_a_server_answers_nobody_without_its_random_key_which_no_command_line_sh
                 await stranger.close()
             key_file = fake_world.root / "key"
             key_file.write_text(key + "\n")
-            with pytest.raises(UserError, match="no SGLang server responds"):
+            with pytest.raises(UserError, match="there is no response from an SGLang server"):
                 await fake_world.make(attach=live.client.url).start()
             guest = fake_world.make(attach=live.client.url, attach_key_file=str(key_file))
             await guest.start()

@@ -190,7 +190,7 @@ def test_answers_go_on_after_their_server_died_or_froze(fake_world, number):
             assert info["weight_version"] == "4", "the successor did not start with the version in use"
             assert engine.counters()["server_restarts"] == len(fake_world.reports) >= 1
             reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"did not respond for \d+ s"
-            words = rf"SGLang server: .*{reason}; starting another with version 4 \(restart 1 of 9 allowed\)"
+            words = rf"SGLang server: .*{reason}; starting a new server with version 4 \(restart 1 of 9 allowed\)"
             assert re.fullmatch(words, fake_world.reports[0])
 
     fake_world.run(body())
@@ -252,7 +252,10 @@ def test_a_server_that_hangs_while_it_loads_is_replaced_and_its_successor_loads(
                 fake_world.check(outcome.segment)
                 assert (len(outcome.segment), outcome.segment.last_version) == (100, 1)
             assert engine.counters()["server_restarts"] == len(fake_world.reports) == 1
-            words = r"SGLang server: it hangs in the swap to version 1 \(.*\); starting another with version 0 "
+            words = (
+                r"SGLang server: the server hangs in the swap to version 1 \(.*\); starting a new server with version "
+                r"0 "
+            )
             assert re.match(words + r"\(restart 1 of 3 allowed\)", fake_world.reports[0])
 
     fake_world.run(body())

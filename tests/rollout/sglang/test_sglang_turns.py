@@ -113,7 +113,7 @@ def test_a_server_that_dies_in_the_trainers_turn_has_no_successor_before_the_nex
     [
         ("FAKE_KEEP_MEMORY", "it did not release its memory"),
         ("FAKE_STAY_BUSY", "it did not release its memory"),
-        ("FAKE_KEEP_SLEEPING", "it did not allocate its memory again"),
+        ("FAKE_KEEP_SLEEPING", "the server did not allocate its memory again"),
     ],
 )
 def test_a_server_that_will_not_hand_over_is_ended_and_the_next_version_has_another(fake_world, fault, said):
@@ -136,7 +136,7 @@ def test_a_mistake_that_keeps_the_first_server_from_starting_is_the_users_to_fix
     async def body():
         fake_world.monkeypatch.setenv("FAKE_DIE_AT_START", "launch_server.py: error: argument --dtype: no")
         async with fake_world.engine(load=None, starts_empty=True) as engine:
-            with pytest.raises(UserError, match="refuses its command line: argument --dtype: no"):
+            with pytest.raises(UserError, match="rejects its command line: argument --dtype: no"):
                 await engine.load_version(fake_world.publish(0), "recompute")
 
     fake_world.run(body())

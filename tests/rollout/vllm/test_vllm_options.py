@@ -59,7 +59,7 @@ def test_options_that_fit_are_accepted(job: EngineJob) -> None:
 def test_models_that_vllm_cannot_run_here_are_refused() -> None:
     narrow = {"model_type": "qwen3", "hidden_size": 32, "num_attention_heads": 4}
     (problem,) = VLLM.model_problems(job(), narrow)
-    assert "no attention for heads of width 8" in problem.what
+    assert "does not support the head size 8" in problem.what
     assert list(VLLM.model_problems(job("cuda"), narrow)) == []
     assert list(VLLM.model_problems(job(), narrow | {"head_dim": 64})) == []
     (problem,) = VLLM.model_problems(job(), {"model_type": "mixtral", "num_local_experts": 8})
@@ -137,8 +137,8 @@ def test_a_servers_gpus_are_counted_among_those_that_its_worker_sees(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"dtype": "half"}, "`dtype` is set by the engine itself, or not supported by it"),
-        ({"enable-lora": True}, "`enable-lora` is set by the engine itself, or not supported by it"),
+        ({"dtype": "half"}, "`dtype` is set by areal_like, or is not supported"),
+        ({"enable-lora": True}, "`enable-lora` is set by areal_like, or is not supported"),
         ({"max-num-batched-token": 3}, "vLLM 0.32.0 has no argument `max-num-batched-token` -> did you mean"),
         ({"enable_log_requests": 3}, "`enable_log_requests` takes no value"),
     ],

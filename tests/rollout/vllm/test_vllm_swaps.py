@@ -68,7 +68,7 @@ def test_tokens_after_a_kept_swap_are_shown_at_the_end_and_sampled_again_if_the_
             assert len(outcome.segment) == 100
             assert engine.counters()["dropped_tokens"] >= 6
             assert engine.version == 1
-            assert "the server ended with signal SIGKILL; starting another with version 1" in fake_vllm.reports[0]
+            assert "the server ended with signal SIGKILL; starting a new server with version 1" in fake_vllm.reports[0]
 
     fake_vllm.run(body())
 
@@ -90,7 +90,7 @@ def test_a_server_stopped_in_generation_is_replaced_and_nothing_is_lost(fake_vll
 
 @pytest.mark.parametrize(
     ("fault", "limit_s", "words"),
-    [("HANG", 4.0, "it hangs in the swap to version 1"), ("DIE", 60.0, "the server ended")],
+    [("HANG", 4.0, "the server hangs in the swap to version 1"), ("DIE", 60.0, "the server ended")],
 )
 def test_a_server_that_hangs_or_dies_in_a_load_is_replaced_by_one_that_loads_it(
     fake_vllm, monkeypatch, fault, limit_s, words
@@ -123,7 +123,7 @@ def test_a_connection_that_breaks_in_a_load_does_not_make_a_good_version_a_refus
             for outcome in await asyncio.gather(*tasks):
                 fake_vllm.check(outcome.segment)
                 assert len(outcome.segment) == 60
-            assert "the connection broke in the load of version 1" in fake_vllm.reports[0]
+            assert "the connection failed while loading version 1" in fake_vllm.reports[0]
 
     fake_vllm.run(body())
 
@@ -185,7 +185,7 @@ def test_a_refused_version_leaves_the_old_one_in_use_on_a_new_server(fake_vllm, 
     async def body():
         async with fake_vllm.engine() as engine:
             tasks = await fake_vllm.begin(engine)
-            with pytest.raises(WeightError, match=r"vLLM cannot load version 1: .*not the announced ones"):
+            with pytest.raises(WeightError, match=r"vLLM cannot load version 1: .*differ from the announced ones"):
                 await engine.load_version(fake_vllm.publish(1), "recompute")
             assert engine.version == 0
             for outcome in await asyncio.gather(*tasks):
@@ -193,7 +193,7 @@ def test_a_refused_version_leaves_the_old_one_in_use_on_a_new_server(fake_vllm, 
                 assert set(outcome.segment.versions_R.tolist()) == {0}
             await engine.load_version(fake_vllm.publish(2), "recompute")
             assert engine.version == 2
-            assert "it refused version 1; starting another with version 0" in fake_vllm.reports[0]
+            assert "the server rejected version 1; starting a new server with version 0" in fake_vllm.reports[0]
 
     fake_vllm.run(body())
 
@@ -247,7 +247,7 @@ def test_a_server_with_another_sampler_is_not_used(fake_vllm, monkeypatch):
     async def body():
         engine = fake_vllm.make()
         try:
-            with pytest.raises(EngineError, match="model runner has another sampler"):
+            with pytest.raises(EngineError, match="has a different sampler"):
                 await engine.start()
         finally:
             await engine.close()
@@ -261,7 +261,7 @@ def test_a_mistake_at_the_start_is_the_users_and_leaves_no_process(fake_vllm, mo
     async def body():
         engine = fake_vllm.make()
         before = psutil.Process().children()
-        with pytest.raises(UserError, match=r"vLLM cannot load this model here: Model architectures"):
+        with pytest.raises(UserError, match=r"vLLM cannot load this model on this machine: Model architectures"):
             await engine.start()
         await engine.close()
         assert psutil.Process().children() == before

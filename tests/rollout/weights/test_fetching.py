@@ -329,7 +329,7 @@ def test_a_parent_that_fails_is_named_to_the_trainer_and_what_it_brought_stays(n
         assert isinstance(message, ChunkRequest)
         if message.index < 5:
             return serve(message)
-        return [NoChunk(payload="v3", index=message.index, reason="not here")]
+        return [NoChunk(payload="v3", index=message.index, reason="the file is not on this worker")]
 
     net.parents(RELAY, SECOND)
     net.answers |= {RELAY: ends, SECOND: serve}

@@ -129,7 +129,7 @@ def test_a_version_with_a_wrong_checksum_leaves_the_base_and_no_file(folder: Loc
         ([delta(2, 3)], "the delta to version 3 starts from 2, but this worker has version 1"),
         ([other_base(delta(1, 3))], "starts from 1, but this worker has version 1"),
         ([delta(1, 2), delta(1, 3)], "the delta to version 3 starts from 1, but this worker has version 2"),
-        ([delta(1, 2, extra=1)], "the delta to version 2 is for another layout"),
+        ([delta(1, 2, extra=1)], "the delta to version 2 is for a different tensor layout"),
     ],
 )
 def test_deltas_that_do_not_fit_together_are_refused(
@@ -219,7 +219,7 @@ def test_a_folder_is_opened_once_and_what_others_have_there_is_left_alone(tmp_pa
 
 def test_a_folder_that_cannot_be_made_is_a_weight_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WeightError, match="cannot make"):
+    with pytest.raises(WeightError, match="cannot create"):
         LocalVersions([tmp_path / "file" / "x"]).open(1)
 
 

@@ -655,7 +655,7 @@ def test_a_fetch_that_fails_leaves_others_only_what_is_whole(tmp_path, monkeypat
     monkeypatch.setattr(receiver_module, "decode_manifest", lambda manifest, is_delta: SimpleNamespace(num_bytes=10))
     asyncio.run(test())
     assert offered == ["first", "second"]
-    assert gone == [(name, "its own fetching failed") for name in withdrawn]
+    assert gone == [(name, "fetching this payload failed") for name in withdrawn]
     assert not list(tmp_path.iterdir())
 
 

@@ -100,7 +100,7 @@ def test_who_waits_for_a_withdrawn_payload_is_refused_with_the_chunk_and_the_rea
     assert (peer, refusal.payload, refusal.index, refusal.reason) == ("w1", "v1", 2, "damaged")
     ask(relay, "w1", 2)
     ((_, refusal),) = sent(relay)
-    assert refusal.reason == "not here"
+    assert refusal.reason == "the file is not on this worker"
     relay.withdraw("v1", "twice")
     assert sent(relay) == []
 
@@ -133,7 +133,7 @@ def test_no_more_requests_wait_than_the_limit(relay: Relay, tmp_path: Path, monk
     assert sent(relay) == []
     ask(relay, "w3", 1)
     ((peer, refusal),) = sent(relay)
-    assert (peer, refusal.reason) == ("w3", "too many requests are waiting here")
+    assert (peer, refusal.reason) == ("w3", "too many requests are waiting on this worker")
 
 
 def test_only_requests_for_chunks_are_served(relay: Relay, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_only_requests_for_chunks_are_served(relay: Relay, tmp_path: Path) -> No
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(relay.run())
     ((peer, refusal),) = sent(relay)
-    assert (peer, refusal.payload, refusal.reason) == ("w2", "v9", "not here")
+    assert (peer, refusal.payload, refusal.reason) == ("w2", "v9", "the file is not on this worker")
 
 
 def test_a_payload_is_complete_when_every_chunk_matched_its_checksum(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def test_the_base_is_recognised_in_the_type_that_versions_had(tmp_path: Path, re
     with pytest.raises(UserError) as raised:
         export_adapter(folder, tmp_path / "again", form="merged")
     assert str(raised.value) == (
-        f"{tmp_path / 'base'}: this model is not the base that the adapter was trained on: norm.weight differs"
-        " -> put that model back there, or use --lora adapter"
+        f"{tmp_path / 'base'}: this model is not the base model that the adapter was trained on: norm.weight differs"
+        " -> restore the model in this folder, or use --lora adapter"
     )
     assert not (tmp_path / "again").exists()
 
@@ -134,15 +134,16 @@ def test_a_base_that_is_gone_or_has_other_names_says_what_to_do(tmp_path: Path) 
     with pytest.raises(UserError) as raised:
         export_adapter(folder, tmp_path / "out", form="merged")
     assert str(raised.value) == (
-        f"{tmp_path / 'base'}: this model's files have no norm.weight: it is another model, or transformers converts it"
-        " when it loads -> use --lora adapter, or RUN/final, which is merged"
+        f"{tmp_path / 'base'}: the files of this model do not contain norm.weight: this is a different model, or "
+        "transformers converts the tensors when it loads the model -> use --lora adapter, or use RUN/final, which is "
+        "already merged"
     )
     (tmp_path / "base").rename(tmp_path / "gone")
     with pytest.raises(UserError) as raised:
         export_adapter(folder, tmp_path / "out", form="merged")
     assert str(raised.value) == (
         f"{tmp_path / 'base'}: the base model of the adapter no longer exists"
-        " -> put that model back there, or use --lora adapter"
+        " -> restore the model in this folder, or use --lora adapter"
     )
 
 
@@ -151,7 +152,7 @@ def test_a_damaged_checkpoint_and_a_filled_folder_are_refused(tmp_path: Path, fo
     folder = saved(tmp_path, tensors_of_base())
     (tmp_path / "filled").mkdir()
     (tmp_path / "filled" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="this path already exists"):
+    with pytest.raises(UserError, match="the path already exists"):
         export_adapter(folder, tmp_path / "filled", form=form)  # type: ignore[arg-type]
     weights = folder / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())

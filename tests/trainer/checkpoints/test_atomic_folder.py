@@ -96,7 +96,7 @@ def test_target_is_put_back_where_the_second_rename_fails(tmp_path: Path, monkey
         rename(source, goal)
 
     monkeypatch.setattr(module.os, "rename", refuse)
-    with pytest.raises(OperationError, match="the disk is full; what was there before is untouched"):  # noqa: SIM117
+    with pytest.raises(OperationError, match="the disk is full; the previous contents are unchanged"):  # noqa: SIM117
         with atomic_folder(target) as partial:
             (partial / "file").write_text("new")
     assert names(tmp_path) == {"target"}

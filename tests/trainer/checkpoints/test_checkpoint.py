@@ -129,7 +129,7 @@ def test_checkpoints_of_format_2_are_read_and_no_others(number: int, is_read: bo
         return
     with pytest.raises(WeightError) as raised:
         checkpoint.verify(folder)
-    assert str(raised.value) == f"{manifest} has format {number}; this version of areal_like reads format 2"
+    assert str(raised.value) == f"{manifest} has format {number}, but this version of areal_like reads format 2"
 
 
 def test_partial_folder_is_never_taken(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_checkpoint_of_another_architecture_is_one_clear_error(
     other = tmp_path / "other"
     shutil.copytree(prepared, other)
     write_model(tiny_model(hidden_size=64), other, dtype="float32")
-    with pytest.raises(UserError, match=r"the checkpoint is of another architecture: .* -> resume with the model"):
+    with pytest.raises(UserError, match=r"the checkpoint has a different architecture: .* -> resume with the model"):
         Training(process_spec(tmp_path / "run", other, resume_from=str(folder))).open()
 
 
@@ -551,7 +551,7 @@ def test_weights_that_are_not_finite_are_not_published(tmp_path: Path, prepared:
         weight.fill_(3e38)  # finite, though their sum is not
         training.publish()
         weight[0, 0] = float("inf")
-    with pytest.raises(PolicyDiverged, match=r"at version 0 \(.*embed.* holds a value that is not finite\)"):
+    with pytest.raises(PolicyDiverged, match=r"at version 0 \(.*embed.* contains a value that is not finite\)"):
         training.publish()
 
 

@@ -104,19 +104,19 @@ def test_what_cannot_be_converted_is_the_users_mistake_in_one_sentence(tmp_path:
     model_folder(tmp_path / "hf")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="there are no weights here"):
+    with pytest.raises(UserError, match="the folder contains no weights"):
         import_folder(tmp_path / "empty", tmp_path / "a")
     (tmp_path / "empty" / "pytorch_model.bin").write_text("")
     with pytest.raises(
-        UserError, match=r"its weights are in pytorch_model\.bin, but only safetensors files can be read"
+        UserError, match=r"the weights of the model are in pytorch_model\.bin, but only safetensors files can be read"
     ):
         import_folder(tmp_path / "empty", tmp_path / "a")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("")
-    with pytest.raises(UserError, match="this path already exists"):
+    with pytest.raises(UserError, match="the path already exists"):
         import_folder(tmp_path / "hf", tmp_path / "a")
     save_file({"w": torch.ones(2), "v": torch.ones(2).bfloat16()}, tmp_path / "empty" / "model.safetensors")
-    with pytest.raises(UserError, match="its weights are of types BF16, F32"):
+    with pytest.raises(UserError, match="the weights of the model have different dtypes: BF16, F32"):
         import_folder(tmp_path / "empty", tmp_path / "b")
     (tmp_path / "empty" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     with pytest.raises(UserError, match="is not a complete safetensors file"):

@@ -98,7 +98,10 @@ def test_generators_of_gpus_are_in_the_checkpoint(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"exp_avg/other": torch.ones(2)}, "belongs to another model: this one has no parameter other"),
+        (
+            {"exp_avg/other": torch.ones(2)},
+            "belongs to a different model: the model of this run has no parameter other",
+        ),
         (None, "cannot be read"),
     ],
 )
@@ -112,7 +115,7 @@ def test_file_of_another_model_or_none_is_refused(damage: Any, words: str, tmp_p
 
 def test_file_without_a_generator_is_refused(tmp_path: Path) -> None:
     save_file({"step/w": torch.ones(1)}, tmp_path / OPTIMIZER)
-    with pytest.raises(WeightError, match="holds no generator state"):
+    with pytest.raises(WeightError, match="contains no random generator state"):
         restore_training_state(tmp_path, FakeBackend())  # type: ignore[arg-type]
 
 

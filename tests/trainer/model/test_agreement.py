@@ -51,7 +51,7 @@ def test_difference_beyond_what_rounding_makes_is_refused(
 ) -> None:
     assert TOLERANCE_NATS[dtype] == tolerance
     packed_off_by(1.5 * tolerance, monkeypatch)
-    with pytest.raises(UserError, match=r"log-probs of Qwen3ForCausalLM differ by .* nat between packed .*\(sdpa att"):
+    with pytest.raises(UserError, match=r"log-probs of Qwen3ForCausalLM differ by .* nats between packed .*\(sdpa att"):
         check(tiny_model(initializer_range=0.02), SDPA, dtype)
 
 
@@ -59,7 +59,7 @@ def test_logprobs_that_are_not_finite_name_the_weights(
     tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed_off_by(float("nan"), monkeypatch)
-    with pytest.raises(UserError, match="log-probs of Qwen3ForCausalLM are not finite") as raised:
+    with pytest.raises(UserError, match="the log-probs of Qwen3ForCausalLM are not finite") as raised:
         check(tiny_model(), SDPA, torch.float32)
     assert "weights or config.json are damaged" in raised.value.remedy
 

@@ -319,7 +319,7 @@ def test_under_autocast_the_16_bit_kernels_get_16_bits(
 # ---------------------------------------------------------------- on a GPU
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a CUDA device")
 @pytest.mark.parametrize("name", ["varlen", "flash_attn", "sdpa"])
 def test_cuda_kernels_agree_with_sdpa_on_the_cpu(name: str, tiny_model: Callable[..., Any], sequences: Any) -> None:
     model, (tokens, masks) = tiny_model("qwen3", head_dim=64), sequences(LENGTHS)

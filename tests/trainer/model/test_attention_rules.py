@@ -24,15 +24,15 @@ def test_reason_says_what_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", CPU).reason == (
         "auto: cpu has no variable-length kernel; using SDPA, one call per group of similar lengths"
     )
-    assert choose("sdpa", CUDA) == AttentionChoice("sdpa", "named in the configuration")
+    assert choose("sdpa", CUDA) == AttentionChoice("sdpa", "set in the configuration")
     assert choose("auto", CUDA, "bfloat16").reason == (
         "auto: torch.nn.attention.varlen is not installed; flash_attn is not installed"
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose("auto", CUDA, "bfloat16").reason == "auto: torch.nn.attention.varlen is present"
+    assert choose("auto", CUDA, "bfloat16").reason == "auto: torch.nn.attention.varlen is available"
     for name in ("varlen", "flash_attn"):
-        assert choose(name, CUDA, "bfloat16") == AttentionChoice(name, "named in the configuration")
+        assert choose(name, CUDA, "bfloat16") == AttentionChoice(name, "set in the configuration")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "flash_attn" else None)
     assert choose("auto", CUDA, "bfloat16").reason == (
         "auto: flash-attn is installed (torch.nn.attention.varlen is not installed)"
@@ -48,7 +48,7 @@ def test_sixteen_bit_kernels_need_an_ampere_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose("auto", CUDA, "bfloat16").name == ("varlen" if fits else "sdpa")
     if not fits:
-        with pytest.raises(UserError, match=r"needs compute capability 8.0 \(Ampere\) or newer"):
+        with pytest.raises(UserError, match=r"requires compute capability 8.0 \(Ampere\) or newer"):
             choose("flash_attn", CUDA, "bfloat16")
 
 
@@ -173,7 +173,7 @@ def test_flash_kernel_computes_without_dropout_and_as_deterministically_as_torch
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
             "of kind sliding_attention",
         ),
-        ("mistral", {"sliding_window": 8}, "attends through a sliding window of 8 tokens"),
+        ("mistral", {"sliding_window": 8}, "uses sliding-window attention with a window of 8 tokens"),
     ],
 )
 def test_model_with_other_than_full_attention_is_refused(

@@ -117,7 +117,7 @@ def test_positions_are_learned_up_to_the_last_one_and_refused_beyond(tiny_model:
 
 def test_a_class_without_sdpa_is_refused_by_name(tiny_model: Callable[..., Any]) -> None:
     model = tiny_model("gemma2", head_dim=8, num_key_value_heads=2, layer_types=["full_attention"] * 2)
-    with pytest.raises(UserError, match=r"Gemma2ForCausalLM has no SDPA attention.*use another model"):
+    with pytest.raises(UserError, match=r"Gemma2ForCausalLM has no SDPA attention.*use a different model"):
         attach(model, SDPA)
 
 

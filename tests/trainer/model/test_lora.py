@@ -199,7 +199,7 @@ def test_a_model_without_such_modules_says_that_there_are_none(tiny_model: MakeM
                 setattr(parent, name, torch.nn.Identity())
     with pytest.raises(UserError, match="the model has no linear module q_proj -> its linear modules are none"):
         find_targets(model, ["q_proj"], where="here")
-    with pytest.raises(UserError, match=r"here: lm_head is the head, .* -> remove it, or use all-linear"):
+    with pytest.raises(UserError, match=r"here: lm_head is the head, .* -> remove this target, or use all-linear"):
         find_targets(model, ["lm_head"], where="here")
 
 

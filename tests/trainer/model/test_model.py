@@ -76,7 +76,7 @@ def test_made_model_takes_vocabulary_and_special_ids_of_the_tokenizer() -> None:
         ({"model_type": "t5"}, "not a causal language model"),
         ({"model_type": None}, "no model_type"),
         ({"hidden_size": "wide"}, "hidden_size"),
-        ({"vocab_size": 4}, "smaller than the tokenizer's 18"),
+        ({"vocab_size": 4}, "less than the number of tokens of the tokenizer, 18"),
         ({"num_attention_heads": 0}, "correct"),
     ],
 )
@@ -197,8 +197,11 @@ def break_index(folder: Path) -> None:
         (break_header, "cannot be read"),
         (break_empty_file, "cannot be read"),
         (break_class, "not a causal language model"),
-        (break_shape, r"do not belong together: .* has shape \(.*\) in the file and \(.*\) by config.json"),
-        (break_layers, "do not belong together: .* is missing"),
+        (
+            break_shape,
+            r"does not match the weights: .* has shape \(.*\) in the file, but \(.*\) according to config.json",
+        ),
+        (break_layers, "does not match the weights: .* is missing"),
         (break_index, "which is missing"),
     ],
 )
@@ -214,10 +217,10 @@ def test_values_that_are_not_finite_are_reported_with_their_file(folder: Path) -
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-64] + b"\xff" * 64)
-    with pytest.raises(UserError, match="values that are not finite, in 1 tensors, first in") as caught:
+    with pytest.raises(UserError, match="1 tensors contain values that are not finite; the first is") as caught:
         load_causal_lm(folder)
     assert caught.value.where == str(file)
-    assert "fetch it again" in caught.value.remedy
+    assert "download the model again" in caught.value.remedy
 
 
 def test_whole_folder_passes_the_check(folder: Path) -> None:

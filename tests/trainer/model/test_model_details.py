@@ -113,7 +113,7 @@ def test_value_that_is_not_finite_is_reported_with_the_file_that_has_it(folder: 
     tensors = load_file(folder / "b.safetensors")
     tensors[name].view(-1)[0] = float("inf")
     save_file(tensors, folder / "b.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"in 1 tensors, first in {name}") as raised:
+    with pytest.raises(UserError, match=f"1 tensors contain values that are not finite; the first is {name}") as raised:
         load_causal_lm(folder)
     assert raised.value.where == str(folder / "b.safetensors")
     assert module._file_of("no.such.tensor", folder) == str(folder), "of several files the folder"
@@ -140,7 +140,9 @@ def test_unknown_tensors_are_ignored_with_a_warning_and_missing_ones_are_listed_
     save_file({**tensors, "more": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
     with caplog.at_level(logging.WARNING, "trainer.model.model"):
         load_causal_lm(folder)
-    assert f"{folder}: ignored 1 unknown tensors" in [record.getMessage() for record in caplog.records]
+    assert f"{folder}: ignored 1 tensors that the model does not have" in [
+        record.getMessage() for record in caplog.records
+    ]
     left = dict(sorted(tensors.items())[:-5])
     save_file(left, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"is missing; .* is missing; .* is missing, and 2 more"):
@@ -155,7 +157,7 @@ def test_unknown_tensors_are_ignored_with_a_warning_and_missing_ones_are_listed_
 def test_mismatch_is_put_into_words_whatever_transformers_reports() -> None:
     assert module._mismatch_words(("w", (2, 3), (4, 3))) == "w has shape (2, 3) in the file and (4, 3) by config.json"
     for other in ("w", "wte", ("w", (2, 3))):
-        assert module._mismatch_words(other) == f"{other} has another shape"
+        assert module._mismatch_words(other) == f"{other} has a different shape"
 
 
 def test_trained_model_is_in_evaluation_mode_without_dropout_anywhere() -> None:

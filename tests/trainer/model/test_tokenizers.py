@@ -130,7 +130,7 @@ def test_any_file_of_a_tokenizer_is_tried_and_an_empty_tokenizer_is_refused(
     made = Made()
     with pytest.raises(UserError) as raised:
         build_tokenizer(str(tmp_path), None)
-    assert str(raised.value) == f"{tmp_path}: the tokenizer is empty -> fetch its files again"
+    assert str(raised.value) == f"{tmp_path}: the tokenizer is empty -> download the tokenizer files again"
     made = Made(["end"])
     assert build_tokenizer(str(tmp_path), None) is made
     assert asked == [{"folder": str(tmp_path), "local_files_only": True}] * 2, "nothing is downloaded"

@@ -135,7 +135,7 @@ def test_training_brings_log_probs_closer_and_leaves_the_teacher_as_it_is(
 
 def test_without_a_teacher_it_is_refused() -> None:
     (fault,) = advantage_faults(AdvantageSettings(kind="distillation"), 4)
-    assert "needs a teacher" in fault.what
+    assert "requires a teacher" in fault.what
     assert fault.remedy == "trainer.teacher: {path: FOLDER}, or {model: NAME}"
 
 
@@ -237,9 +237,12 @@ def test_every_rank_has_the_log_probs_of_the_whole_batch(make_samples: Any, rank
 @pytest.mark.parametrize(
     ("logprob", "words"),
     [
-        (None, "sample 2 of group 0 has no log-probs of the teacher `big`: it was generated without this setting"),
-        (-np.inf, "sample 2 of group 0: the teacher `big` gives sampled token 0 the log-prob -inf"),
-        (np.nan, "sample 2 of group 0: the teacher `big` gives sampled token 0 the log-prob nan"),
+        (
+            None,
+            "sample 2 of group 0 has no log-probs of the teacher `big`, because it was generated without this setting",
+        ),
+        (-np.inf, "sample 2 of group 0: the log-prob of sampled token 0 under the teacher `big` is -inf"),
+        (np.nan, "sample 2 of group 0: the log-prob of sampled token 0 under the teacher `big` is nan"),
     ],
 )
 def test_a_sample_without_its_log_probs_ends_the_run_with_its_name(

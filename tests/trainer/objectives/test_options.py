@@ -53,7 +53,9 @@ def test_options_join_with_the_keys_of_their_section() -> None:
 
 
 def test_each_mistake_is_a_fault_with_its_key_and_what_to_do() -> None:
-    assert faults({"low": 1.0, "hihg": 1}) == [("s.options.hihg", "no such option", "known options: low, high")]
+    assert faults({"low": 1.0, "hihg": 1}) == [
+        ("s.options.hihg", "there is no such option", "use one of the options low, high")
+    ]
     assert faults({}) == [("s.options.low", "is required", "set it")]
     assert faults({"low": 1.0, "bound": 2.0}) == [
         ("s.options.bound", "is not an option: bound is a key of s", "set s.bound")
@@ -74,7 +76,9 @@ def test_each_mistake_is_a_fault_with_its_key_and_what_to_do() -> None:
 
 
 def test_what_has_no_options_says_so() -> None:
-    assert faults({"x": 1}, model=Nothing) == [("s.options.x", "no such option", "it has no options: remove it")]
+    assert faults({"x": 1}, model=Nothing) == [
+        ("s.options.x", "there is no such option", "remove this option; there are none")
+    ]
 
 
 def test_first_mistake_is_the_error() -> None:

@@ -97,10 +97,10 @@ def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
         ("def toy(x, t): return t.advantage_N", "no gradient"),
         ("def toy(x, t): return x / 0.0", "not finite"),
         ("def toy(x, t): return x, {'mine': x.mean()}", "the metric mine: [] for 4 tokens"),
-        ("def toy(x, t): return x, {'entropy': x}", "the metric entropy, which every loss has"),
+        ("def toy(x, t): return x, {'entropy': x}", "the metric entropy, whose name is reserved"),
         (
             "from trainer.objectives.advantages.grpo import ADVANTAGE as toy",
-            "is an Advantage, which is not what trainer.loss.kind takes",
+            "is an Advantage, which cannot be used for trainer.loss.kind",
         ),
     ],
 )
@@ -114,16 +114,16 @@ def test_mistake_in_a_loss_is_one_clear_error(source: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("source", "changes", "words"),
     [
-        (TOY, {"options": {"scael": 2.0}}, "trainer.loss.options.scael: no such option"),
+        (TOY, {"options": {"scael": 2.0}}, "trainer.loss.options.scael: there is no such option"),
         ("def toy(x, t, *, scale): return x", {}, "trainer.loss.options.scale: is required"),
         (SEQUENCE_TOY, {"options": {"bound": "high"}}, "trainer.loss.options.bound: input should be a valid number"),
         (TOY, {"eps_high": 0.3}, "trainer.loss.eps_high: has no effect with kind: toy_losses:toy"),
         (TOY, {"dual_clip": 3.0}, "trainer.loss.dual_clip: has no effect"),
-        (SEQUENCE_TOY.replace("Needs(", "Needs(values=True, "), {}, "needs the values of a critic"),
+        (SEQUENCE_TOY.replace("Needs(", "Needs(values=True, "), {}, "requires the values of a critic"),
         (
             SEQUENCE_TOY.replace("Needs(", "Needs(proximal='behaviour', "),
             {},
-            "trainer.loss.proximal: `toy_losses:toy` needs the policy that sampled the tokens",
+            "trainer.loss.proximal: `toy_losses:toy` requires the policy that sampled the tokens",
         ),
     ],
 )
@@ -218,8 +218,12 @@ def test_check_needs_no_torch_where_none_is_installed() -> None:
         ("def mine(t, *, bound): return t.drift_N.abs() < bound", {}, "corrections.0.options.bound: is required"),
         ("def mine(t): return t.drift_N.mean()", {}, "mine returned [] for 4 tokens"),
         ("def mine(t): return t.no_such", {}, "a correction failed on four tokens (AttributeError"),
-        ("def mine(t): return t.drift_N / 0", {}, "a correction is not finite"),
-        ("from trainer.objectives.losses.gspo import OBJECTIVE as mine", {}, "is an Objective, which is not what"),
+        ("def mine(t): return t.drift_N / 0", {}, "a correction returned a value that is not finite"),
+        (
+            "from trainer.objectives.losses.gspo import OBJECTIVE as mine",
+            {},
+            "is an Objective, which cannot be used for",
+        ),
     ],
 )
 def test_correction_of_the_users_is_checked(source: str, options: dict[str, Any], words: str | None) -> None:
@@ -357,7 +361,7 @@ def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_
     check_advantage(has_critic=True)
     check_loss(has_critic=True)
     for check in (check_advantage, check_loss):
-        with pytest.raises(UserError, match="needs the values of a critic, but"):
+        with pytest.raises(UserError, match="requires the values of a critic, but"):
             check()
     Path("toy_more.py").write_text(VALUED.replace("TAKEN", "3"))
     with pytest.raises(UserError, match=r"returned \[3\] targets for 8 tokens"):
@@ -372,11 +376,11 @@ def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_
         ("def toy(s): return s.rewards_B / 0", {}, "not finite"),
         ("def toy(s): return s.x", {}, "failed on four samples (AttributeError"),
         ("def toy(s, *, k): return s.rewards_B", {}, "trainer.advantage.options.k: is required"),
-        ("def toy(s): return s.rewards_B", {"k": 1}, "trainer.advantage.options.k: no such option"),
+        ("def toy(s): return s.rewards_B", {"k": 1}, "trainer.advantage.options.k: there is no such option"),
         (
             "from trainer.objectives.losses.decoupled_ppo import OBJECTIVE as toy",
             {},
-            "is an Objective, which is not what",
+            "is an Objective, which cannot be used for",
         ),
     ],
 )

@@ -271,10 +271,10 @@ def test_settings_that_fit_have_no_fault() -> None:
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     key, what, remedy = one_fault(kind="nothing")
-    assert (key, what) == ("kind", "no loss `nothing`")
+    assert (key, what) == ("kind", "there is no loss `nothing`")
     assert remedy == f"use {', '.join(OBJECTIVES)}, or module:function"
     key, what, remedy = one_fault(corrections=(correction("veto"), correction("nothing")))
-    assert (key, what) == ("corrections.1.kind", "no correction `nothing`")
+    assert (key, what) == ("corrections.1.kind", "there is no correction `nothing`")
     assert remedy == f"use {', '.join(CORRECTIONS)}, or module:function"
 
 
@@ -286,7 +286,7 @@ def test_correction_that_is_there_twice_is_named_by_its_second_place() -> None:
 def test_key_that_the_loss_does_not_read_is_named_with_who_reads_it_or_where_it_belongs() -> None:
     key, what, remedy = one_fault(kind="cispo", eps_high=0.3)
     assert (key, what) == ("eps_high", "has no effect with kind: cispo")
-    assert remedy == "remove it: it is only used by decoupled_ppo"
+    assert remedy == "remove this key, which is only used by decoupled_ppo"
     key, _, remedy = one_fault(kind="gspo", eps_low=0.001)
     assert (key, remedy) == ("eps_low", "set trainer.loss.options.eps_low: 0.001")
     assert one_fault(kind="sapo", dual_clip=3.0)[0] == "dual_clip"
@@ -295,7 +295,7 @@ def test_key_that_the_loss_does_not_read_is_named_with_who_reads_it_or_where_it_
 def test_proximal_policy_that_the_loss_cannot_use_is_named_with_the_one_it_can() -> None:
     key, what, remedy = one_fault(kind="dppo")
     assert key == "proximal"
-    assert what == "`dppo` needs the policy that sampled the tokens as its proximal policy, not `recompute`"
+    assert what == "`dppo` requires the policy that sampled the tokens as its proximal policy, not `recompute`"
     assert remedy == "set proximal: behaviour with weight.mode: off"
 
 
@@ -307,21 +307,21 @@ def test_wrong_option_is_one_fault_and_nothing_is_said_of_what_follows_from_it()
 def test_importance_weight_counts_once_and_only_where_there_is_something_to_weigh() -> None:
     key, what, _ = one_fault(proximal="behaviour")
     assert key == "weight.mode"
-    assert what == "with proximal: behaviour the weight exp(p - b) is 1, and `truncate` does nothing"
+    assert what == "with proximal: behaviour, the weight exp(p - b) is always 1, so `truncate` has no effect"
     weigher = (correction("sequence_weight"),)
     key, what, _ = one_fault(corrections=weigher)
-    assert (key, what) == ("weight.mode", "`sequence_weight` and weight.mode: truncate both weigh by exp(p - b)")
+    assert (key, what) == ("weight.mode", "`sequence_weight` and weight.mode: truncate both weight by exp(p - b)")
     assert one_fault(corrections=weigher, **OFF)[0] == "proximal"
     key, what, _ = one_fault(weight=WeightClip(mode="off"))
     assert key == "weight.mode"
-    assert what.startswith("with proximal: recompute and no weight the loss is decoupled in name only")
+    assert what.startswith("with proximal: recompute and no weight, the loss is not decoupled")
 
 
 def test_two_weights_name_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CORRECTIONS, "icepop", replace(CORRECTIONS["icepop"], is_weight=True))  # type: ignore[arg-type]
     both = (correction("sequence_weight"), correction("icepop"))
     key, what, _ = one_fault(weight=WeightClip(mode="off"), corrections=both)
-    assert (key, what) == ("weight.mode", "`sequence_weight` and `icepop` both weigh by exp(p - b)")
+    assert (key, what) == ("weight.mode", "`sequence_weight` and `icepop` both weight by exp(p - b)")
 
 
 def test_divergence_settings_are_named_where_they_hold_nothing() -> None:
@@ -338,7 +338,7 @@ def test_loss_that_needs_a_critic_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(OBJECTIVES, "cispo", needy)  # type: ignore[arg-type]
     assert one_fault(kind="cispo")[:2] == (
         "kind",
-        "`cispo` needs the values of a critic, but trainer.critic is not set",
+        "`cispo` requires the values of a critic, but trainer.critic is not set",
     )
 
 
@@ -348,7 +348,7 @@ def test_loss_that_needs_recomputed_logprobs_refuses_others(monkeypatch: pytest.
     assert list(loss_faults(LossSettings(kind="cispo"))) == []
     key, what, remedy = one_fault(kind="cispo", proximal="interpolate")
     assert (key, remedy) == ("proximal", "set proximal: recompute")
-    assert what == "`cispo` needs recomputed log-probs as its proximal policy, not `interpolate`"
+    assert what == "`cispo` requires recomputed log-probs as its proximal policy, not `interpolate`"
 
 
 # ---------------------------------------------------------------- advantages
@@ -367,12 +367,15 @@ def test_sample_alone_in_its_group_is_refused_where_its_advantage_is_0(kind: str
     assert [fault.key for fault in alone] == (["group_size"] if ADVANTAGES[kind].single_sample else [])
     if alone:
         assert ADVANTAGES[kind].single_sample in alone[0].what
-        assert alone[0].remedy == "set group_size to 2 or more, or trainer.advantage.kind: global_norm or reinforce_pp"
+        assert (
+            alone[0].remedy
+            == "set group_size to 2 or more, or set trainer.advantage.kind to global_norm or reinforce_pp"
+        )
 
 
 def test_advantage_settings_without_effect_are_named() -> None:
     key, what, _ = advantage_fault(kind="nothing")
-    assert (key, what) == ("trainer.advantage.kind", "no advantage `nothing`")
+    assert (key, what) == ("trainer.advantage.kind", "there is no advantage estimator `nothing`")
     key, what, _ = advantage_fault(kind="rloo", std_eps=0.1)
     assert (key, what) == ("trainer.advantage.std_eps", "has no effect with kind: rloo")
     assert list(advantage_faults(AdvantageSettings(kind="grpo", std_eps=0.1), 4)) == []
@@ -384,7 +387,7 @@ def test_advantage_that_was_imported_is_checked_like_ours() -> None:
     critic = replace(ADVANTAGES["rloo"], needs_values=True, single_sample="")
     (fault,) = advantage_faults(AdvantageSettings(kind="mine:advantage"), 1, critic)
     assert fault.key == "trainer.advantage.kind"
-    assert fault.what == "`mine:advantage` needs the values of a critic, but trainer.critic is not set"
+    assert fault.what == "`mine:advantage` requires the values of a critic, but trainer.critic is not set"
 
 
 def test_options_of_an_advantage_are_its_keys_in_the_section() -> None:

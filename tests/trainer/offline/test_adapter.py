@@ -140,8 +140,8 @@ def test_dpo_with_an_adapter_loads_no_second_model(tmp_path: Path, monkeypatch: 
     ("objective", "target", "words"),
     [
         ("sft", "q_prj", "trainer.lora.targets: the model has no linear module q_prj -> did you mean q_proj?"),
-        ("sft", "lm_head", "trainer.lora.targets: lm_head is the head, which has no adapter"),
-        ("reward_model", "score", "trainer.lora.targets: score is the head, which has no adapter"),
+        ("sft", "lm_head", "trainer.lora.targets: lm_head is the head, which cannot have an adapter"),
+        ("reward_model", "score", "trainer.lora.targets: score is the head, which cannot have an adapter"),
     ],
 )
 def test_a_target_that_does_not_exist_is_one_sentence(tmp_path: Path, objective: str, target: str, words: str) -> None:
@@ -156,5 +156,5 @@ def test_a_checkpoint_with_another_adapter_or_none_is_refused(tmp_path: Path) ->
         train(spec_of(tmp_path, "sft", {"rank": 2, "alpha": 6.0}))
     whole = spec_of(tmp_path, "sft")
     whole = whole.model_copy(update={"trainer": whole.trainer.model_copy(update={"lora": None})})
-    with pytest.raises(UserError, match=r"the checkpoint holds an adapter, but trainer\.lora is not set"):
+    with pytest.raises(UserError, match=r"the checkpoint contains an adapter, but trainer\.lora is not set"):
         train(whole)

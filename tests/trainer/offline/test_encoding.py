@@ -54,8 +54,12 @@ def test_too_long_rows_are_left_out_and_counted_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "on_long", "words"),
     [
-        ((3, 60), "stop", r"long.jsonl:2: prompt and response have 63 tokens, the limit is 48 -> .*data.max_tokens"),
-        ((60, 61), "drop", r"long.jsonl: no row is short enough; in the first row, .* 63 tokens"),
+        (
+            (3, 60),
+            "stop",
+            r"long.jsonl:2: prompt and response have 63 tokens, but the limit is 48 -> .*data.max_tokens",
+        ),
+        ((60, 61), "drop", r"long.jsonl: all rows are too long; in the first row, .* 63 tokens"),
     ],
 )
 def test_too_long_rows_can_stop_the_run(tmp_path: Path, lengths: tuple[int, ...], on_long: str, words: str) -> None:

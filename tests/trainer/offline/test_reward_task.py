@@ -107,7 +107,9 @@ def test_a_resumed_reward_model_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_not_the_trained_one_is_refused(tmp_path: Path) -> None:
     folder = train(tmp_path, max_steps=1) / "final"
     build_tokenizer("characters:tool_sum", None).save_pretrained(str(folder))
-    with pytest.raises(UserError, match=r"final: the tokenizer is not the one that the reward model was trained with"):
+    with pytest.raises(
+        UserError, match=r"final: the tokenizer differs from the one that the reward model was trained with"
+    ):
         RewardModelScorer(RewardModelOptions(path=str(folder)))
 
 
@@ -115,7 +117,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     folder = train(tmp_path, max_steps=1) / "final"
     build_tokenizer("bytes", None).save_pretrained(str(folder))
     (folder / "reward_model.json").unlink()  # as of a reward model from elsewhere
-    with pytest.raises(UserError, match=r"has 259 tokens, but the model only 18"):
+    with pytest.raises(UserError, match=r"has 259 tokens, but the model has only 18"):
         RewardModelScorer(RewardModelOptions(path=str(folder))).warm_up()
 
 
@@ -123,7 +125,7 @@ def test_an_answer_the_tokenizer_cannot_express_is_not_judged(tmp_path: Path) ->
     from services.reward.scorers.port import CannotJudge
 
     folder = train(tmp_path, max_steps=1) / "final"
-    with pytest.raises(CannotJudge, match="the tokenizer cannot express the text"):
+    with pytest.raises(CannotJudge, match="the tokenizer cannot encode the text"):
         score(folder, {"prompt": "1="}, "x")
 
 
@@ -150,11 +152,11 @@ def test_rows_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
     tokenizer = build_tokenizer("characters:running_sum", None)
     encoder = TextEncoder(tokenizer, max_tokens=5)
     assert [tokens.tolist() for tokens in encoder.item(pair("23", "4")).tokens_S] == [[1, 4, 5, 6], [1, 4, 7]]
-    with pytest.raises(SequenceTooLong, match=r"f:3: prompt and answer have 6 tokens, the limit is 5"):
+    with pytest.raises(SequenceTooLong, match=r"f:3: prompt and answer have 6 tokens, but the limit is 5"):
         encoder.item(pair("2345", "6"))
-    with pytest.raises(UserError, match=r"f:3: the tokenizer cannot express the row"):
+    with pytest.raises(UserError, match=r"f:3: the tokenizer cannot encode the row"):
         encoder.item(pair("x", "1"))
-    with pytest.raises(UserError, match=r"f:3: `chosen` and `rejected` are equal as tokens"):
+    with pytest.raises(UserError, match=r"f:3: `chosen` and `rejected` have the same tokens"):
         encoder.item(pair("2<pad>", "2"))
     turns = Demonstration("f:3", {"messages": [{"role": "assistant", "content": "1"}]})
     with pytest.raises(UserError, match=r"f:3: the row has messages but the tokenizer has no chat template"):

@@ -57,7 +57,9 @@ def test_a_row_that_cannot_be_imitated_is_named_by_file_and_line(row: Any, words
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n\n")
-    with pytest.raises(UserError, match=r"rows.jsonl: contains no rows -> use rows of the form \{prompt, completion\}"):
+    with pytest.raises(
+        UserError, match=r"rows.jsonl: the file contains no rows -> use rows of the form \{prompt, completion\}"
+    ):
         read_demonstrations(tmp_path / "rows.jsonl")
 
 

@@ -124,7 +124,7 @@ def test_member_that_hangs_is_given_up_at_the_deadline(sent: Any, group: Group) 
     group.num_polls = 10**9
     root = root_of("nccl")
     root._deadline_s = 0.01
-    with pytest.raises(TransferBroken, match=r"not done within 0.01 s"):
+    with pytest.raises(TransferBroken, match=r"not finished within 0.01 s"):
         root.bring(*sent, 128)
 
 

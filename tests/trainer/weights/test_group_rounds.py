@@ -374,9 +374,10 @@ def test_refusals_say_why(play):
         stage.offer(1)
         stage.join("e", version=1)
         stage.offer(2)
-        other = "it is not the newest, or its round is over"
+        other = "this version is not the newest, or its transfer has ended"
         assert stage.refusals() == {
-            ("a", 0): other, ("c", 0): "its round has begun", ("d", 0): other, ("e", 1): "a newer version was published"
+            ("a", 0): other, ("c", 0): "the transfer of this version has already started", ("d", 0): other,
+            ("e", 1): "a newer version was published",
         }  # fmt: skip
 
     play(scenario)

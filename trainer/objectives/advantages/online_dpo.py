@@ -91,5 +91,5 @@ def _slope(margin: np.ndarray, options: Options) -> np.ndarray:
 
 ADVANTAGE = Advantage(
     name="online_dpo", compute=compute, options=Options, needs_starts=True, needs_reference=True,
-    metrics=metrics, is_for_any_policy=True, single_sample="a pair takes two samples",
+    metrics=metrics, is_for_any_policy=True, single_sample="a pair requires two samples",
 )  # fmt: skip

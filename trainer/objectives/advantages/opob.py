@@ -62,5 +62,5 @@ ADVANTAGE = Advantage(
     options=Options,
     needs_starts=True,
     needs_norms=needs_norms,
-    single_sample="its reward is its own baseline",
+    single_sample="the reward of the sample is its own baseline",
 )

@@ -70,5 +70,5 @@ ADVANTAGE = Advantage(
     options=TurnsOptions,
     keys=("std_eps",),
     is_within_group=False,  # equal sums may come from rewards in different turns
-    single_sample="its turns have no others to be compared with",
+    single_sample="there are no other turns to compare with",
 )

@@ -29,7 +29,7 @@ class Options(Settings):
     def _holds_one(self) -> Options:
         if not self.low < 1.0 < self.high:
             raise ValueError(
-                f"1, the value for on-policy tokens, must lie inside the window: got [{self.low:g}, {self.high:g}]"
+                f"the window must contain 1, the value for on-policy tokens, but is [{self.low:g}, {self.high:g}]"
             )
         return self
 

@@ -50,7 +50,7 @@ class Options(Settings):
     def _ranges_are_not_empty(self) -> Options:
         for name, start, end in (("low", self.low_start, self.low_end), ("high", self.high_start, self.high_end)):
             if start > end:
-                raise ValueError(f"{name}_start {start:g} is above {name}_end {end:g}")
+                raise ValueError(f"{name}_start ({start:g}) must not be greater than {name}_end ({end:g})")
         return self
 
 

@@ -202,8 +202,10 @@ def _rows(source: Source, column: str | None) -> Iterator[Row]:
     for line in lines:
         fields, fault = parse(line)
         if fault:
-            raise UserError(fault, where=line.where, remedy="evaluation files must be readable")
+            raise UserError(
+                fault, where=line.where, remedy="correct the file; all lines of an evaluation file must be readable"
+            )
         row = Row(0, line.where, fields, columns)
         if not row.prompt.strip():
-            raise UserError(f"no prompt in `{columns.prompt}`", where=line.where, remedy="remove the row")
+            raise UserError(f"the row has no prompt in `{columns.prompt}`", where=line.where, remedy="remove the row")
         yield row

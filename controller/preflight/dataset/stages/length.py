@@ -31,12 +31,12 @@ class Length(RowStage[LengthOptions]):
         options = self.options
         length = len(row.prompt.strip())
         if length < options.min_prompt:
-            return Finding("short prompt", f"{length} characters, at least {options.min_prompt} are wanted")
+            return Finding("short prompt", f"{length} characters, but the minimum is {options.min_prompt}")
         for what, text, most in (
             ("prompt", row.prompt, options.max_prompt),
             ("answer", row.answer, options.max_answer),
             ("solution", row.solution, options.max_solution),
         ):
             if len(text.strip()) > most:
-                return Finding(f"long {what}", f"{len(text.strip()):,} characters, at most {most:,} are wanted")
+                return Finding(f"long {what}", f"{len(text.strip()):,} characters, but the maximum is {most:,}")
         return None

@@ -54,7 +54,7 @@ class PassRate(RowStage[PassRateOptions]):
         if num_answers < self.options.min_answers:
             return None
         rate = num_solved / num_answers
-        evidence = f"{num_solved} of {num_answers} answers are right"
+        evidence = f"{num_solved} of {num_answers} answers are correct"
         if rate <= self.options.above:
             return Finding("too hard", evidence)
         return Finding("too easy", evidence) if rate >= self.options.below else None
@@ -72,16 +72,20 @@ def _read_verdicts(path: Path, solved_value: float) -> dict[str, tuple[int, int]
                     verdict = json.loads(line)
                     key, value = verdict["id"], verdict["value"]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    remedy = "name the output of `areal-like score`"
-                    raise UserError("is not a verdict with `id` and `value`", where=where, remedy=remedy) from error
+                    remedy = "specify the output file of `areal-like score`"
+                    raise UserError(
+                        "the line is not a verdict with `id` and `value`", where=where, remedy=remedy
+                    ) from error
                 if key is not None and isinstance(value, int | float):
                     solved, scored = counts.get(str(key), (0, 0))
                     counts[str(key)] = solved + (value >= solved_value), scored + 1
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=f"pass_rate: verdicts: {path}") from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=f"pass_rate: verdicts: {path}") from error
     except UnicodeDecodeError as error:
         where = f"pass_rate: verdicts: {path}"
-        raise UserError("is not text in UTF-8", where=where, remedy="name the output of `areal-like score`") from error
+        raise UserError(
+            "the file is not UTF-8 text", where=where, remedy="specify the output file of `areal-like score`"
+        ) from error
     if not counts:
-        raise UserError("there are no scored answers in the file", where=f"pass_rate: verdicts: {path}")
+        raise UserError("the file contains no scored answers", where=f"pass_rate: verdicts: {path}")
     return counts

@@ -48,8 +48,8 @@ class PersonalData(RowStage[PersonalOptions]):
             self._phones: Any = library("phonenumbers")
             for region in self.options.regions:
                 if region not in self._phones.SUPPORTED_REGIONS:
-                    remedy = "use a code of ISO 3166, such as US"
-                    raise UserError(f"no country `{region}`", where="personal_data: regions", remedy=remedy)
+                    remedy = "use an ISO 3166 country code, such as US"
+                    raise UserError(f"there is no country `{region}`", where="personal_data: regions", remedy=remedy)
 
     def check(self, row: Row) -> Finding | None:
         finders = {"email": _email, "phone": self._phone, "iban": _iban, "card": _card}

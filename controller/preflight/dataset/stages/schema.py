@@ -71,7 +71,7 @@ def _prompt_fault(value: Any, name: str) -> Finding | None:
         for message in value:
             is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
             if not is_message:
-                return Finding("wrong type", f"a message of `{name}` needs role and content")
+                return Finding("wrong type", f"a message in `{name}` has no role or no content")
         return None
     if not isinstance(value, str):
         return Finding("wrong type", f"`{name}` is {type(value).__name__}, not text or messages")
@@ -91,7 +91,7 @@ def _damage(text: str, name: str) -> Finding | None:
         found = _CONTROL.search(text)
         return None if found is None else _at(found, name, "control character")
     for pattern, reason in (
-        (_SURROGATE, "half of a surrogate pair"),
+        (_SURROGATE, "an unpaired surrogate"),
         (re.compile("\ufffd"), "replacement character"),
         (_MISREAD, "wrong encoding"),
         (_CONTROL, "control character"),
@@ -108,7 +108,7 @@ def _at(found: re.Match[str], name: str, reason: str) -> Finding:
 def unclosed(text: str) -> str:
     """Which markup in a text is not balanced, or an empty text."""
     if text.count("```") % 2:
-        return "a block of program text (```) is not closed"
+        return "a code block (```) is not closed"
     if "[asy]" in text or "[/asy]" in text:
         marks = [found[1] for found in _DRAWING.finditer(text)]
         if marks != ["", "/"] * (len(marks) // 2):

@@ -21,7 +21,10 @@ class SolutionDisagrees(RowStage[NoOptions]):
             return None
         result = result_of(row.solution)
         if not result:
-            return Finding("no result", "the solution's mark of a final result is empty")
+            return Finding("no result", "the solution marks an empty text as its final result")
         if not results_differ(row.stated_answer, row.solution):
             return None
-        return Finding("other result", f"answer {excerpt(row.stated_answer, 60)}, solution {excerpt(result, 60)}")
+        return Finding(
+            "other result",
+            f"the answer is {excerpt(row.stated_answer, 60)}, but the solution gives {excerpt(result, 60)}",
+        )

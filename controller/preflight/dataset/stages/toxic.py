@@ -78,13 +78,13 @@ def _read_phrases(path: Path) -> dict[int, frozenset[tuple[str, ...]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=where) from error
+        raise UserError(f"the file cannot be read ({error.strerror})", where=where) from error
     except UnicodeDecodeError as error:
-        raise UserError("is not text in UTF-8", where=where, remedy="convert the file to UTF-8") from error
+        raise UserError("the file is not UTF-8 text", where=where, remedy="convert the file to UTF-8") from error
     by_length: dict[int, set[tuple[str, ...]]] = {}
     for line in lines:
         if parts := tuple(words(line)):
             by_length.setdefault(len(parts), set()).add(parts)
     if not by_length:
-        raise UserError("there are no words in the file", where=where, remedy="one word or phrase in each line")
+        raise UserError("the file contains no words", where=where, remedy="write one word or phrase per line")
     return {length: frozenset(phrases) for length, phrases in by_length.items()}

@@ -30,5 +30,7 @@ class UserFunction(RowStage[NoOptions]):
         if found is None or found is False:
             return None
         if not isinstance(found, str) or not found.strip():
-            raise OperationError(f"it returned {excerpt(repr(found), 80)}, not None or the reason as text")
+            raise OperationError(
+                f"the function returned {excerpt(repr(found), 80)}, but it must return None or a reason as text"
+            )
         return Finding(excerpt(found, 200))

@@ -63,7 +63,7 @@ def check_folder(folder: str, expected: dict[str, list[int]]) -> list[str]:
     wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if wrong:
         first = f"{wrong[0]} has shape {found.get(wrong[0])}, expected {expected.get(wrong[0])}"
-        raise ValueError(f"{len(wrong)} tensors in {folder} are not the announced ones: {first}")
+        raise ValueError(f"{len(wrong)} tensors in {folder} differ from the announced ones: {first}")
     return files
 
 
@@ -116,7 +116,7 @@ def _register() -> None:
             initialize_layerwise_reload(self.model)
             loaded = self.model.load_weights(_tensors_of(files))
             if not loaded:
-                raise ValueError(f"vLLM's {type(self.model).__name__} loaded no tensor of {update_info.folder}")
+                raise ValueError(f"vLLM's {type(self.model).__name__} loaded no tensors from {update_info.folder}")
 
         def finish_weight_update(self) -> None:
             """Process the layers that are processed last."""

@@ -136,7 +136,7 @@ def test_sglang_fills_its_share_and_needs_weights_and_one_longest_sequence() -> 
     assert workers.parts["weights"] == N
     assert workers.total_bytes == pytest.approx(80e9)
     assert workers.needed_bytes == pytest.approx((N + 147456 * 4096 / 2) / 0.8)
-    assert "tokens of cache" in workers.words
+    assert "a cache of" in workers.words
 
 
 def test_in_host_memory_are_the_versions_kept_the_checkpoint_and_the_models_that_ranks_load() -> None:

@@ -66,7 +66,7 @@ def test_micro_batches_are_halved_first_down_to_a_part_or_the_longest_sequence()
         ({"gradient_checkpointing": False}, SMALL, 44e9, "trainer.gradient_checkpointing: true"),
         ({}, MIDDLE, 80e9, "trainer.backend: fsdp and trainer.ranks: 4"),
         ({"backend": "fsdp", "ranks": 2}, MIDDLE, 70e9, "trainer.ranks: 4"),
-        ({"backend": "deepspeed", "ranks": 8}, LARGE, 80e9, "a smaller model, or a GPU with more memory"),
+        ({"backend": "deepspeed", "ranks": 8}, LARGE, 80e9, "use a smaller model, or a GPU with more memory"),
     ],
 )
 def test_the_remedy_is_the_smallest_change_and_fits(
@@ -96,7 +96,7 @@ def test_an_engine_whose_cache_is_too_large_is_given_fewer_slots() -> None:
     config = make(model={"path": "x/y", "dtype": "bfloat16"}, rollout__engine=engine)
     (refused,) = refusals(config, MIDDLE, 80e9)
     assert "rollout worker" in refused
-    assert refused.endswith("-> rollout.engine.num_slots: 64")
+    assert refused.endswith("-> set rollout.engine.num_slots: 64")
 
 
 def test_an_sglang_worker_whose_weights_do_not_fit_is_given_more_gpus() -> None:
@@ -104,7 +104,7 @@ def test_an_sglang_worker_whose_weights_do_not_fit_is_given_more_gpus() -> None:
     config = make(model={"path": "x/y", "dtype": "bfloat16"}, rollout__engine=engine)
     assert refusals(config, MIDDLE, 80e9) == []
     (refused,) = refusals(config, LARGE, 60e9)
-    assert refused.endswith("-> rollout.engine.sglang.tp_size: 2")
+    assert refused.endswith("-> set rollout.engine.sglang.tp_size: 2")
 
 
 def test_engine_and_trainer_on_one_gpu_are_added_up_unless_they_take_turns() -> None:
@@ -117,7 +117,7 @@ def test_engine_and_trainer_on_one_gpu_are_added_up_unless_they_take_turns() -> 
     shared = make(model=model, trainer=GPU, rollout__engine=engine, **BATCH)
     (refused,) = refusals(shared, SMALL, 60e9)
     assert "trainer and rollout worker on one GPU" in refused
-    assert "-> placement: colocated" in refused
+    assert "-> set placement: colocated" in refused
     turns = make(model=model, trainer=GPU, rollout__engine=engine, mode="sync", placement="colocated", **BATCH)
     assert refusals(turns, SMALL, 60e9) == []
 
@@ -146,7 +146,7 @@ def test_a_state_that_no_named_gpu_holds_is_refused_with_a_change_by_which_all_o
         rollout__engine={"kind": "sglang", "device": "cuda:1"},
     )  # fmt: skip
     words = [str(problem) for problem in preflight.look(config, "validate").problems]
-    assert any("its GPU has 80 GB -> trainer.backend: fsdp and trainer.ranks: 4" in word for word in words), words
+    assert any("its GPU has 80 GB -> set trainer.backend: fsdp and trainer.ranks: 4" in word for word in words), words
 
 
 def test_a_config_is_judged_by_the_gpu_it_names() -> None:

@@ -34,17 +34,17 @@ def found(config: RunConfig) -> list[str]:
         ),
         (
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
-            "system_prompt.*whose programs write the messages",
+            "system_prompt.*whose programs create the messages",
         ),
         ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
-        ({"early_stop": {}}, "early_stop: depends on evaluations"),
+        ({"early_stop": {}}, "early_stop: requires evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
-            "early_stop.metric: no evaluation has `acuracy`.*accuracy",
+            "early_stop.metric: no evaluation provides the metric `acuracy`.*accuracy",
         ),
         (
             {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
-            "checkpoint.best: requires a checkpoint of each evaluated version",
+            "checkpoint.best: requires a checkpoint of every evaluated version",
         ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*are mutually exclusive"),
@@ -55,7 +55,7 @@ def found(config: RunConfig) -> list[str]:
                 "sampling__stop": ["x"],
                 "rollout__engine": {"kind": "sglang", "max_context": 2048, "sglang": {"routed_experts": True}},
             },
-            "sampling.stop.*routed_experts needs answers that the server itself ends",
+            "sampling.stop.*routed_experts requires that the server ends answers",
         ),
     ],
 )

@@ -66,8 +66,11 @@ def test_settings_of_emulated_devices_alone_are_valid() -> None:
     ("config", "words"),
     [
         (emulated(trainer={"loss": {"kl_coef": 0.1}}), "a reference model cannot be emulated"),
-        (emulated(trainer={"ranks": 2}), "one process emulates all of the trainer's GPUs"),
-        (emulated(sampling={"forced_lengths": "length"}), "emulated answers already have sampled lengths"),
+        (emulated(trainer={"ranks": 2}), "a single process emulates all GPUs of the trainer"),
+        (
+            emulated(sampling={"forced_lengths": "length"}),
+            "with emulation, answer lengths are already sampled from a distribution",
+        ),
         (emulated(rollout={"engine": {"kind": "sglang"}}), "the engine sglang cannot be emulated"),
         (emulated(emulation={"gpu": "h9000"}), "emulation.gpu"),
         (emulated(emulation={"model": "1.7z"}), "emulation.model"),
@@ -86,7 +89,7 @@ def test_a_gpu_or_model_that_is_not_known_is_refused_with_those_that_are() -> No
 def test_every_worker_needs_its_own_server_to_attach_to() -> None:
     one = {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}
     assert said(make(one)) == ""
-    assert "names 1 server for 2 workers" in said(make(one, num_workers=2))
+    assert "lists 1 server for 2 workers" in said(make(one, num_workers=2))
     assert "`30000` is not a valid URL" in said(make({"kind": "sglang", "sglang": {"attach": ["30000"]}}))
 
 
@@ -149,13 +152,15 @@ def changed(config: RunConfig, **loss: Any) -> RunConfig:
 
 def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight() -> None:
     fp8 = {**CUDA, "sglang": {"quantization": "fp8"}}
-    assert "quantises from bfloat16, but the engine's dtype is float32" in said(make({**fp8, "dtype": "float32"}))
+    assert "can only quantise bfloat16 weights, but the engine's dtype is float32" in said(
+        make({**fp8, "dtype": "float32"})
+    )
     config = make(fp8)
     llama = config.model_copy(
         update={"model": config.model.model_copy(update={"init": {**(config.model.init or {}), "model_type": "llama"}})}
     )
     assert "cannot load new versions into a quantised model of type llama" in said(llama)
-    carries = "does not correct the difference"
+    carries = "does not correct for the rounding differences"
     assert carries in said(changed(config, proximal="behaviour"))
     off = config.trainer.loss.weight.model_copy(update={"mode": "off"})
     assert carries in said(changed(config, weight=off))
@@ -196,8 +201,10 @@ def test_checksums_are_for_one_process_on_a_cpu() -> None:
 
 def test_what_says_how_a_server_is_launched_is_nothing_for_one_that_runs() -> None:
     attach = ["http://127.0.0.1:30000"]
-    assert "these are already running" in said(make({"kind": "sglang", "sglang": {"attach": attach, "port": 30000}}))
-    assert "these are already running" in said(
+    assert "the servers are already running" in said(
+        make({"kind": "sglang", "sglang": {"attach": attach, "port": 30000}})
+    )
+    assert "the servers are already running" in said(
         make({"kind": "sglang", "sglang": {"attach": attach, "checksums": True}})
     )
 
@@ -211,7 +218,7 @@ def test_a_port_that_is_taken_is_said_before_the_start(tmp_path: Path) -> None:
         python = str(environment(tmp_path / "good", "0.5.23"))
         config = make({"kind": "sglang", "python": python, "sglang": {"port": port - 1}}, num_workers=2)
         (problem,) = preflight.look(config, "validate").absent
-    assert f"127.0.0.1:{port} cannot be bound" in str(problem)
+    assert f"cannot listen on 127.0.0.1:{port} (" in str(problem)
     assert "rollout.engine.sglang.port" in str(problem)
 
 

@@ -92,7 +92,7 @@ def test_results_of_a_turn_fit_an_observation(num_chars: int, is_problem: bool) 
     problems = found(**environment("tools", options=options, max_observation_kb=64))
     assert bool(problems) == is_problem
     if is_problem:
-        assert "may take 65 kB, but an observation has at most 64 kB" in problems[0].what
+        assert "may take 65 kB, but an observation is limited to 64 kB" in problems[0].what
 
 
 @pytest.mark.parametrize(

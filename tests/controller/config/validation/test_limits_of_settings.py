@@ -74,19 +74,19 @@ def test_settings_that_just_go_together_are_valid(changes: dict[str, Any]) -> No
         ({"data.train": {"generator": "running_sum", "config": "a"}}, ("data.train.config",), "data.train.generator"),
         ({"data.train": {"generator": "running_sum", "columns": {"answer": "a"}}}, ("data.train.columns",), "has no"),
         ({"data.train": {**ROWS, "columns": {"response": None}}}, ("data.train.columns.response",), "only `answer`"),
-        ({"data.train": {**ROWS, "columns": {"prompt": "a", "messages": "b"}}}, ("data.train.columns",), "keep one"),
+        ({"data.train": {**ROWS, "columns": {"prompt": "a", "messages": "b"}}}, ("data.train.columns",), "only one of"),
         ({"data.train": {**ROWS, "columns": {"prompt": "a"}, "template": "{{ b }}"}}, ("data.train.template",), "keep"),
         ({"data.train": {**ROWS, "template": "{{ b"}}, ("data.train.template",), "not a valid Jinja template"),
         ({"data.train": {"generator": "running_sum", "limit": limits.GENERATED_ROWS + 1}}, ("data.train.limit",),
-         f"at most {limits.GENERATED_ROWS:,}"),
+         f"set a limit of at most {limits.GENERATED_ROWS:,}"),
         ({"trainer.loss.options": {"scale": 2}}, ("trainer.loss.options.scale",), "remove it"),
         ({"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3.0}, ("trainer.loss.dual_clip",), "cispo"),
         ({"trainer.loss.proximal": "behaviour", "trainer.loss.weight.mode": "mask"},
          ("trainer.loss.weight.mode", "trainer.loss.proximal"), "`mask` does nothing"),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 2.0, "trainer.loss.weight.max": 2.0},
-         ("trainer.loss.weight.low", "trainer.loss.weight.max"), "the window [2, 2] of `mask` keeps no token"),
+         ("trainer.loss.weight.low", "trainer.loss.weight.max"), "the window [2, 2] of `mask` keeps no tokens"),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 1.125, "trainer.loss.weight.max": 2.0},
-         ("trainer.loss.weight.low", "trainer.loss.weight.max"), "leaves out 1"),
+         ("trainer.loss.weight.low", "trainer.loss.weight.max"), "does not contain 1"),
         ({"launch.silence_s": 7.5, "launch.heartbeat_s": 2.0}, ("launch.silence_s", "launch.heartbeat_s"), "least 8"),
         ({"reward.scorers": [{"kind": "math", "weight": 0}, {"kind": "mine:score", "weight": 0}]}, ("reward.scorers",),
          "every scorer has weight 0"),
@@ -94,7 +94,7 @@ def test_settings_that_just_go_together_are_valid(changes: dict[str, Any]) -> No
         ({"sampling.max_new_tokens": 512, "reward.scorers": [{"kind": "math"}, OVERLONG]},
          ("reward.scorers.1.options.max_tokens", "sampling.max_new_tokens"), "begins at 512 tokens"),
         ({"trainer.weights": {"kind": "disk", "shared_dir": ""}}, ("trainer.weights.shared_dir",), "is empty"),
-        ({"trainer.attention": "varlen"}, ("trainer.attention", "trainer.device"), "CUDA only"),
+        ({"trainer.attention": "varlen"}, ("trainer.attention", "trainer.device"), "requires CUDA"),
         ({"model.init": None, "model.path": ""}, ("model.path",), "is empty"),
         ({"trainer.backend": "deepspeed", "trainer.deepspeed": {"stage": 2, "offload_param": True}},
          ("trainer.deepspeed.offload_param", "trainer.deepspeed.stage"), "ZeRO stage 2"),
@@ -122,13 +122,13 @@ def test_settings_that_just_do_not_go_together_are_one_problem_with_its_keys(
 
 
 def test_samples_in_flight_are_bounded_by_what_their_states_take() -> None:
-    """(1 + 1) * groups_per_step * group_size samples at once."""
+    """(1 + 1) * groups_per_step * group_size samples in flight."""
     groups = limits.SAMPLES_IN_FLIGHT // 16
     assert cross_check(make(groups_per_step=groups, group_size=8, staleness={"max_staleness": 1})) == []
     (problem,) = cross_check(make(groups_per_step=groups + 1, group_size=8, staleness={"max_staleness": 1}))
     assert problem.keys == ("groups_per_step", "group_size", "staleness.max_staleness")
     samples = 16 * (groups + 1)
-    assert f"(max_staleness + 1) * groups_per_step * group_size is {samples:,} samples at once" in problem.what
+    assert f"(max_staleness + 1) * groups_per_step * group_size is {samples:,} samples in flight" in problem.what
     unbounded = {"max_staleness": "unbounded", "on_stale": "keep"}
     (problem,) = cross_check(make(groups_per_step=2 * groups + 1, group_size=8, staleness=unbounded))
     assert problem.what.startswith(f"groups_per_step * group_size is {8 * (2 * groups + 1):,} samples")

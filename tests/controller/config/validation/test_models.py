@@ -49,8 +49,14 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
         ({"name": "judge", "path": ""}, "rollout.models.0.path: is empty"),
         ({**JUDGE, "refresh_every": 2}, "rollout.models.0.refresh_every: only a copy of the policy can be refreshed"),
         ({**JUDGE, "adapter": ""}, "rollout.models.0.adapter: is empty"),
-        ({**RIVAL, "adapter": "a"}, "rollout.models.0.adapter: an adapter has a frozen base, but the policy changes"),
-        ({**ROLE, "adapter": "a"}, "rollout.models.0.adapter: an adapter has a frozen base, but the policy changes"),
+        (
+            {**RIVAL, "adapter": "a"},
+            "rollout.models.0.adapter: an adapter requires a frozen base model, but the policy changes during training",
+        ),
+        (
+            {**ROLE, "adapter": "a"},
+            "rollout.models.0.adapter: an adapter requires a frozen base model, but the policy changes during training",
+        ),
         (
             {"name": "judge", "adapter": "a", "refresh_every": 2},
             "rollout.models.0.refresh_every: only a copy of the policy can be refreshed",
@@ -59,15 +65,19 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
             {**JUDGE, "path": "x", "adapter": "a"},
             "rollout.models.0.path: source and path are mutually exclusive",
         ),
-        ({**JUDGE, "trained": True}, "rollout.models.0.trained: starting model, frozen: a run trains one policy"),
-        ({**RIVAL, "trained": True}, "a run trains one policy; to train two separately, start two runs"),
-        ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: no device `tpu`"),
+        (
+            {**JUDGE, "trained": True},
+            "rollout.models.0.trained: starting model, frozen cannot be trained, because a run trains only one policy",
+        ),
+        ({**RIVAL, "trained": True}, "a run trains only one policy"),
+        ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: there is no device `tpu`"),
         ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: has no effect on a role of the policy"),
         (
             {**ROLE, "temperature": 0.5},
-            "rollout.models.0.temperature: tokens sampled at temperature 0.5 cannot be trained at temperature 1",
+            "rollout.models.0.temperature: tokens sampled at temperature 0.5 cannot be used for training at "
+            "temperature 1",
         ),
-        ({**ROLE, "trained": False}, "rollout.models: the policy is called by its roles (player), but none of them"),
+        ({**ROLE, "trained": False}, "rollout.models: the policy is called in the roles player, but none of these"),
     ],
 )
 def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: str) -> None:
@@ -76,7 +86,7 @@ def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: s
 
 
 def test_names_are_used_once() -> None:
-    twice = "rollout.models: 2 models have the name `judge` -> give each a different name"
+    twice = "rollout.models: 2 models have the name `judge` -> give each model a different name"
     assert said(declared(JUDGE, JUDGE)) == [twice]
 
 
@@ -86,14 +96,14 @@ def test_a_role_that_is_not_trained_may_have_a_temperature_of_its_own() -> None:
 
 def test_a_built_in_workflow_calls_no_models() -> None:
     problems = said(declared(JUDGE, workflow="single_turn"))
-    assert any("rollout.models: the workflow single_turn calls no models" in one for one in problems)
+    assert any("rollout.models: the workflow `single_turn` does not call models" in one for one in problems)
 
 
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"emulation": {}}, "a model with weights of its own cannot be emulated"),
-        ({"placement": "colocated", "mode": "sync"}, "keeps its memory while the trainer has the devices"),
+        ({"emulation": {}}, "a model with separate weights cannot be emulated"),
+        ({"placement": "colocated", "mode": "sync"}, "does not release its memory while the trainer uses the devices"),
         ({"trainer": {"weights": {"kind": "distributed"}}}, "distributed transfers versions without files"),
     ],
 )

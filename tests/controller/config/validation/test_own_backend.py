@@ -45,17 +45,17 @@ def test_a_valid_configuration_is_accepted_and_written_out_unchanged() -> None:
         ({"trainer__backend_options": {}}, "trainer.backend_options: `lr` is not a number -> {lr: 0.1}"),
         (
             {"trainer__ranks": 2},
-            "trainer.ranks: backend toy trains in one process, and trainer.ranks is 2"
-            " -> trainer.backend: fsdp, deepspeed or auto",
+            "trainer.ranks: the backend toy supports one process, but trainer.ranks is 2 -> set trainer.backend to "
+            "fsdp, deepspeed or auto",
         ),
         (
             {"mode": "sync", "placement": "colocated"},
-            "keeps its state on the devices between two steps"
-            " -> trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
+            "keeps its state on the devices between steps"
+            " -> set trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
         ),
         (
             {"trainer__critic": {}, "trainer__advantage": {"kind": "gae"}},
-            f"trainer.critic: {TOY} cannot train a critic -> trainer.backend: torch, fsdp, deepspeed, auto",
+            f"trainer.critic: {TOY} cannot train a critic -> set trainer.backend to torch or fsdp or deepspeed or auto",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_name_that_is_no_backend_is_one_problem_with_the_others(backend: str, 
 
 def test_options_are_for_backends_of_ones_own() -> None:
     (refusal,) = refusals(make(trainer={"backend": "fsdp", "backend_options": {"x": 1}}))
-    assert "trainer.backend_options: fsdp has no options (here: x) -> trainer.fsdp" in refusal
+    assert "trainer.backend_options: fsdp has no options, but these are set: x -> use trainer.fsdp instead" in refusal
 
 
 def test_its_state_is_counted_as_it_lays_it_out() -> None:
@@ -111,4 +111,4 @@ def test_its_packages_and_settings_are_asked_for(monkeypatch: pytest.MonkeyPatch
     config = make(trainer__backend=f"{Path(__file__).stem}:NEEDY")
     assert refusals(config) == ["trainer.threads: never enough -> more"]
     found = [str(problem) for problem in preflight.look(config, "validate").problems]
-    assert "trainer.backend: a_package_that_is_missing is not installed -> pip install it" in found
+    assert "trainer.backend: the package a_package_that_is_missing is not installed -> pip install it" in found

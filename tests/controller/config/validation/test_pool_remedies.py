@@ -44,7 +44,7 @@ def test_a_pool_that_says_another_number_than_its_workers_keeps_one_of_the_two()
         ({**CUDA, "rollout__num_workers": 2}, 1, "placement: colocated"),
         ({**sglang(2), "rollout__num_workers": 4}, 6,
          "rollout.num_workers: 2, or placement: colocated with mode: sync"),
-        ({**CUDA, **COLOCATED, "rollout__num_workers": 3}, 2, "rollout.num_workers: 2, or fewer trainer.ranks"),
+        ({**CUDA, **COLOCATED, "rollout__num_workers": 3}, 2, "set rollout.num_workers: 2, or reduce trainer.ranks"),
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_fit_is_offered_the_workers_that_would(

@@ -55,8 +55,16 @@ def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
         ({**CUDA, "rollout__pool_gpus": 2, "rollout__pool_cpus": 2}, "rollout.pool_gpus", "or in CPUs"),
         ({"placement": "colocated"}, "placement", "at the same time"),
         ({**COLOCATED, "trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind", "memory to receive"),
-        ({**COLOCATED, "trainer__weights": {"swap": "rolling"}}, "trainer.weights.swap", "rolling swap is impossible"),
-        ({**COLOCATED, "trainer__device": "cuda"}, "placement", "needs the same kind of device"),
+        (
+            {**COLOCATED, "trainer__weights": {"swap": "rolling"}},
+            "trainer.weights.swap",
+            "rolling swap is not possible",
+        ),
+        (
+            {**COLOCATED, "trainer__device": "cuda"},
+            "placement",
+            "requires the trainer and the engines to use the same kind of device",
+        ),
         ({**COLOCATED, "trainer__backend": "fsdp"}, "trainer.backend", "cpu_offload"),
         (
             {**COLOCATED, "rollout__engine": {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}},
@@ -83,7 +91,7 @@ def test_sglang_may_share_devices_in_turns_and_on_a_cpu_it_is_said_to_keep_its_m
     assert gpus_of_run(on_gpus) == 2
     on_a_cpu = make(**COLOCATED, rollout__engine={"kind": "sglang"})
     assert cross_check(on_a_cpu) == []
-    words = "placement: SGLang frees no memory on a CPU"
+    words = "placement: on a CPU, SGLang servers do not release memory"
     assert any(advice.startswith(words) for advice in advise(on_a_cpu))
     assert not any(advice.startswith(words) for advice in advise(on_gpus))
 

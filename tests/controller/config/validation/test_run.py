@@ -67,7 +67,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
     ("changes", "key", "words"),
     [
         ({"metrics.tensorboard": ""}, "metrics.tensorboard", "a folder"),
-        ({"metrics.prometheus": {"port": 5000}, "launch.port": 5000}, "metrics.prometheus.port", "another port"),
+        ({"metrics.prometheus": {"port": 5000}, "launch.port": 5000}, "metrics.prometheus.port", "a different port"),
         ({"sampling.top_p": 0.9}, "sampling.top_p", "eval.top_p"),
         ({"sampling.top_k": 5}, "sampling.top_k", "eval.top_k"),
         ({"group_size": 1}, "group_size", "standard deviation"),
@@ -79,7 +79,11 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "every group would be filtered",
         ),
         ({"trainer.advantage.kind": "gae"}, "trainer.advantage.kind", "-> trainer.critic: {}"),
-        ({"trainer.critic": {}}, "trainer.critic", "neither grpo nor decoupled_ppo reads its values"),
+        (
+            {"trainer.critic": {}},
+            "trainer.critic",
+            "neither the advantage grpo nor the loss decoupled_ppo uses its values",
+        ),
         (
             {"trainer.critic": {"warmup_steps": 10_000}, "trainer.advantage.kind": "gae"},
             "trainer.critic.warmup_steps",
@@ -104,7 +108,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.lora": {}, "trainer.backend": "deepspeed", "trainer.ranks": 2},
             "trainer.lora",
-            "deepspeed cannot train an adapter -> trainer.backend: torch, fsdp, auto, or lora: null",
+            "deepspeed cannot train an adapter -> set trainer.backend to torch or fsdp or auto, or set lora: null",
         ),
         ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "cannot be emulated"),
         ({"trainer.lr_by_ess": {}, "emulation": {}}, "trainer.lr_by_ess", "compute no log-probs"),
@@ -131,7 +135,11 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "trainer.advantage.options.gradient_norm",
             "does not provide its gradients",
         ),
-        ({"trainer.advantage.kind": "opob", "emulation": {}}, "trainer.advantage.kind", "samples have no weights"),
+        (
+            {"trainer.advantage.kind": "opob", "emulation": {}},
+            "trainer.advantage.kind",
+            "samples have no importance weights",
+        ),
         ({"trainer.advantage.kind": "distillation"}, "trainer.advantage.kind", "trainer.teacher: {path: FOLDER}"),
         ({"trainer.teacher": {"path": "t"}}, "trainer.teacher", "is not used with trainer.advantage.kind: grpo"),
         (
@@ -156,18 +164,18 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
                 "trainer.critic": {},
             },
             "trainer.critic",
-            "trains a critic, but neither online_dpo nor decoupled_ppo reads its values",
+            "adds a critic, but neither the advantage online_dpo nor the loss decoupled_ppo uses its values",
         ),
         ({"dynamic_batch": {"max_attempts": 64}}, "dynamic_batch", "filter_zero_signal: true"),
         (
             {"dynamic_batch": {"max_attempts": 2}, "filter_zero_signal": True, "groups_per_step": 4},
             "dynamic_batch.max_attempts",
-            "cannot produce the 4 groups",
+            "a step has 4 groups",
         ),
         (
             {"dynamic_batch": {"max_attempts": 64, "min_groups": 9}, "filter_zero_signal": True, "groups_per_step": 4},
             "dynamic_batch.min_groups",
-            "so never 9",
+            "fewer than 9",
         ),
         (
             {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
@@ -177,29 +185,29 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "staleness.max_staleness": 2},
             "replay_buffer.max_age",
-            "at most 2, or a max_staleness of 3 or more",
+            "set max_age to at most 2, or set max_staleness to 3 or more",
         ),
         (
             {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "staleness.max_staleness": 0},
             "replay_buffer.max_age",
-            "a max_staleness of 3 or more",
+            "set max_staleness to 3 or more",
         ),
         (
             {"replay_buffer": {"groups_per_step": 2, "max_age": 3}, "mode": "sync"},
             "replay_buffer.max_age",
-            "mode: async with a max_staleness of 3 or more",
+            "set mode: async, and set max_staleness to 3 or more",
         ),
         ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
         ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
         (
             {"staleness.max_staleness": "unbounded", "staleness.on_stale": "drop"},
             "staleness.on_stale",
-            "past the bound",
+            "exceed the staleness bound",
         ),
         ({"mode": "sync", "staleness.max_staleness": 1}, "staleness.max_staleness", "mode: async"),
         ({"mode": "one_step_off", "staleness.max_staleness": "unbounded"}, "staleness.max_staleness", "of 1"),
         ({"mode": "one_step_off", "rollout.interruption": "recompute"}, "rollout.interruption", "drain"),
-        ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
+        ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "not decoupled"),
         ({"trainer.loss.kind": "no_loss"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.kind": "my loss:f"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.kind": "dppo"}, "trainer.loss.proximal", "set proximal: behaviour with weight.mode: off"),
@@ -245,7 +253,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 6.0},
             "trainer.loss.weight.low",
-            "keeps no token",
+            "keeps no tokens",
         ),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.max": 0.5}, "trainer.loss.weight.low", "on-policy"),
         ({"trainer.mini_batches": 33}, "trainer.mini_batches", "at most 32"),
@@ -254,7 +262,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"model.init": {"hidden_size": 3}}, "model.init", "model_type"),
         ({"model.tokenizer": "from_model"}, "model.tokenizer", "has no tokenizer"),
         ({"model.tokenizer": "characters:poem"}, "model.tokenizer", "characters:running_sum"),
-        ({"trainer.attention": "flash_attn"}, "trainer.attention", "CUDA only"),
+        ({"trainer.attention": "flash_attn"}, "trainer.attention", "requires CUDA"),
         ({"sampling.max_new_tokens": 2048}, "sampling.max_new_tokens", "at most 2047"),
         ({"eval.max_new_tokens": 9999}, "eval.max_new_tokens", "no room"),
         ({"trainer.micro_batch_tokens": 2000}, "trainer.micro_batch_tokens", "at least 2048"),
@@ -268,53 +276,57 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"data.train": {"path": "x", "dataset": "y"}}, "data.train", "mutually exclusive"),
         ({"data.train": {"path": "x", "split": "train"}}, "data.train.split", "remove it"),
         ({"data.train": {"path": "x", "columns": {"id": "y"}}}, "data.train.columns.id", "own names"),
-        ({"data.train": {"path": "x", "columns": {"prompt": None}}}, "data.train.columns.prompt", "name a column"),
+        (
+            {"data.train": {"path": "x", "columns": {"prompt": None}}},
+            "data.train.columns.prompt",
+            "must be the name of a column",
+        ),
         ({"data.train": {"generator": "runing_sum"}}, "data.train.generator", "module:function"),
         ({"data.mix": [{"generator": "running_sum"}], "data.epochs": 2}, "data.epochs", "several are mixed"),
         ({"data.mix": [{"generator": "runing_sum"}]}, "data.mix.0.generator", "module:function"),
-        ({"data.curriculum": {}, "data.epochs": 1}, "data.curriculum", "no row is used again"),
+        ({"data.curriculum": {}, "data.epochs": 1}, "data.curriculum", "no row is used twice"),
         ({"data.eval": None, "eval.every_steps": 5}, "eval.every_steps", "data.eval is not set"),
         ({"reward.scorers": [{"kind": "maths"}]}, "reward.scorers.0.kind", "did you mean math"),
         ({"reward.scorers": [{"kind": "math", "weight": 0}]}, "reward.scorers", "weight 0"),
         ({"reward.on_failure": float("nan")}, "reward.on_failure", "finite"),
         ({"reward.addresses": ["gpu7:7000"]}, "reward.addresses.0", "tcp://host:port"),
         ({"reward.addresses": ["tcp://a:1", "tcp://a:1"]}, "reward.addresses.1", "once"),
-        ({"reward.addresses": ["tcp://a:1"], "reward.num_services": 2}, "reward.num_services", "leave one"),
-        ({"reward.ask_for": "math"}, "reward.ask_for", "leave it out"),
+        ({"reward.addresses": ["tcp://a:1"], "reward.num_services": 2}, "reward.num_services", "remove one of the two"),
+        ({"reward.ask_for": "math"}, "reward.ask_for", "remove this key"),
         ({"trainer.device": "gpu"}, "trainer.device", "cuda:N"),
         ({"trainer.threads": 0}, "trainer.threads", "auto"),
         ({"rollout.workflow": "two turns"}, "rollout.workflow", "module:Class"),
-        ({"reward.scorers": []}, "reward.scorers", "makes its own verdicts"),
-        ({"rollout.workflow_options": {"depth": 2}}, "rollout.workflow_options", "takes no options"),
-        ({"reward.environment": {"kind": "guess_number"}}, "rollout.workflow", "takes no turns with an environment"),
+        ({"reward.scorers": []}, "reward.scorers", "returns its own verdicts"),
+        ({"rollout.workflow_options": {"depth": 2}}, "rollout.workflow_options", "has no options"),
+        ({"reward.environment": {"kind": "guess_number"}}, "rollout.workflow", "does not use an environment"),
         ({"rollout.workflow": "environment", "reward.scorers": []}, "reward.environment", "kind: module:Class"),
         ({**GUESSING, "reward.environment": {"kind": "gess_number"}}, "reward.environment.kind", "did you mean guess"),
-        ({**GUESSING, "reward.scorers": [{"kind": "math"}]}, "reward.scorers", "asks no scorer"),
+        ({**GUESSING, "reward.scorers": [{"kind": "math"}]}, "reward.scorers", "does not use scorers"),
         (
             {**GUESSING, "rollout.score_timeout_s": 20.0},
             "reward.environment.step_timeout_s",
-            "takes up to 20 s with its retries",
+            "takes up to 20 s including retries",
         ),
         ({"rollout.workflow": "tools"}, "reward.environment", "tools: [module:FUNCTION]"),
-        ({**CALLING, "reward.scorers": []}, "reward.scorers", "the workflow tools makes no verdicts"),
-        ({**CALLING, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "through the chat template"),
+        ({**CALLING, "reward.scorers": []}, "reward.scorers", "the workflow `tools` gets verdicts from scorers"),
+        ({**CALLING, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "in the chat template"),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"call_timeout_s": 10}}},
             "reward.environment.options.call_timeout_s",
-            "a call may take 10 s",
+            "a tool call may take 10 s",
         ),
         ({"rollout.workflow": "agent"}, "rollout.workflow_options", "requires the command that starts the agent"),
-        ({**AGENT, "reward.scorers": []}, "reward.scorers", "asks scorers for the reward"),
+        ({**AGENT, "reward.scorers": []}, "reward.scorers", "gets rewards from scorers"),
         ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "with the chat template"),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "step_timeout_s": 5.0}},
             "reward.environment.options.call_timeout_s",
-            "a call may take 5 s",
+            "a tool call may take 5 s",
         ),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"max_calls": 8}}},
             "reward.environment.options.max_result_chars",
-            "may take 114 kB, but an observation has at most 64 kB",
+            "may take 114 kB, but an observation is limited to 64 kB",
         ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
@@ -322,7 +334,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
         ({"launch.controller_silence_s": 1.0}, "launch.controller_silence_s", "at least 2"),
         ({"name": "../x"}, "name", "folder"),
-        ({"sampling.stop_token_ids": [2**40]}, "sampling.stop_token_ids.0", "31 bits"),
+        ({"sampling.stop_token_ids": [2**40]}, "sampling.stop_token_ids.0", "from 0 to 2147483647"),
         ({"name": "two\nlines"}, "name", "folder"),
         ({"name": "n" * 300}, "name", "folder"),
         ({"name": "-rf"}, "name", "folder"),
@@ -391,9 +403,9 @@ class TestDerived:
         name = "tokens for a replay of all steps"
         (found,) = [one for one in derive(make(**sizes, rollout__engine=engine)) if one.name == name]
         assert found.value == "<= 1.51 GB", "1000 x 100 x (1000 x 13 + 500 x 4 + 100) bytes"
-        assert found.formula.endswith("ledger.keep_mb: 2,048 MB are kept, null keeps all")
+        assert found.formula.endswith("ledger.keep_mb keeps 2,048 MB, null keeps all tokens")
         (found,) = [one for one in derive(make(**sizes, ledger__keep_mb=None)) if one.name == name]
-        assert found.formula.endswith("all are kept")
+        assert found.formula.endswith("all tokens are kept")
 
     def test_unbounded_is_called_so(self) -> None:
         config = make(staleness={"max_staleness": "unbounded", "on_stale": "keep"})
@@ -534,7 +546,7 @@ class TestModelFolder:
         (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text("{}")
         (problem,) = preflight.look(make(model={"path": str(folder)}), "validate").problems
-        assert "contains only an adapter (LoRA) -> convert the checkpoint to a complete model" in str(problem)
+        assert "the folder contains only a LoRA adapter -> convert the checkpoint to a complete model" in str(problem)
 
     def test_context_beyond_the_models_positions_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m", max_position_embeddings=100)

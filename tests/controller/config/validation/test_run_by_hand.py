@@ -93,7 +93,7 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
 @pytest.mark.parametrize(
     ("source", "key", "words"),
     [
-        ({}, "data.train", "names no source"),
+        ({}, "data.train", "specifies no source of rows"),
         ({"path": "a", "dataset": "b"}, "data.train", "path and dataset are mutually exclusive"),
         ({"path": ""}, "data.train.path", "is empty"),
         ({"path": "a", "split": "x"}, "data.train.split", "has no effect with data.train.path"),
@@ -103,7 +103,7 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
         ({"generator": "running_sum", "config": "x"}, "data.train.config", "has no effect with data.train.generator"),
         ({"generator": "running_sum", "columns": {"prompt": "x"}}, "data.train.columns", "has no effect with"),
         ({"path": "a", "columns": {"promt": "x"}}, "data.train.columns.promt", "is not a column that can be mapped"),
-        ({"path": "a", "columns": {"prompt": None}}, "data.train.columns.prompt", "must name a column"),
+        ({"path": "a", "columns": {"prompt": None}}, "data.train.columns.prompt", "must be the name of a column"),
         (
             {"path": "a", "columns": {"prompt": "x", "messages": "y"}},
             "data.train.columns",

@@ -49,16 +49,30 @@ def test_a_policy_that_plays_roles_can_have_a_teacher() -> None:
         (
             {},
             (),
-            "trainer.teacher: neither path nor model is given -> path: FOLDER for a teacher on the trainer's ranks",
+            "trainer.teacher: neither path nor model is given -> set path to a model folder for a teacher on the "
+            "trainer's ranks",
         ),
         ({"path": "x", "model": "big"}, (FROZEN,), "trainer.teacher: path and model are mutually exclusive"),
-        ({"model": "big"}, (), "trainer.teacher.model: no model `big` is declared -> rollout.models: [{name: big,"),
-        ({"model": "bug"}, (FROZEN,), "trainer.teacher.model: no model `bug` is declared -> did you mean big?"),
-        ({"model": "player"}, (ROLE,), "trainer.teacher.model: `player` is a role of the policy, which has no weights"),
+        (
+            {"model": "big"},
+            (),
+            "trainer.teacher.model: there is no model `big` in rollout.models -> declare it with rollout.models: "
+            "[{name: big,",
+        ),
+        (
+            {"model": "bug"},
+            (FROZEN,),
+            "trainer.teacher.model: there is no model `bug` in rollout.models -> did you mean big?",
+        ),
+        (
+            {"model": "player"},
+            (ROLE,),
+            "trainer.teacher.model: `player` is a role of the policy, which has no separate weights",
+        ),
         (
             {"model": "big"},
             ({**FROZEN, "max_context": 100},),
-            "rollout.models.0.max_context: the teacher `big` takes 100 tokens, but samples may have 2048",
+            "rollout.models.0.max_context: the teacher `big` accepts up to 100 tokens, but samples may have 2048",
         ),
     ],
 )
@@ -71,7 +85,7 @@ def test_what_cannot_teach_is_refused_under_its_key(
 
 def test_a_model_that_no_built_in_workflow_calls_is_refused_if_it_is_not_the_teacher() -> None:
     problems = said(taught({"model": "big"}, FROZEN, {**FROZEN, "name": "judge"}))
-    assert any("rollout.models: the workflow single_turn calls no models" in one for one in problems)
+    assert any("rollout.models: the workflow `single_turn` does not call models" in one for one in problems)
 
 
 def test_a_teacher_without_its_advantage_and_the_advantage_without_a_teacher_are_refused() -> None:
@@ -80,7 +94,8 @@ def test_a_teacher_without_its_advantage_and_the_advantage_without_a_teacher_are
     assert "trainer.teacher: is not used with trainer.advantage.kind: grpo" in problem
     problems = said(make(trainer={"advantage": DISTILLATION}))
     assert problems == [
-        "trainer.advantage.kind: `distillation` needs a teacher, but there is none -> trainer.teacher: {path: FOLDER},"
+        "trainer.advantage.kind: `distillation` requires a teacher, but none is configured -> trainer.teacher: {path: "
+        "FOLDER},"
         " or {model: NAME}"
     ]
 
@@ -104,7 +119,7 @@ def test_validate_says_which_model_teaches_and_that_it_needs_no_slots() -> None:
     config = taught({"model": "big"}, FROZEN)
     (line,) = (one for one in derive(config) if one.name == "models called")
     assert line.formula == "big: starting model, frozen, the teacher"
-    advice = "rollout.models: the teacher `big` gives no answers"
+    advice = "rollout.models: the teacher `big` generates no answers"
     assert [one for one in advise(config) if one.startswith(advice)]
     for other in (
         taught({"model": "big"}, {**FROZEN, "num_slots": 1}),

@@ -105,7 +105,7 @@ def test_an_unreadable_line_without_schema_stops_with_its_place(tmp_path: Path) 
     source = written(tmp_path / "rows.jsonl", *rows(2), b"{broken")
     with pytest.raises(UserError, match=r"rows.jsonl:3: the line is not JSON .* add the stage `schema`"):
         clean(tmp_path / "out", source, stages=(StageSpec("length"),))
-    with pytest.raises(UserError, match="not the first one"):
+    with pytest.raises(UserError, match="must be the first stage"):
         clean(tmp_path / "out", source, stages=(StageSpec("length"), StageSpec("schema")))
     assert not (tmp_path / "out").exists()
 
@@ -114,12 +114,12 @@ def test_an_unreadable_line_without_schema_stops_with_its_place(tmp_path: Path) 
     ("name", "content", "message"),
     [
         ("rows.jsonl", b"", "rows.jsonl: the file is empty"),
-        ("rows.jsonl", b"\n\n", "rows.jsonl: there are no rows"),
+        ("rows.jsonl", b"\n\n", "rows.jsonl: the file contains no rows"),
         ("rows.jsonl", b"nonsense\n", "rows.jsonl:1: no line is a row; the line is not JSON"),
-        ("rows.jsonl", b'{"text": "x"}\n', "rows.jsonl:1: no column with the prompt"),
-        ("rows.csv", b"a,b\n", "rows.csv: is not a supported file type"),
-        ("rows.json", b"{}", "rows.json: must be a list of rows"),
-        ("rows.jsonl.gz", b"not gzip", "rows.jsonl.gz: cannot be read"),
+        ("rows.jsonl", b'{"text": "x"}\n', "rows.jsonl:1: there is no column with the prompt"),
+        ("rows.csv", b"a,b\n", "rows.csv: the file is not a supported type of data file"),
+        ("rows.json", b"{}", "rows.json: the file must contain a list of rows"),
+        ("rows.jsonl.gz", b"not gzip", "rows.jsonl.gz: the file cannot be read"),
         ("folder", None, "folder: is a folder"),
         ("missing.jsonl", None, "missing.jsonl: no such file"),
     ],
@@ -172,7 +172,9 @@ def test_columns_are_those_with_a_value_in_the_first_rows(tmp_path: Path) -> Non
 
 def test_rows_without_a_known_column_of_the_answer_are_refused(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", {"prompt": "What is 1 plus two?", "label": 3})
-    with pytest.raises(UserError, match=r"rows.jsonl:1: no column with the answer .*answer=null.* prompt, label$"):
+    with pytest.raises(
+        UserError, match=r"rows.jsonl:1: there is no column with the answer .*answer=null.* prompt, label$"
+    ):
         clean(tmp_path / "out", source)
     assert clean(tmp_path / "out", source, answer=None).num_out == 1
 
@@ -182,7 +184,7 @@ def test_a_stage_that_removes_most_rows_is_noted(tmp_path: Path) -> None:
         tmp_path / "rows.jsonl", *({"prompt": f"Write program {n}.", "answer": "see the book"} for n in range(4))
     )
     report = CleaningJob([str(source)], Plan((StageSpec("unparseable_answer"),)), 1).check()
-    assert report.notes == ["unparseable_answer removed 4 of 4 rows: is it a stage for rows of this kind?"]
+    assert report.notes == ["unparseable_answer removed 4 of 4 rows: check that this stage is suitable for your rows"]
 
 
 OWN_STAGES = """
@@ -230,7 +232,7 @@ def own_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Checks", r"Checks failed on .*rows.jsonl:1 \(it returned 'a reason', not a Finding or None\)"),
+        ("Checks", r"Checks failed on .*rows.jsonl:1 \(the stage returned 'a reason', not a Finding or None\)"),
         ("Prepares", r"Prepares cannot be prepared \(FileNotFoundError: .*missing.txt"),
         ("Opens", r"Opens failed on opening \(KeyError: 'x'\)"),
         ("Decides", r"Decides failed on .*rows.jsonl:1 \(KeyError: 1\)"),
@@ -251,7 +253,7 @@ def test_processes_end_at_once_and_what_cannot_be_sent_is_named(
     monkeypatch.setattr(passing, "CHUNK_LINES", 1)
     monkeypatch.setattr(passing, "INLINE_CHUNKS", 1)
     source = written(tmp_path / "rows.jsonl", *rows(8))
-    with pytest.raises(OperationError, match="the result of a stage cannot be sent between processes"):
+    with pytest.raises(OperationError, match="the result of a stage cannot be passed between processes"):
         clean(tmp_path / "out", source, stages=(StageSpec("own_stages:Sends"),), num_processes=2)
     lines = lines_of(find_sources([str(source)]))
     outcomes = passing.Pass((StageSpec("own_stages:slow"),), Columns("prompt", "answer"), 2).run(lines)

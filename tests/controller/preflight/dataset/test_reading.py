@@ -45,7 +45,7 @@ def test_an_unreadable_line_says_why(text: bytes, fault: str) -> None:
 def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n')
-    with pytest.raises(UserError, match="is given twice"):
+    with pytest.raises(UserError, match="is listed twice"):
         find_sources([str(path), str(tmp_path / "*.jsonl")])
 
 

@@ -37,12 +37,12 @@ def test_names_options_and_columns_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stages: [schema, near_duplicate]", "yaml:1: no stage `near_duplicate` -> did you mean near_duplicates?"),
+        ("stages: [schema, near_duplicate]", "there is no stage `near_duplicate` -> did you mean near_duplicates?"),
         ("stages:\n  - schema\n  - {kind: length, options: {min_promt: 3}}",
          "stages.yaml:3: length has no option `min_promt` -> did you mean min_prompt?"),
         ("stages:\n  - {kind: near_duplicates, options: {threshold: 2}}", "yaml:2: near_duplicates: threshold: "),
         ("stages: []", "`stages` must be a list of at least one stage"),
-        ("stages: [{name: schema}]", "stages.yaml:1: is not a stage"),
+        ("stages: [{name: schema}]", "stages.yaml:1: the entry is not a valid stage"),
         ("steps: [schema]", "no such key: steps"),
         ("stages: [schema", "not valid YAML"),
         ("columns: [a]\nstages: [schema]", "`columns` must map roles to names"),

@@ -74,7 +74,7 @@ def test_the_wrong_label_of_a_run_is_listed_with_its_samples(
 
 
 def test_versions_count_from_the_middle_of_the_run(folder: RunFolder) -> None:
-    with pytest.raises(UserError, match="no stored answer is of version 4 or later"):
+    with pytest.raises(UserError, match="no answer of version 4 or later is stored"):
         answers_of_run(folder, reader_of(""), from_version=None, most=32)
 
 
@@ -83,11 +83,11 @@ def test_text_and_review_file(folder: RunFolder, tmp_path: Path, capsys: pytest.
     review = tmp_path / "review.jsonl"
     assert main([*words, "-o", str(review)]) == 0
     captured = capsys.readouterr()
-    assert "1 labels are likely wrong, of 4 rows with enough answers" in captured.out
+    assert "1 labels are probably wrong, out of 4 rows with enough answers" in captured.out
     assert "rows.jsonl:3  label 7, 3 of 3 answers 3  2+1=" in captured.out
     assert json.loads(review.read_text())["decision"] is None
     assert main([*words, "-o", str(review)]) == 2
-    assert "a review is not overwritten" in capsys.readouterr().err
+    assert "an existing review is never overwritten" in capsys.readouterr().err
 
 
 def decide(folder: RunFolder, tmp_path: Path, decision: str | None, **changes: Any) -> Path:
@@ -139,7 +139,7 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["data", "labels", str(path), "--answer", r"ANSWER: (\w)", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["listed"]
     assert main(["data", "labels", str(path), "--from-version", "1"]) == 2
-    assert "--from-version: a file of answers has no versions" in capsys.readouterr().err
+    assert "--from-version: a file of answers has no policy versions" in capsys.readouterr().err
     assert (one["key"], one["label"], one["answer"], one["num_agree"]) == ("0", "c", "b", 4)
     (tmp_path / "set.jsonl").write_text(
         '{"id": 0, "prompt": "x?", "answer": "c"}\n{"id": 1, "prompt": "y", "answer": "c"}\n'
@@ -156,8 +156,8 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         ({"decision": "acept"}, "no decision 'acept' -> did you mean accept?"),
         ({"label": "8"}, "its label is '7', but '8' was reviewed"),
-        ({"where": "/elsewhere.jsonl:3"}, "its row (/elsewhere.jsonl:3) is not in the files"),
-        ({"answer": ""}, "has no row, label or answer"),
+        ({"where": "/elsewhere.jsonl:3"}, "the reviewed row (/elsewhere.jsonl:3) is not in the files"),
+        ({"answer": ""}, "the line has no row, no label or no answer"),
     ],
 )
 def test_a_review_that_does_not_fit_writes_nothing(
@@ -174,11 +174,11 @@ def test_a_review_that_does_not_fit_writes_nothing(
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ('{"id": 1}', "is not an answer with `response`"),
+        ('{"id": 1}', "the line is not an answer with a `response`"),
         ('{"id": 1, "response": "x"}', "has no label"),
         ('{"response": "x", "gold": "1"}', "neither `id` nor `prompt`"),
-        ("", "there are no answers in the file"),
-        ('{"id": 1, "response": "#2", "gold": "1"}\n{"id": 1, "response": "#2", "gold": "2"}', "in an earlier answer"),
+        ("", "the file contains no answers"),
+        ('{"id": 1, "response": "#2", "gold": "1"}\n{"id": 1, "response": "#2", "gold": "2"}', "but an earlier answer"),
         ('{"id": 1, "response": "#2", "gold": "1"}', "no row has 4 final answers"),
     ],
 )
@@ -193,6 +193,10 @@ def test_bad_files_of_answers_are_one_message(
 
 
 def test_an_expression_needs_one_group() -> None:
-    for pattern, error in (("(", "is not a regular expression"), ("x", "needs exactly one group"), ("(a)(b)", "2")):
+    for pattern, error in (
+        ("(", "is not a valid regular expression"),
+        ("x", "must have exactly one group"),
+        ("(a)(b)", "2"),
+    ):
         with pytest.raises(UserError, match=error):
             reader_of(pattern)

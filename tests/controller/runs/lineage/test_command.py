@@ -154,8 +154,8 @@ def test_exports_elsewhere_are_named_also_when_they_are_gone(
     shutil.rmtree(copy.checkpoints / "step_000004")
     assert main(["lineage", str(copy.root), "--version", "3"]) == 0
     text = capsys.readouterr().out
-    assert f"{target} (version 4; no longer there)" in text
-    assert "checkpoints/c4 (version 4; no longer there)" in text, "the name that the ledger has"
+    assert f"{target} (version 4; no longer stored)" in text
+    assert "checkpoints/c4 (version 4; no longer stored)" in text, "the name that the ledger has"
 
 
 def test_text_says_what_was_not_used_and_whether_links_are_missing(
@@ -173,8 +173,8 @@ def test_text_says_what_was_not_used_and_whether_links_are_missing(
         db.execute("DELETE FROM samples WHERE group_id = 0 AND sample_index = 1")
     assert main(["lineage", str(copy.root)]) == 1
     text = capsys.readouterr().out
-    assert "the hashes of its files were not recorded" in text
-    assert "has sample 0.1, which is not recorded" in text
+    assert "the hashes of the run's files were not recorded" in text
+    assert "has sample 0.1, which is not in the ledger" in text
 
 
 def test_the_picture_has_every_kind_and_marks_the_subject(run: RunFolder, tmp_path: Path) -> None:
@@ -223,4 +223,4 @@ def test_a_damaged_record_of_the_data_is_named(
     copy = copy_run(run, tmp_path / "copy")
     (copy.root / DATA_FILE).write_text(content)
     assert main(["lineage", str(copy.root)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {copy.root / DATA_FILE}: cannot be read")
+    assert capsys.readouterr().err.startswith(f"error: {copy.root / DATA_FILE}: the file cannot be read")

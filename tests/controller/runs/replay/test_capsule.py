@@ -125,12 +125,18 @@ def change_result(inside: Path, change: Callable[[dict[str, Any]], Any]) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda inside, facts: facts.pop("step"), "its manifest has no step"),
-        (lambda inside, facts: facts.update(num_threads="1"), "its manifest has no num_threads"),
-        (lambda inside, facts: (inside / "result.json").write_text("[" * 100_000), "not a whole capsule"),
+        (lambda inside, facts: facts.pop("step"), "the manifest has no step"),
+        (lambda inside, facts: facts.update(num_threads="1"), "the manifest has no num_threads"),
+        (lambda inside, facts: (inside / "result.json").write_text("[" * 100_000), "not a complete capsule"),
         (lambda inside, facts: (inside / "result.json").write_text("[]"), "result.json is not an object"),
-        (lambda inside, facts: change_result(inside, lambda result: result.pop("gradients")), "has no gradients"),
-        (lambda inside, facts: change_result(inside, lambda result: result.update(gradients=[1])), "has no gradients"),
+        (
+            lambda inside, facts: change_result(inside, lambda result: result.pop("gradients")),
+            "does not contain gradients",
+        ),
+        (
+            lambda inside, facts: change_result(inside, lambda result: result.update(gradients=[1])),
+            "does not contain gradients",
+        ),
         (lambda inside, facts: (inside / "before" / "pytorch_model.bin").write_bytes(b""), "may be a pickle"),
     ],
 )
@@ -163,7 +169,7 @@ def test_mistakes_are_found_before_the_step_is_trained(
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it ran"))
-    with pytest.raises(UserError, match="its folder does not exist"):
+    with pytest.raises(UserError, match="the parent folder does not exist"):
         make_capsule(made.folder, 5, tmp_path / "missing" / "c")
     folder = tmp_path / "run"
     shutil.copytree(made.folder.root, folder)
@@ -177,7 +183,9 @@ def test_mistakes_are_found_before_the_step_is_trained(
     file = folder / "processes" / "trainer.json"
     settings = {**made.spec.settings, "teacher": {"path": str(model)}}
     made.spec.model_copy(update={"settings": settings}).save(file)
-    with pytest.raises(UserError, match="has no safetensors, and a capsule contains no pickle"):
+    with pytest.raises(
+        UserError, match="the folder has no safetensors files, and a capsule must not contain pickle files"
+    ):
         make_capsule(RunFolder(folder), 5, tmp_path / "c")
     shutil.rmtree(model)
     with pytest.raises(UserError, match="there is no such model folder"):

@@ -66,16 +66,16 @@ def size_of(data: bytes, number: str) -> bytes:
         (lambda e: e.update({"b": b"batch and more"}), "b was changed"),
         (lambda e: e.pop("a/weights"), "a/weights is missing"),
         (lambda e: e.update({"extra": b""}), "extra is not in the manifest"),
-        (lambda e: e.pop(MANIFEST), "not a whole capsule"),
-        (lambda e: e.update({MANIFEST: b"[]"}), "not a whole capsule"),
+        (lambda e: e.pop(MANIFEST), "not a complete capsule"),
+        (lambda e: e.update({MANIFEST: b"[]"}), "not a complete capsule"),
         (lambda e: e.update({MANIFEST: b'{"format": 99, "entries": {}}'}), "format 99"),
-        (lambda e: e.update({MANIFEST: b'{"format": 1, "entries": ' + b"[" * 100_000}), "not a whole capsule"),
-        (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "1e999")}), "not a whole capsule"),
-        (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "-1")}), "not a whole capsule"),
+        (lambda e: e.update({MANIFEST: b'{"format": 1, "entries": ' + b"[" * 100_000}), "not a complete capsule"),
+        (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "1e999")}), "not a complete capsule"),
+        (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "-1")}), "not a complete capsule"),
         (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "1000000000000")}), "larger than the file"),
         (lambda e: e.update({"\x1b[2J": b""}), "\\x1b[2J is not in the manifest"),
-        (lambda e: e.update({"../x": b"!", MANIFEST: names_of(e[MANIFEST], "../x")}), "is not a name of an entry"),
-        (lambda e: e.update({"/x": b"!", MANIFEST: names_of(e[MANIFEST], "/x")}), "is not a name of an entry"),
+        (lambda e: e.update({"../x": b"!", MANIFEST: names_of(e[MANIFEST], "../x")}), "is not a valid entry name"),
+        (lambda e: e.update({"/x": b"!", MANIFEST: names_of(e[MANIFEST], "/x")}), "is not a valid entry name"),
     ],
 )
 def test_change_is_named(archive: Path, tmp_path: Path, change: Callable[[dict[str, bytes]], None], words: str) -> None:
@@ -92,7 +92,7 @@ def test_damaged_and_cut_files_are_refused(archive: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="a/weights is damaged"):
         read_archive(archive, tmp_path / "out")
     archive.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="not a whole capsule"):
+    with pytest.raises(UserError, match="not a complete capsule"):
         read_archive(archive, tmp_path / "out")
 
 

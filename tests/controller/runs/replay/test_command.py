@@ -41,14 +41,14 @@ def test_file_is_a_capsule(run: RunFolder, tmp_path: Path, monkeypatch: pytest.M
     assert main(["capsule", str(run.root), "--step", "4", "-o", str(tmp_path / "new")]) == 0
     assert calls == [file, (4, tmp_path / "new")]
     assert main(["replay", str(file), "--to", "4"]) == 2
-    assert "a capsule has one step" in capsys.readouterr().err
+    assert "a capsule contains only one step" in capsys.readouterr().err
 
 
 def test_run_without_a_trainer_and_a_full_disk_are_user_errors(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert main(["replay", str(run.root)]) == 2
-    assert "its trainer was never started" in capsys.readouterr().err
+    assert "the trainer of the run was never started" in capsys.readouterr().err
 
     def full(*_: Any, **__: Any) -> int:
         raise OSError(28, "No space left on device", "/tmp/x")

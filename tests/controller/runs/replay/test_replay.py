@@ -68,7 +68,7 @@ def test_replay_of_a_run_with_three_restarts_ends_with_the_weights_of_final(
     assert f"final ({len(digests)} tensors): equal, sha256 {total(digests)}" in said
     assert "checkpoint 4 (" in said
     assert "checkpoint 5 (" in said
-    assert "2 starts of the trainer, at versions 0, 2" in said
+    assert "the trainer was started 2 times, at versions 0, 2" in said
     assert "equal: 5 steps with " in said
 
 
@@ -130,13 +130,13 @@ def test_purged_tokens_are_refused_with_a_checkpoint_after_which_all_are_kept(
     change(run, "UPDATE samples SET file = NULL WHERE group_id IN (6, 7)")
     with pytest.raises(UserError, match="the tokens of 8 samples of step 3") as raised:
         replay_run(run, first=None, last=None)
-    assert raised.value.remedy.startswith("replay a later part: --from 4; set ledger.keep_mb: null")
+    assert raised.value.remedy.startswith("replay only a later part with --from 4; set ledger.keep_mb: null")
     assert replayed(run, capsys, first=4)[0] == 0
 
 
 def test_missing_starting_model_is_refused(run: RunFolder) -> None:
     rewrite(run, lambda spec: spec.model_copy(update={"model": ModelSettings(path="/nowhere")}))
-    with pytest.raises(UserError, match="the starting model is gone"):
+    with pytest.raises(UserError, match="the starting model no longer exists"):
         replay_run(run, first=None, last=None)
 
 
@@ -163,7 +163,7 @@ def test_damaged_records_are_named_and_rows_without_a_step_are_skipped(
     change(run, "DELETE FROM batches WHERE step = 3")
     with pytest.raises(UserError, match="the ledger has no batch of step 3") as raised:
         replay_run(run, first=None, last=None)
-    assert raised.value.remedy.startswith("replay a later part: --from 4; areal-like verify")
+    assert raised.value.remedy.startswith("replay only a later part with --from 4; run areal-like verify")
     assert replayed(run, capsys, first=4)[0] == 0
     change(run, "UPDATE lineages SET checkpoint_version = 'x' WHERE lineage = 'l1'")
     with pytest.raises(UserError, match="cannot be read"):

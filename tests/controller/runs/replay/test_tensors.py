@@ -34,8 +34,8 @@ def test_equal_tensors_have_equal_digests_whatever_their_order_and_metadata(tmp_
 def test_shape_dtype_and_bits_count(tmp_path: Path) -> None:
     base = folder_with(tmp_path / "base", model={"w": torch.zeros(4)})
     for name, other, words in (
-        ("shape", torch.zeros(2, 2), r"F32 [4] in the record, F32 [2, 2] here"),
-        ("dtype", torch.zeros(4, dtype=torch.int32), r"F32 [4] in the record, I32 [4] here"),
+        ("shape", torch.zeros(2, 2), r"F32 [4] in the record, F32 [2, 2] in the replay"),
+        ("dtype", torch.zeros(4, dtype=torch.int32), r"F32 [4] in the record, I32 [4] in the replay"),
         ("sign", torch.tensor([0.0, -0.0, 0.0, 0.0]), "1 of 4 values differ, by at most 0"),
         ("value", torch.tensor([0.0, 0.5, -2.0, 0.0]), "2 of 4 values differ, by at most 2"),
     ):
@@ -59,7 +59,7 @@ def test_tensor_that_only_one_has_is_named_and_generators_are_left_out(tmp_path:
     assert list(places_in(there)) == ["model: w", "optimizer: exp_avg/w"]
     difference, _ = compare_folders(there, here)
     assert difference is not None
-    assert (difference.name, difference.words) == ("optimizer: exp_avg/w", "only one of both has it")
+    assert (difference.name, difference.words) == ("optimizer: exp_avg/w", "only one of the two has this tensor")
 
 
 def test_split_model_equals_the_same_model_in_one_file(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_part_of_the_run_starts_from_its_checkpoint(made: MadeRun, capsys: pyt
         asked(made.folder, capsys, "trainer.mini_batches=3", first=99, last=3)
     _, found = asked(made.folder, capsys, "trainer.mini_batches=3", first=3, last=3)
     assert [row["step"] for row in found["steps"]] == [3]
-    with pytest.raises(UserError, match="checkpoints of the run do not have its parameters"):
+    with pytest.raises(UserError, match="checkpoints of the run do not contain the parameters of this component"):
         asked(made.folder, capsys, "trainer.lora={}", first=3)
 
 
@@ -86,8 +86,8 @@ def test_replay_ends_before_the_first_step_whose_samples_say_too_little(
     assert found["refused"]["ess"] == sizes[step - 1]
     assert replay_changed(made.folder, fast, first=None, last=None, min_ess=1.0, as_json=False) == 1
     said = capsys.readouterr().out
-    assert "refused: step 1 and later: the effective sample size is" in said
-    assert "below --min-ess 1: the recorded samples say too little about the changed policy" in said
+    assert "stopped before step 1: the effective sample size is" in said
+    assert "below --min-ess 1, so the recorded samples are too unlikely under the changed policy" in said
 
 
 def test_table_has_each_step_next_to_the_record(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,20 +95,20 @@ def test_table_has_each_step_next_to_the_record(made: MadeRun, capsys: pytest.Ca
     assert replay_changed(made.folder, ["trainer.loss.eps_high=0.4"], **options) == 0
     said = capsys.readouterr().out
     assert "steps 1 to 2 from the starting model, with trainer.loss.eps_high=0.4" in said
-    assert "2 steps: the policy is at most" in said
+    assert "2 steps: the policy differs by at most" in said
 
 
 @pytest.mark.parametrize(
     ("override", "what"),
     [
-        ("sampling.temperature=0.5", "it changes what would have been sampled"),
-        ("model.path=x", "it changes what would have been sampled"),
-        ("rollout.workflow=a:b", "it changes what would have been sampled"),
-        ("reward.scorers=[]", "it changes what the samples would have scored"),
-        ("trainer.ranks=2", "it does not change what a step computes from its samples"),
+        ("sampling.temperature=0.5", "this setting changes what is sampled"),
+        ("model.path=x", "this setting changes what is sampled"),
+        ("rollout.workflow=a:b", "this setting changes what is sampled"),
+        ("reward.scorers=[]", "this setting changes the scores of samples"),
+        ("trainer.ranks=2", "this setting does not change the results of a step"),
         ("trainer.teacher.path=x", "log-probs of other models"),
-        ("eval.every_steps=3", "it changes neither"),
-        ("trainer.loss.eps_high", "is not key.path=value"),
+        ("eval.every_steps=3", "this setting changes neither"),
+        ("trainer.loss.eps_high", "is not of the form key.path=value"),
     ],
 )
 def test_settings_that_the_record_cannot_answer_are_refused(override: str, what: str) -> None:
@@ -119,7 +119,7 @@ def test_settings_that_the_record_cannot_answer_are_refused(override: str, what:
 def test_settings_are_answered_by_replay_or_by_simulation_not_by_both() -> None:
     assert answer_of(["trainer.loss.eps_high=0.4", "trainer.advantage.kind=rloo"]) is Answer.REPLAY
     assert answer_of(["staleness.max_staleness=8", "rollout.routing.policy=x"]) is Answer.SIMULATION
-    with pytest.raises(UserError, match="another schedule gives other batches"):
+    with pytest.raises(UserError, match="a changed schedule produces batches that differ"):
         answer_of(["mode=sync", "trainer.loss.eps_high=0.4"])
 
 

@@ -51,8 +51,8 @@ def test_both_schedules_and_the_measured_steps_are_printed(run: RunFolder, capsy
     said = capsys.readouterr().out
     assert "recorded" in said
     assert "staleness.max_staleness=0" in said
-    assert "simulated with the run's own costs: a step takes " in said
-    assert "the run's steps took 4 s (median), its simulation " in said
+    assert "simulated with the costs of the run: a step takes " in said
+    assert "the steps of the run took 4 s (median); the simulation of the unchanged schedule differs by " in said
 
 
 def test_another_schedule_has_another_step(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_rows_are_named_by_source_while_their_data_is_the_same(
     assert main(["blame", str(folder.root)]) == 0
     assert "rows          1 of data.train, in 2 groups" in capsys.readouterr().out
     zoo.edit_state(folder, data={"data.train": "another fingerprint"})
-    assert blame(folder).rows_note == "its data has changed since"
+    assert blame(folder).rows_note == "the data has changed since the run was started"
 
 
 def test_a_checkpoint_and_a_final_model_name_their_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_damage_of_any_kind_is_the_users_to_look_at(
         monkeypatch.setattr(f"controller.runs.verify.{module}.open_ledger", fail)
     assert main(["blame", str(folder.root)]) == 2
     assert main(["samples", str(folder.root), "--life", "1.1"]) == 2
-    assert capsys.readouterr().err.count("areal-like verify names what is damaged") == 2
+    assert capsys.readouterr().err.count("run areal-like verify to see what is damaged") == 2
 
 
 def test_an_older_ledger_has_no_digest(folder: RunFolder) -> None:

@@ -26,7 +26,7 @@ def life_of(folder: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) ->
 def test_a_trained_sample(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     text = life_of(folder, "1.1", capsys)
     assert "Group 1 was drawn at position 1 of the draw order.\nIts row cannot be named: " in text
-    assert "It was admitted at version 0 as group 2 of those started (fact 3)." in text
+    assert "It was admitted at version 0 as started group number 2 (fact 3)." in text
     assert "Sample 1.1 was finished by rollout-0: " in text
     assert "versions 0 to 2" in text
     assert "New weights interrupted it: tokens 1 to 2 are of version 0, tokens 3 to 4 are of version 1 and " in text
@@ -39,7 +39,7 @@ def test_a_trained_sample(folder: RunFolder, capsys: pytest.CaptureFixture[str])
 
 def test_other_fates_and_a_whole_group(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     text = life_of(folder, "2.0", capsys)
-    assert "It has no score: timed out (after 10 s); it was left out of its group." in text
+    assert "It has no score: timed out (after 10 s); it was excluded from its group." in text
     assert "Its group was dropped: verdict_timed_out (fact " in text
     assert "No step has used its group yet." in life_of(folder, "g3.0", capsys)
     assert life_of(folder, "0", capsys).count("was finished by") == 2
@@ -51,10 +51,10 @@ def test_a_sample_that_does_not_exist_is_the_users_mistake(
     assert main(["samples", str(folder.root), "--life", "99.0"]) == 2
     assert "there is no group 99" in capsys.readouterr().err
     assert main(["samples", str(folder.root), "--life", "1.7"]) == 2
-    assert "it has samples 0, 1" in capsys.readouterr().err
+    assert "its samples are 0, 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["samples", str(folder.root), "--life", "one"])
-    assert "write GROUP.SAMPLE, such as 12.3" in capsys.readouterr().err
+    assert "write GROUP.SAMPLE, for example 12.3" in capsys.readouterr().err
 
 
 def test_the_life_of_a_run_without_token_files_creates_none(

@@ -46,8 +46,8 @@ def test_equal_log_probs_pass_and_the_others_are_counted_by_reason(run: RunFolde
     assert sum(len(spec.sequences) for spec in asked) == 3
     assert {Path(spec.model_dir).parent for spec in asked} == {run.checkpoints}
     assert found.lines[0].startswith("spot checks: 3 samples with ")
-    assert any("there is no checkpoint of their version" in line for line in found.lines)
-    assert any("several versions sampled them" in line for line in found.lines)
+    assert any("their version has no checkpoint" in line for line in found.lines)
+    assert any("they were sampled by several versions" in line for line in found.lines)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", EXACT_NATS), ("bfloat16", HALF_NATS)])
@@ -105,5 +105,5 @@ def test_a_damaged_segment_is_the_users_to_restore(run: RunFolder, tmp_path: Pat
     copy = copy_run(run, tmp_path / "copy")
     for path in (copy.root / "segments").glob("*.seg"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="verify without --spot names what is damaged"):
+    with pytest.raises(UserError, match="verify without --spot to see what is damaged"):
         spot_check(copy, 1, 0, exact)

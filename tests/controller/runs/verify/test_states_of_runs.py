@@ -41,10 +41,10 @@ def execute(folder: RunFolder, statement: str, *values: object) -> None:
 def test_a_step_that_ends_during_the_verification_is_no_difference(copy: RunFolder) -> None:
     with copy.metrics.open("a") as file:
         file.write(json.dumps({"kind": "step", "step": 7}) + "\n")
-    assert "it has step 7, but the ledger has 6 steps" in findings(copy)
+    assert "contains step 7, but the ledger has 6 steps" in findings(copy)
     copy.write_state("running")
     assert findings(copy) == ""
-    assert "it has step 7, but the ledger has 6 steps: a step ended after this view" in notes(copy)
+    assert "contains step 7, but the ledger has 6 steps; a step ended after the ledger was read" in notes(copy)
 
 
 def test_a_seal_that_is_written_during_the_verification_is_not_compared(
@@ -55,7 +55,7 @@ def test_a_seal_that_is_written_during_the_verification_is_not_compared(
 
     monkeypatch.setattr("controller.runs.verify.verify.check_weights", ends)
     assert findings(copy) == ""
-    assert "the ledger does not end with the fact that the run ended with" in findings(copy)
+    assert "the last fact of the ledger is not the last fact of the run" in findings(copy)
 
 
 @pytest.mark.parametrize("invariant", ["recorded-chain", "exactly-once"])
@@ -102,7 +102,7 @@ def test_checkpoints_from_before_digests_are_no_difference(copy: RunFolder, stat
     copy.write_state(status)  # type: ignore[arg-type]
     found = verify(copy)
     assert found.findings == []
-    assert f"{copy.checkpoints / 'step_000006'}: its digest is not in the ledger" in found.notes
+    assert f"{copy.checkpoints / 'step_000006'}: the digest is not in the ledger" in found.notes
 
 
 def test_a_session_that_ends_before_its_first_fact_is_no_difference(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_final_model_that_is_missing_or_not_whole_is_found(copy: RunFolder) ->
     (copy.final / "config.json").unlink()
     assert f"{copy.final} has no config.json" in findings(copy)
     shutil.rmtree(copy.final)
-    assert f"{copy.final} is missing, but the run is finished" in findings(copy)
+    assert f"{copy.final} is missing, although the run is finished" in findings(copy)
     copy.write_state("stopped")
     assert findings(copy) == ""
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_without_manifest_or_with_more_files_is_found(copy: RunFold
     (first / "manifest.json").unlink()
     (second / "modeling_other.py").write_text("")
     assert f"{first} has no manifest.json" in findings(copy)
-    assert f"{second / 'modeling_other.py'} is not in manifest.json: it was added" in findings(copy)
+    assert f"{second / 'modeling_other.py'} is not in manifest.json, because it was added later" in findings(copy)
 
 
 def test_a_copy_of_a_checkpoint_is_checked_with_its_run(
@@ -164,12 +164,12 @@ def test_a_copy_of_a_checkpoint_is_checked_with_its_run(
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("UPDATE samples SET size = 1 << 50 WHERE group_id = 0", "the file ends too early"),
+        ("UPDATE samples SET size = 1 << 50 WHERE group_id = 0", "the file is truncated"),
         ("UPDATE samples SET size = -5 WHERE group_id = 0", "group 0 sample 0"),
         ("UPDATE samples SET file = 'x' WHERE group_id = 0", "group 0 sample 0"),
-        ("UPDATE digests SET digest = 'text'", "it differs from its digest"),
-        ("UPDATE digests SET content = 'text'", "it differs from its digest"),
-        ("UPDATE digests SET file = 'text'", "it differs from its digest"),
+        ("UPDATE digests SET digest = 'text'", "differs from its digest"),
+        ("UPDATE digests SET content = 'text'", "differs from its digest"),
+        ("UPDATE digests SET file = 'text'", "differs from its digest"),
     ],
 )
 def test_values_of_another_type_or_size_are_differences(copy: RunFolder, statement: str, words: str) -> None:
@@ -186,7 +186,7 @@ def test_an_error_names_its_file_and_hides_no_other_difference(copy: RunFolder) 
     (other / "manifest.json").write_text(json.dumps(manifest))
     found = findings(copy)
     assert f"{copy.config} cannot be read" in found
-    assert "it is not the checkpoint of version" in found
+    assert "is not the checkpoint of version" in found
     assert f"{other}/" in found
     assert f"{copy.ledger} cannot be read" not in found
 

@@ -68,12 +68,12 @@ def test_every_forgery_is_found(run: RunFolder, tmp_path: Path, kind: int) -> No
 @pytest.mark.parametrize(
     ("forgery", "words"),
     [
-        (swap_rewards, "recorded-chain: group {0} sample {1}: it differs from its digest"),
-        (edit_token, "recorded-chain: group {0} sample {1}: its tokens, log-probs or versions in "),
+        (swap_rewards, "recorded-chain: group {0} sample {1} differs from its digest"),
+        (edit_token, "recorded-chain: group {0} sample {1}: the tokens, log-probs or versions in "),
         (edit_segment, "recorded-chain: group "),
-        (reorder_batch, "its samples, or their order, differ from its policy digest"),
-        (replace_weights, "it is not the checkpoint of version "),
-        (swap_checkpoints, "it is a checkpoint of version "),
+        (reorder_batch, "the samples or their order differ from the policy digest"),
+        (replace_weights, "is not the checkpoint of version "),
+        (swap_checkpoints, "is a checkpoint of version "),
         (edit_metrics, "metrics.jsonl: "),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_first_difference_comes_first(copy: RunFolder) -> None:
 def test_a_removed_sample_is_named_by_its_number_or_by_the_batch_that_used_it(copy: RunFolder) -> None:
     what = remove_sample(copy, random.Random(1))
     assert "without" in what
-    assert "is missing: it was removed" in findings(copy)
+    assert "is missing, because it was removed" in findings(copy)
 
 
 def test_a_fact_without_a_digest_and_two_facts_with_one_number_are_found(copy: RunFolder) -> None:
@@ -107,8 +107,8 @@ def test_a_fact_without_a_digest_and_two_facts_with_one_number_are_found(copy: R
             "INSERT INTO incidents SELECT seq, 'incident', 'the same number' FROM batches WHERE step = 2 LIMIT 1"
         )
         db.commit()
-    assert "the incident 'made up': it has no digest" in findings(copy)
-    assert "is that of another fact" in findings(copy)
+    assert "the incident 'made up' has no digest" in findings(copy)
+    assert "is also the number of another fact" in findings(copy)
 
 
 def test_the_end_of_the_ledger_cannot_be_cut_off(copy: RunFolder) -> None:
@@ -173,14 +173,14 @@ def test_a_byte_of_any_sealed_file_is_found(run: RunFolder, tmp_path: Path) -> N
         assert name in findings(folder)
         path.write_bytes(before)
     (folder.root / "segments" / "999999.seg").write_bytes(b"new")
-    assert "999999.seg is not in seal.json: it was added" in findings(folder)
+    assert "999999.seg is not in seal.json, because it was added later" in findings(folder)
 
 
 def test_a_sample_cannot_be_declared_purged(copy: RunFolder) -> None:
     with closing(sqlite3.connect(copy.ledger)) as db:
         db.execute("UPDATE samples SET file = NULL WHERE group_id = 1 AND sample_index = 0")
         db.commit()
-    assert "group 1 sample 0: it is recorded as purged, but " in findings(copy)
+    assert "group 1 sample 0 is recorded as removed, but " in findings(copy)
 
 
 # ---------------------------------------------------------------- what is no difference
@@ -198,14 +198,14 @@ def test_digests_remain_when_tokens_are_purged(copy: RunFolder) -> None:
     with closing(sqlite3.connect(copy.ledger)) as db:
         db.execute("UPDATE samples SET value = 0.125 WHERE file IS NULL AND group_id = 1")
         db.commit()
-    assert "group 1 sample 0: it differs from its digest" in findings(copy)
+    assert "group 1 sample 0 differs from its digest" in findings(copy)
 
 
 def test_a_ledger_without_digests_is_recounted_and_says_so(copy: RunFolder) -> None:
     make_old(copy.ledger)
     found = verify(copy)
     assert found.findings == []
-    assert "the ledger has schema 1: it was recorded before digests existed" in found.notes
+    assert "the ledger has schema version 1, which does not record digests" in found.notes
     assert "7 steps" not in found.counts[1]
 
 
@@ -219,11 +219,14 @@ def test_a_migrated_ledger_has_digests_from_then_on(tmp_path: Path) -> None:
     folder.config.write_text("num_steps: 4\ngroups_per_step: 1\ngroup_size: 1\n")
     found = verify(folder)
     assert found.findings == []
-    assert "facts 1 to 7 were recorded before digests existed: they are recounted only" in found.notes
+    assert (
+        "facts 1 to 7 have no digests, because an earlier version of areal_like recorded them; they were only recounted"
+        in found.notes
+    )
     with closing(sqlite3.connect(folder.ledger)) as db:
         db.execute("UPDATE samples SET value = 0.5 WHERE group_id = 2")
         db.commit()
-    assert "group 2 sample 0: it differs from its digest" in findings(folder)
+    assert "group 2 sample 0 differs from its digest" in findings(folder)
 
 
 def test_a_step_that_is_trained_again_has_the_same_policy_digest(tmp_path: Path) -> None:
@@ -256,7 +259,7 @@ def test_an_open_ledger_is_verified_as_of_its_last_commit(tmp_path: Path) -> Non
 def test_exit_status_and_output(run: RunFolder, copy: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run.root)]) == 0
     shown = capsys.readouterr().out
-    assert "everything that was checked holds" in shown
+    assert "all checks passed" in shown
     assert f"policy digest: {verify(run).policy_digest}" in shown
     swap_rewards(copy, random.Random(0))
     assert main(["verify", str(copy.root)]) == 1
@@ -276,7 +279,7 @@ def test_the_final_model_finds_its_run(
     moved = tmp_path / "moved"
     shutil.copytree(run.final, moved)
     assert main(["verify", str(moved)]) == 2
-    assert "name the run: --run RUN" in capsys.readouterr().err
+    assert "specify the run with --run RUN" in capsys.readouterr().err
     assert main(["verify", str(moved), "--run", str(run.root)]) == 0
     flip_byte(moved / "model.safetensors", random.Random(0))
     assert main(["verify", str(moved), "--run", str(run.root)]) == 1
@@ -291,7 +294,7 @@ def test_a_final_model_with_other_weights_and_a_provenance_that_fits_is_found(co
     data[-1] ^= 1
     (copy.final / "model.safetensors").write_bytes(data)
     write_provenance(copy.final, copy.checkpoints / "step_000006")
-    assert f"{copy.final}: tensor w is not that of checkpoint step_000006" in findings(copy)
+    assert f"{copy.final}: the tensor w differs from the one in checkpoint step_000006" in findings(copy)
 
 
 def test_a_damaged_ledger_file_is_a_finding(copy: RunFolder) -> None:

@@ -67,7 +67,7 @@ def found(kind: str, *rows: Row, **options: Any) -> list[str | None]:
         ({"problem": "Ã la carte, naïve, “quoted”, 5 − 3"}, None),
         ({"problem": "a\x00b"}, "control character"),
         ({"problem": "tab\tand\nline"}, None),
-        ({"problem": "half \ud83d"}, "half of a surrogate pair"),
+        ({"problem": "half \ud83d"}, "an unpaired surrogate"),
         ({"note": ["deep", {"text": "\x07"}]}, "control character"),
         ({"problem": "Find $\\frac{1}{2$."}, "unbalanced markup"),
         ({"problem": "Find $\\frac{1}{2}."}, "unbalanced markup"),
@@ -134,7 +134,7 @@ def test_language() -> None:
     assert found("language", row(), german, formulas) == [None, "other language", None]
     spanish = row("Los números primos entre veinte y cuarenta son muy pocos.")
     assert found("language", german, spanish, allowed=["de"]) == [None, "other language"]
-    with pytest.raises(UserError, match="no language `xx`"):
+    with pytest.raises(UserError, match="there is no language `xx`"):
         found("language", row(), allowed=["xx"])
 
 
@@ -315,7 +315,7 @@ def test_toxic_words_are_whole_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OperationError, match="not a probability"):
         found("toxic", row(), classifier="judging:odd")
     words.write_text("\n")
-    with pytest.raises(UserError, match="no words in the file"):
+    with pytest.raises(UserError, match="contains no words"):
         found("toxic", row(), words=str(words))
 
 
@@ -330,10 +330,10 @@ def test_pass_rate(tmp_path: Path) -> None:
     verdicts.write_text('{"id": null, "value": 0}\n' * 2 + '{"id": "hard", "value": 0}\n' * 2)
     assert found("pass_rate", row(), row(id=""), row(id=None), verdicts=str(verdicts)) == [None] * 3
     verdicts.write_bytes(b'{"id": "\xff", "value": 1}\n')
-    with pytest.raises(UserError, match="is not text in UTF-8"):
+    with pytest.raises(UserError, match="is not UTF-8 text"):
         found("pass_rate", row(), verdicts=str(verdicts))
     verdicts.write_text('{"id": 1}\n')
-    with pytest.raises(UserError, match=r"verdicts.jsonl:1: is not a verdict"):
+    with pytest.raises(UserError, match=r"verdicts.jsonl:1: the line is not a verdict"):
         found("pass_rate", row(), verdicts=str(verdicts))
 
 
@@ -345,7 +345,7 @@ def test_a_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(tmp_path)
     assert found("my_stages:few", row("word"), row()) == ["few words", None]
     assert found("my_stages:few", row(), least=50) == ["few words"]
-    with pytest.raises(OperationError, match="it returned 3"):
+    with pytest.raises(OperationError, match="the function returned 3"):
         found("my_stages:odd", row())
     with pytest.raises(UserError, match="unknown most"):
         found("my_stages:few", row(), most=3)
