@@ -139,7 +139,7 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
 
     if is_offline_file(config, overrides):
         raise UserError(
-            "this config trains from files, so there are no rewards to probe",
+            "this config trains on the answers in its files, so there are no rewards to probe",
             where=config,
             remedy="use the tool validate instead",
         )

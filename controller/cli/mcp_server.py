@@ -27,13 +27,13 @@ Order = Literal["newest", "worst", "best", "given"]
 
 
 def serve() -> int:
-    """Serve until standard input ends; return the exit status. Raises UserError if the package mcp is missing."""
+    """Serve until standard input ends; return the exit status. Raises UserError if the `mcp` package is missing."""
     try:
         server = make_server()
     except ImportError as error:
         from controller.doctor.versions import how_to_install
 
-        raise UserError("the package mcp is not installed", remedy=how_to_install("mcp")) from error
+        raise UserError("the `mcp` package is not installed", remedy=how_to_install("mcp")) from error
     status = 0
     try:
         server.run("stdio")
@@ -43,7 +43,7 @@ def serve() -> int:
 
 
 def make_server() -> MCPServer[Any]:
-    """Make the server with its tools. Raises ImportError if the package mcp is missing."""
+    """Make the server with its tools. Raises ImportError if the `mcp` package is missing."""
     from mcp.server.mcpserver import MCPServer
     from mcp.types import ToolAnnotations
 

@@ -46,7 +46,7 @@ def add_verify(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "--spot", type=processes, default=0, metavar="N",
         help="also recompute the log-probs of N random samples on the CPU, from checkpoints",
     )  # fmt: skip
-    verify.add_argument("--seed", type=whole, default=0, metavar="S", help="random seed of --spot (default: 0)")
+    verify.add_argument("--seed", type=whole, default=0, metavar="S", help="random seed for --spot (default: 0)")
     verify.add_argument(
         "--run",
         default="",

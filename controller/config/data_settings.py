@@ -18,7 +18,7 @@ class DataSource(Settings):
     path: str | None = None
     """JSON Lines (.jsonl, .jsonl.gz), .json or .parquet; a file or a glob; relative to the current folder."""
     dataset: str | None = None
-    """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
+    """A Hugging Face dataset: hub name or local folder (needs the `[datasets]` extra)."""
     generator: str | None = None
     """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, `episodes` (for environments that generate their own
     tasks), or `module:function` of your own, called as function(seed, split, limit=..., options=...).

@@ -252,7 +252,7 @@ def _read_parquet(path: Path, limit: int | None) -> RawRows:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise UserError(
-            "reading Parquet files requires the extra `datasets`",
+            "reading Parquet files requires the `datasets` extra",
             where=str(path),
             remedy="pip install 'areal-like[datasets]'",
         ) from error
@@ -274,7 +274,7 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
         import datasets
     except ImportError as error:
         raise UserError(
-            "the package datasets is not installed", where=where, remedy="pip install 'areal-like[datasets]'"
+            "the `datasets` package is not installed", where=where, remedy="pip install 'areal-like[datasets]'"
         ) from error
     folder = Path(name).expanduser()
     try:

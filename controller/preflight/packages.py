@@ -23,7 +23,7 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.attention == "flash_attn" and find_spec("flash_attn") is None:
         yield Problem(
             ("trainer.attention",),
-            "the package flash_attn is not installed",
+            "the `flash_attn` package is not installed",
             "pip install 'areal-like[flash-attn]', or set trainer.attention: auto (torch's own kernel)",
         )
     for required in backend_of(config).packages:

@@ -118,7 +118,7 @@ class RunData:
             )
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(
-                f"the folder contains no readable data of a run ({'; '.join(problems)})",
+                f"the folder contains no readable run data ({'; '.join(problems)})",
                 where=str(folder.root),
                 remedy="specify the folder of a run, such as runs/<name>",
             )

@@ -207,7 +207,7 @@ def plotly_js() -> str:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    raise UserError("the package plotly is not installed", where="report", remedy="pip install plotly")
+    raise UserError("the `plotly` package is not installed", where="report", remedy="pip install plotly")
 
 
 def write_page(path: Path, page: str) -> None:

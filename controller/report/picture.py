@@ -91,7 +91,7 @@ def _new_figure(width_in: float, height_in: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(
-            "the package matplotlib is not installed", where="report", remedy="pip install matplotlib"
+            "the `matplotlib` package is not installed", where="report", remedy="pip install matplotlib"
         ) from error
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained", facecolor=LIGHT["paper"])
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]

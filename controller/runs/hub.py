@@ -18,7 +18,7 @@ def check_repository(repository: str) -> None:
     try:
         from huggingface_hub.utils import HFValidationError, validate_repo_id
     except ImportError as error:
-        what = "the package huggingface_hub is not installed"
+        what = "the `huggingface_hub` package is not installed"
         raise UserError(what, where=KEY, remedy="pip install huggingface_hub") from error
     try:
         validate_repo_id(repository)

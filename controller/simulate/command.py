@@ -205,7 +205,7 @@ def _describe(setup: plan.Setup) -> None:
         )
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
-        print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; assumed efficiencies: {reached}")
+        print(f"{setup.gpus:,} x {setup.gpu.name} for {setup.model.name}; assumed efficiencies: {reached}")
     print("the simulation uses the real coordinator, but a model of the machines; verify a plan with a short run")
 
 

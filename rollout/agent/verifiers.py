@@ -1,4 +1,4 @@
-"""The workflow `verifiers`: episodes of an environment of the package verifiers, against the policy's address.
+"""The workflow `verifiers`: episodes of an environment of the `verifiers` package, against the policy's address.
 
 An episode runs in bridges/verifiers_episode.py, in a separate process; tokens and verdicts are handled by workflow.py,
 which this workflow builds on.
@@ -130,7 +130,7 @@ def version_in(interpreter: str) -> str:
         return found
     reason = f" ({asked.stderr.strip().splitlines()[-1]})" if asked.stderr.strip() else ""
     raise UserError(
-        f"the package verifiers is not installed for {interpreter}{reason}",
+        f"the `verifiers` package is not installed for {interpreter}{reason}",
         where=where,
         remedy=REMEDY,
     )

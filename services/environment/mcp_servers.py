@@ -52,7 +52,7 @@ class McpServer:
             what = f"the description of the MCP server is invalid: {seen}"  # without values, which may be secrets
             raise UserError(what, where=where, remedy=_FORM)
         if find_spec("mcp") is None:
-            raise UserError("the package mcp is not installed", where=where, remedy="pip install 'areal-like[mcp]'")
+            raise UserError("the `mcp` package is not installed", where=where, remedy="pip install 'areal-like[mcp]'")
         self._name, self._spec = name, spec
         self._holder: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] | None = None

@@ -13,7 +13,7 @@ from areal_like.errors import UserError
 from services.environment.adapters import actions
 from services.environment.adapters.gymnasium import GymnasiumEnvironment
 
-needs_package = pytest.mark.skipif(find_spec("gymnasium") is None, reason="the extra `gymnasium` is not installed")
+needs_package = pytest.mark.skipif(find_spec("gymnasium") is None, reason="the `gymnasium` extra is not installed")
 LAKE = {"id": "FrozenLake-v1", "make": {"is_slippery": False}, "actions": ["left", "down", "right", "up"]}
 
 
@@ -146,5 +146,5 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError) as caught:
         GymnasiumEnvironment(id="FrozenLake-v1")
     assert str(caught.value) == (
-        "reward.environment.kind: the package gymnasium is not installed -> pip install 'areal-like[gymnasium]'"
+        "reward.environment.kind: the `gymnasium` package is not installed -> pip install 'areal-like[gymnasium]'"
     )

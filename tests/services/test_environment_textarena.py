@@ -14,7 +14,7 @@ from areal_like.errors import UserError
 from services.environment.adapters import actions
 from services.environment.adapters.textarena import TextArenaEnvironment
 
-needs_package = pytest.mark.skipif(find_spec("textarena") is None, reason="the extra `textarena` is not installed")
+needs_package = pytest.mark.skipif(find_spec("textarena") is None, reason="the `textarena` extra is not installed")
 GUESS = "GuessTheNumber-v0"
 
 

@@ -29,7 +29,7 @@ STDIO = {
         "env": {"WHOM": "you", "PYTHONPATH": os.pathsep.join(sys.path)},
     }
 }
-needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
+needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the `mcp` package is not installed")
 
 
 def play(mcp: dict[str, Any], *turns: tuple[float, ToolCall]) -> tuple[Step, list[Step]]:
@@ -103,7 +103,9 @@ def test_server_of_another_form_is_refused(spec: Any) -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.environment.mcp_servers.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"where: the package mcp is not installed -> pip install 'areal-like\[mcp\]'"):
+    with pytest.raises(
+        UserError, match=r"where: the `mcp` package is not installed -> pip install 'areal-like\[mcp\]'"
+    ):
         McpServer("a", {"url": "http://127.0.0.1:1"}, "where")
 
 

@@ -132,7 +132,7 @@ def import_ray() -> Any:
         import ray.util.scheduling_strategies  # Ray does not by itself
     except ImportError as error:
         raise UserError(
-            "the package ray is not installed",
+            "the `ray` package is not installed",
             where="launch.kind: ray",
             remedy="pip install 'areal-like[ray]', or set kind: local",
         ) from error

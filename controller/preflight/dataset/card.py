@@ -109,7 +109,7 @@ class Card:
                 lines.append(f"| {text} | {cells} |")
         lines += ["", "## Languages", ""]
         if self.languages is None:
-            lines.append("Not detected: the extra `data` is not installed.")
+            lines.append("Not detected: the `data` extra is not installed.")
         elif not self.languages:
             lines.append("No prompt has enough letters.")
         else:

@@ -1,4 +1,4 @@
-"""Imports the libraries of the extra `data` when a stage needs them."""
+"""Imports the libraries of the `data` extra when a stage needs them."""
 
 from __future__ import annotations
 

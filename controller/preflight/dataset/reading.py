@@ -156,7 +156,7 @@ def _parquet(path: Path) -> Iterator[Line]:
     except ImportError as error:
         remedy = "pip install 'areal-like[datasets]'"
         raise UserError(
-            "reading Parquet files requires the extra `datasets`", where=str(path), remedy=remedy
+            "reading Parquet files requires the `datasets` extra", where=str(path), remedy=remedy
         ) from error
     try:
         index = 0

@@ -176,7 +176,7 @@ class Attempts(Generic[ClientT]):
                 async for event in events:
                     await self._proved(live)
                     if event.error is not None:
-                        raise ServerRefused("a request for an answer", 200, bytes(event.error).decode(errors="replace"))
+                        raise ServerRefused("a generation request", 200, bytes(event.error).decode(errors="replace"))
                     if running.is_void or (expected is not None and _is_overtaken(event, expected)):
                         self._spawn_abort(live.client, running.ticket)
                         self.num_dropped += len(event.output_ids)

@@ -1,4 +1,4 @@
-"""The environment `gymnasium`: an environment of the package gymnasium whose actions a policy can write.
+"""The environment `gymnasium`: an environment of the `gymnasium` package whose actions a policy can write.
 
 It converts texts to actions and observations to texts. Only the action spaces `Text` and `Discrete` are supported, and
 no images.

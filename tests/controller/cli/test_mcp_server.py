@@ -17,7 +17,7 @@ from made_run import write_run
 
 from controller.cli.main import main
 
-mcp = pytest.importorskip("mcp", reason="the package mcp is not installed")
+mcp = pytest.importorskip("mcp", reason="the `mcp` package is not installed")
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOOLS = {"list_runs", "status", "why", "samples", "report_summary", "validate", "probe", "simulate"}
 JOB = """\
@@ -132,7 +132,7 @@ def test_without_its_package_the_command_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     assert main(["mcp"]) == 2
     assert capsys.readouterr().err.startswith(
-        "error: the package mcp is not installed -> pip install 'areal-like[mcp]'"
+        "error: the `mcp` package is not installed -> pip install 'areal-like[mcp]'"
     )
 
 

@@ -81,7 +81,7 @@ def test_devices_are_the_ones_ray_shows_each_process():
 
 def test_cluster_that_is_not_there_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
     """Ray itself tries for more than ten minutes."""
-    pytest.importorskip("ray", reason="the package ray is not installed")
+    pytest.importorskip("ray", reason="the `ray` package is not installed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(UserError, match=f"no Ray cluster is reachable at `{address}`"):

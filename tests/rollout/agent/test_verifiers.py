@@ -90,7 +90,7 @@ def test_without_the_package_the_extra_and_the_option_are_named(monkeypatch: pyt
     with pytest.raises(UserError) as caught:
         made()
     assert str(caught.value).startswith(
-        f"rollout.workflow_options.python: the package verifiers is not installed for {sys.executable} -> "
+        f"rollout.workflow_options.python: the `verifiers` package is not installed for {sys.executable} -> "
         "pip install 'areal-like[verifiers]', or set the interpreter"
     )
 

@@ -62,7 +62,7 @@ def test_without_the_library_languages_are_not_detected(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "py3langid.langid", None)
     found = made({"prompt": "abc", "answer": 1})
     assert found.languages is None
-    assert "the extra `data` is not installed" in found.as_markdown("set", {"sources": []})
+    assert "the `data` extra is not installed" in found.as_markdown("set", {"sources": []})
 
 
 def test_english_is_recognised_without_the_library() -> None:
