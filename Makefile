@@ -40,7 +40,7 @@ vllm-cpu:
 vllm-cpu-if-possible:
 	@$(MAKE) --no-print-directory vllm-cpu || echo "no vLLM here: the tests that need it are skipped"
 
-# verifiers and OpenEnv, in environments of their own on top of $(VENV); rebuilt when their pins change.
+# verifiers, OpenEnv and TRL, in environments of their own on top of $(VENV); rebuilt when their pins change.
 ecosystem: $(VENV)/.installed-dev
 	@$(BIN)/python tests/fixtures/ecosystem/build.py .venv-ecosystem
 

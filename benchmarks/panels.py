@@ -62,16 +62,23 @@ def _learning_curves(result: Result) -> list[Panel]:
 
 
 def _quickstart_curves(part: Result) -> Panel:
-    rows = [row for row in part["rows"] if row["seed"] == part["seeds"][0]]
-    places = [float(step) for step, _ in rows[0]["curve"]]
-    series = [Series(row["job"], [accuracy for _, accuracy in row["curve"]]) for row in rows]
-    return Panel(f"quickstart, seed {part['seeds'][0]}: greedy accuracy", places, series, axis="step")
+    """The jobs of the first seed, or all seeds of a single job."""
+    places = [float(step) for step, _ in part["rows"][0]["curve"]]
+    jobs = list(dict.fromkeys(row["job"] for row in part["rows"]))
+    is_single, first = len(jobs) == 1, part["seeds"][0]
+    series = [
+        Series(f"seed {row['seed']}" if is_single else row["job"], [accuracy for _, accuracy in row["curve"]])
+        for row in part["rows"]
+        if is_single or row["seed"] == first
+    ]
+    title = jobs[0] if is_single else f"seed {first}"
+    return Panel(f"quickstart, {title}: greedy accuracy", places, series, axis="step")
 
 
 def _objectives(result: Result) -> list[Panel]:
     panels = []
     for name, part in result["parts"].items():
-        if name == "quickstart":
+        if name.partition(",")[0] == "quickstart":
             panels.append(_quickstart_curves(part))
             continue
         is_cosine = name.startswith("gradients")

@@ -4,14 +4,15 @@
     python -m benchmarks.objectives curves                   accuracy where every sample is exactly k versions old
     python -m benchmarks.objectives curves --task long       the same on long answers
     python -m benchmarks.objectives quickstart --seeds 1     the quickstart with each objective's line of configuration
+    python -m benchmarks.objectives quickstart --variants online_dpo     five seeds of one of them
     python -m benchmarks.objectives gradients --quick        a minute; writes nothing
     python -m benchmarks.objectives curves --variants decoupled,vespo --lags 0,64 --seeds 1,2,3
 
 `gradients` and `curves` have the trainer's own step and the embedded engine in one process, so that the lag is exact.
 What they compare is in variants.py, each as a section of configuration; `quickstart` runs the jobs of quickstarts.py.
 Each variant of `curves` has the same budget of tuning: three learning rates at lag TUNING_LAG, on a seed that does not
-count. A result has a part for each question and task; a call measures one part. `--go-on` takes the rows of an
-interrupted call.
+count. A result has a part for each question and task, and for `quickstart` with `--variants`; a call measures one part.
+`--go-on` takes the rows of an interrupted call.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main() -> None:
     if options.part == "quickstart":
         names, seeds = (["cispo"], [1]) if options.quick else (names, options.seeds)
         result = quickstarts.measure(measured, names, seeds, options.runs_dir.resolve())
-        publish(parser, options, "quickstart", result, measured)
+        publish(parser, options, ", ".join(["quickstart", *(names if options.variants else ())]), result, measured)
         return
     with pool_of(options.processes) as pool:
         jobs = Jobs(pool, measured, options.runs_dir.resolve(), is_quick=options.quick)
@@ -74,10 +75,16 @@ def main() -> None:
 def publish(
     parser: argparse.ArgumentParser, options: argparse.Namespace, part: str, result: Row, measured: Measured
 ) -> None:
-    """Write a part of the result: over the published one with all variants, else with the runs."""
+    """Write a part of the result: over the published one if it is complete, else with the runs.
+
+    `gradients` and `curves` are complete with all variants. Some jobs of the quickstart are a part of their own, which
+    is complete with all seeds.
+    """
     if not options.quick:
         published = folders.RESULTS / f"{QUESTION}.json"
-        is_default = all(getattr(options, key) == parser.get_default(key) for key in ("variants", "steps"))
+        keys = ("seeds",) if part.startswith("quickstart, ") else ("variants", "steps")
+        defaults = parser.parse_args([options.part])
+        is_default = all(getattr(options, key) == getattr(defaults, key) for key in keys)
         path = published if options.replace or is_default else next_to_runs(QUESTION, options)
         parts = parts_with(path, part, command_of(QUESTION), result)
         print(f"written to {write(QUESTION, command_of(QUESTION), {'parts': parts}, path)}")

@@ -2,10 +2,10 @@
 
 The default objective trains on-policy for MEASURED_AT[-1] steps; the weights of every version are kept. At each version
 of MEASURED_AT and for each lag k, the version k steps older samples NUM_BATCHES batches, which every variant gets. No
-update follows. The reference is the on-policy gradient with the variant's own advantage and aggregation, the mean over
-REFERENCE_BATCHES batches that the current version samples. `single`: mean cosine of one batch's gradient with the
-reference. `mean`: of the mean gradient over the batches, which has less noise. `norm`: norm of that mean over the norm
-of the reference. Lag 0 shows what sampling noise alone leaves.
+update follows. The reference is the on-policy gradient with the variant's own advantage and aggregation
+(`reference_of`), the mean over REFERENCE_BATCHES batches that the current version samples. `single`: mean cosine of one
+batch's gradient with the reference. `mean`: of the mean gradient over the batches, which has less noise. `norm`: norm
+of that mean over the norm of the reference. Lag 0 shows what sampling noise alone leaves.
 """
 
 from __future__ import annotations

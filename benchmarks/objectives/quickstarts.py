@@ -1,5 +1,6 @@
 """Part `quickstart`: the whole quickstart job with the line of configuration of each objective, as docs/algorithms.md
-and docs/lora.md give it. Distillation has the first job of the same seed as its teacher.
+and docs/lora.md give it. Distillation has the first job of the same seed as its teacher. With `--variants` some jobs
+are a part of their own, named after them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from areal_like.metrics import read_jsonl
 from benchmarks.measured import Measured
 from benchmarks.objectives.task import CONFIG
-from benchmarks.runs import train
+from benchmarks.runs import mean_interval, train
 from controller.run_folder.run_folder import RunFolder
 
 OFF = 'trainer.loss.weight.mode="off"'
@@ -44,7 +45,16 @@ def measure(measured: Measured, names: Sequence[str], seeds: Sequence[int], runs
             rows.append({"job": name, "seed": seed, **_job(measured, name, seed, runs_dir, done)})
             shown = "  ".join(f"{step}: {accuracy:.3f}" for step, accuracy in rows[-1]["curve"])
             print(f"{name:16} seed {seed}  {shown}", flush=True)
-    return {"seeds": list(seeds), "jobs": {name: list(JOBS[name]) for name in names}, "rows": rows}
+    summary = {name: _summary([row for row in rows if row["job"] == name]) for name in names}
+    return {
+        "seeds": list(seeds), "jobs": {name: list(JOBS[name]) for name in names}, "summary": summary, "rows": rows,
+    }  # fmt: skip
+
+
+def _summary(rows: Sequence[Row]) -> Row:
+    """Mean and half width of its 95 % interval over the seeds of a job, before and after training."""
+    ends = {"before": 0, "after": -1}
+    return {name: list(mean_interval([row["curve"][place][1] for row in rows])) for name, place in ends.items()}
 
 
 def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[str, Row]) -> Row:

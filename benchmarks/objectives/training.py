@@ -15,6 +15,7 @@ from trainer.backends.torch_single import TorchBackend
 from trainer.config import TrainerSettings
 from trainer.model.attention import choose
 from trainer.model.model import load_causal_lm
+from trainer.objectives.registry import needs_reference
 from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
@@ -38,7 +39,7 @@ class Watched(TorchBackend):
 
 
 class Training:
-    """A model and its step. is_watched: gradients are kept and never applied."""
+    """A model and its step. is_watched: gradients are kept and never applied. A reference model is the starting one."""
 
     def __init__(
         self, model: Path, settings: TrainerSettings, *, num_steps: int, groups: int, is_watched: bool = False
@@ -51,7 +52,8 @@ class Training:
         self._model = load_causal_lm(model)
         ready_model(self._model, setup)
         self._backend = (Watched if is_watched else TorchBackend)(self._model, setup)
-        self._step = TrainStep(self._backend, setup, groups_per_step=groups)
+        reference = load_causal_lm(model) if needs_reference(settings.loss, settings.advantage) else None
+        self._step = TrainStep(self._backend, setup, groups_per_step=groups, reference=reference)
 
     def weights(self) -> Weights:
         """A copy."""

@@ -10,7 +10,10 @@ from benchmarks.tables.form import Result, table
 def objectives(result: Result) -> str:
     """For each part a line for each variant, a column for each lag."""
     kinds = {"gradients": _gradients, "curves": _curves, "quickstart": _quickstart}
-    return "\n\n".join(kinds[name.partition(",")[0]](name, part) for name, part in result["parts"].items())
+    return "\n\n".join(
+        f"{kinds[name.partition(',')[0]](name, part)}\n\n<small>`{part['command']}`, {part['date']}.</small>"
+        for name, part in result["parts"].items()
+    )
 
 
 def _quickstart(name: str, part: Result) -> str:
@@ -19,6 +22,11 @@ def _quickstart(name: str, part: Result) -> str:
          row["audit"])
         for row in part["rows"]
     ]  # fmt: skip
+    if (num_seeds := len(part["seeds"])) > 1:
+        rows += [
+            (f"`{job}`, {num_seeds} seeds", f"before: {_cell(ends['before'])}, after: {_cell(ends['after'])}", "")
+            for job, ends in part["summary"].items()
+        ]
     return f"**{name}**, greedy accuracy on held-out prompts\n\n{table(('job', 'step: accuracy', 'audit'), rows)}"
 
 

@@ -8,7 +8,8 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from areal_like.config import ModelSettings
 from areal_like.trajectory import Segment
 from areal_like.weights.payload_layout import TensorBytes
 from areal_like.weights.process_group import GroupCall
@@ -26,6 +28,11 @@ from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.engine.sglang.client import SGLangClient
 from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
+from trainer.adapter import PolicyAdapter
+from trainer.config import LoraSettings
+from trainer.export import named_tensors
+from trainer.model.lora import is_adapters
+from trainer.model.model import load_causal_lm
 from trainer.weights.group_root import GroupRoot
 
 VOCAB, CONTEXT, SLOTS = 48, 160, 16
@@ -81,6 +88,28 @@ class World:
             data = memoryview(flat.reshape(-1).view(torch.uint8).numpy().data)
             payload[name] = TensorBytes("float32", tuple(flat.shape), data)
         return self.stores["disk" if version % 2 else "shm"].publish(version, "l0", payload)
+
+    def publish_adapter(self, version: int, base: int, publish: Literal["merged", "adapter"], folder: Path) -> Path:
+        """The trainer's publication of a random adapter on another version, whose model goes to `folder`/base. The
+        version itself is transformers with peft, which reads the trainer's files of the adapter."""
+        from peft import PeftModel
+
+        self.models[base].save_pretrained(folder / "base")
+        policy = load_causal_lm(folder / "base")
+        settings = LoraSettings(rank=4, alpha=8.0, publish=publish)
+        spec: Any = SimpleNamespace(model=ModelSettings(path=str(folder / "base")), seed=1, resume_from=None)
+        adapter = PolicyAdapter.add(policy, settings, spec)
+        generator = torch.Generator().manual_seed(version)
+        for name, parameter in policy.named_parameters():
+            if is_adapters(name):
+                parameter.data.normal_(std=0.2, generator=generator)
+        weights = named_tensors(policy)
+        (folder / "adapter").mkdir()
+        adapter.files(policy).write(folder / "adapter", weights)
+        self.models[version] = PeftModel.from_pretrained(
+            load_causal_lm(folder / "base"), str(folder / "adapter")
+        ).eval()
+        return self.stores["shm"].publish(version, "l0", *adapter.version_of(weights))
 
     def published(self, version: int) -> tuple[WeightManifest, memoryview]:
         """Manifest and payload of a version in shared memory or on disk."""

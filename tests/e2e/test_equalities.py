@@ -1,4 +1,5 @@
-"""Runs that must end with the same weights, bit for bit: sync, and bound 0 with each of its processes killed once.
+"""Runs that must end with the same weights, bit for bit: sync, and bound 0 with each of its processes killed once;
+sync with online DPO, killed and not.
 
 python -m benchmarks.equalities compares all four combinations over several seeds.
 """
@@ -11,6 +12,7 @@ import signal
 import pytest
 
 from benchmarks.equalities import JOB, MODES
+from benchmarks.objectives.quickstarts import JOBS
 from controller.runs.replay.tensors import digests_in
 
 pytestmark = pytest.mark.e2e
@@ -36,3 +38,22 @@ def test_bound_0_with_trainer_worker_and_controller_killed_ends_with_the_weights
     assert resumed.summary["audit"] == "clean"
     assert resumed.summary["trainer_restarts"] >= 1
     assert digests_in(run.folder / "final") == digests_in(sync.folder / "final")
+
+
+@pytest.mark.thorough
+def test_online_dpo_killed_and_resumed_ends_with_the_weights_of_a_run_that_was_not(areal, quickstart, own_forkserver):
+    words = [*JOB, *MODES["sync"], *JOBS["online_dpo"]]
+    whole = areal("train", quickstart, *words)
+    assert whole.wait() == 0, whole.output
+    assert any(row.get("dpo_pairs", 0.0) > 0 for row in whole.metrics("step")), "no pair: nothing was trained"
+    cut = areal("train", quickstart, *words)
+    cut.wait_for_step(4)
+    family = cut.family()
+    os.kill(cut.process.pid, signal.SIGKILL)
+    assert not cut.survivors(family, timeout_s=60)
+    assert not (cut.folder / "final").exists()
+    own_forkserver()
+    resumed = areal("resume", str(cut.folder))
+    assert resumed.wait() == 0, resumed.output
+    assert resumed.summary["audit"] == "clean"
+    assert digests_in(cut.folder / "final") == digests_in(whole.folder / "final")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -11,23 +10,30 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controller.runs.replay.tensors import digests_in
+
 pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHORT = ["max_steps=60", "trainer.checkpoint.every_steps=5", "batch_size=64", "metrics.report=false"]
-
-
-def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "final" / "model.safetensors").read_bytes()).hexdigest()
+LORA = "trainer.lora={rank: 4}"
+KINDS = {
+    "sft": ["sft", "offline/sft"],
+    "sft, LoRA": ["sft", "offline/sft", LORA],
+    "dpo": ["dpo", "offline/dpo"],
+    "ipo, LoRA": ["dpo", "offline/dpo", "dpo.loss=ipo", LORA],
+    "reward model": ["reward-model", "offline/reward_model"],
+    "reward model, LoRA": ["reward-model", "offline/reward_model", LORA],
+}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
-def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir, lora):
-    words = [*SHORT, f"runs_dir={runs_dir}", f"trainer.lora={lora}"]
-    whole = run_class(["sft", "offline/sft", "name=whole", *words], REPOSITORY, runs_dir)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, runs_dir, kind):
+    words = [*SHORT, f"runs_dir={runs_dir}"]
+    whole = run_class([*KINDS[kind], "name=whole", *words], REPOSITORY, runs_dir)
     assert whole.wait() == 0, whole.output
-    cut = run_class(["sft", "offline/sft", "name=cut", *words], REPOSITORY, runs_dir)
+    cut = run_class([*KINDS[kind], "name=cut", *words], REPOSITORY, runs_dir)
     cut.wait_for_step(12)
     family = cut.family()
     os.kill(cut.process.pid, signal.SIGKILL)
@@ -42,7 +48,9 @@ def test_a_killed_and_resumed_run_ends_with_the_same_model(run_class, tmp_path, 
     again = run_class(["resume", str(cut.folder)], tmp_path, runs_dir)
     assert again.wait() == 0, again.output
     assert "continuing from step" in again.output
-    assert digest(cut.folder) == digest(whole.folder)
+    final = digests_in(cut.folder / "final")
+    assert final
+    assert final == digests_in(whole.folder / "final")
 
     looked = run_class(["report", str(cut.folder)], tmp_path, runs_dir)
     assert looked.wait() == 0, looked.output

@@ -54,6 +54,19 @@ VERSIONS: dict[str, Any] = {
     },
 }  # fmt: skip
 VERSION_STEPS = 4
+CORRECTIONS: dict[str, Any] = {
+    "loss": {
+        "corrections": [
+            {"kind": "icepop", "options": {"low": 0.05, "high": 20.0}},
+            {"kind": "veto", "options": {"min_ratio": 0.05}},
+            {"kind": "geometric_mask", "options": {"low": 0.2, "high": 10.0}},
+            {"kind": "staleness_weight"},
+            {"kind": "opsm", "options": {"max_kl": 1.0}},
+            {"kind": "m2po", "options": {"max_second_moment": 0.5}},
+        ],
+    },
+}  # fmt: skip
+CORRECTION_STEPS = 2
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +116,7 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
             stage.scene("fsdp-bfloat16", 2, {**fsdp, "precision": "bfloat16"}, until=2),
             stage.scene("fsdp-bad", 2, fsdp, until=2, bad_step=1),
             stage.scene("fsdp-from-torch", 2, fsdp, resume_from=stage.at("torch", HALF)),
+            stage.scene("fsdp-corrections", 2, {**fsdp, **CORRECTIONS}, until=CORRECTION_STEPS),
             stage.scene("fsdp-critic", 2, {**fsdp, **CRITIC}, until=CRITIC_STEPS, save_at=2),
             stage.scene("fsdp-lora", 2, {**fsdp, **LORA}, until=LORA_STEPS, save_at=2),
             stage.scene(
@@ -193,6 +207,19 @@ def test_a_sharded_reference_gives_the_divergence_of_a_whole_one(fsdp: Stage) ->
     (published,) = (fsdp.folder / "fsdp-pieces" / "weights").glob("*.safetensors")
     for folder in (published, fsdp.folder / "fsdp-pieces" / "final" / "model.safetensors"):
         assert all(torch.equal(tensor, saved[name]) for name, tensor in load_file(folder).items())
+
+
+def test_corrections_on_two_ranks_are_those_of_one_process(fsdp: Stage) -> None:
+    """m2po's threshold is found by sums over the ranks."""
+    torch.set_num_threads(1)
+    alone = fsdp.single("torch-corrections", until=CORRECTION_STEPS, **CORRECTIONS)
+    shares = [f"{name}_masked_share" for name in ("icepop", "veto", "geometric_mask", "opsm", "m2po")]
+    assert all(0 < alone[0][name] < 1 for name in shares), alone[0]
+    for a, b in zip(fsdp.metrics("fsdp-corrections"), alone, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        for name in (*shares, "staleness_weight_mean"):
+            assert a[name] == pytest.approx(b[name], rel=1e-6), name
 
 
 def test_a_full_disk_costs_that_checkpoint_and_the_next_one_is_written(fsdp: Stage) -> None:

@@ -6,25 +6,30 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import yaml
 
+import benchmarks.objectives.__main__
+from areal_like.trajectory import Trajectory
+from areal_like.wire.messages import BatchSample
+from benchmarks import folders, runs
 from benchmarks.folders import REPOSITORY
 from benchmarks.measured import Measured
 from benchmarks.objectives import curves, gradients, quickstarts
 from benchmarks.objectives.sampler import Sampler
 from benchmarks.objectives.task import SMALLEST, TASKS, Rows
 from benchmarks.objectives.training import Training
-from benchmarks.objectives.variants import VARIANTS, reference_of, settings_of
+from benchmarks.objectives.variants import VARIANTS, WITHOUT_GRADIENTS, reference_of, settings_of
 from benchmarks.panels import panels_of
 from benchmarks.tables import TABLES
 from controller.config.loading import load_config
 from trainer.export import write_model
 from trainer.model.model import make_model
 from trainer.model.tokenizers import build_tokenizer
-from trainer.objectives.registry import advantage_faults, loss_faults
+from trainer.objectives.registry import CORRECTIONS, OBJECTIVES, advantage_faults, loss_faults
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,22 @@ def test_every_variant_is_a_valid_section(name: str) -> None:
     assert not list(loss_faults(settings.loss, has_versions=settings.version_logprobs is not None))
     for one in (settings, reference_of(name)):
         assert not list(advantage_faults(one.advantage, group_size=TASKS["short"].group_size))
+
+
+def test_every_loss_and_correction_is_compared() -> None:
+    losses = [settings_of(name).loss for name in VARIANTS]
+    assert {loss.kind for loss in losses} == set(OBJECTIVES)
+    left_out = set(CORRECTIONS) - {one.kind for loss in losses for one in loss.corrections}
+    assert left_out == {"icepop", "balance_heuristic", "token_weight"}, "icepop is a mode of the weight"
+
+
+def test_a_reference_has_the_objective_of_its_variant_and_nothing_against_staleness() -> None:
+    loss = reference_of("reinforce_pp").loss
+    assert (loss.kl_coef, loss.kl_in, loss.kl_estimator) == (0.001, "reward", "k1")
+    assert reference_of("dr_grpo").loss.constant_divisor == 48
+    assert [one.kind for one in reference_of("no_eos_mask").loss.corrections] == ["no_eos_mask"]
+    for name in ("veto", "staleness_mask", "dual_clip", "kl_rejection"):
+        assert reference_of(name) == reference_of("decoupled"), name
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -87,16 +108,24 @@ def test_samples_of_a_version_have_the_log_probs_of_its_weights(model: Path, tmp
         assert metrics["ess"] == pytest.approx(1, abs=1e-4)
 
 
+def ended(sample: BatchSample) -> BatchSample:
+    """As if its answer had ended before the token limit; a random model's seldom do."""
+    trajectory: Trajectory = msgspec.structs.replace(sample.trajectory, finish_reason="stop")
+    return msgspec.structs.replace(sample, trajectory=trajectory)
+
+
 def test_gradients_are_kept_and_not_applied_and_agree_with_the_reference_on_its_own_data(
     model: Path, tmp_path: Path
 ) -> None:
     async def batch() -> list:
         async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
             await sampler.load(Training(model, settings_of("decoupled"), num_steps=9, groups=4).weights())
-            return await sampler.batch(0)
+            return [ended(sample) if sample.sample_index % 2 else sample for sample in await sampler.batch(0)]
 
     samples = asyncio.run(batch())
-    for name in ("decoupled", "gspo", "opob"):
+    for name in VARIANTS:
+        if name in WITHOUT_GRADIENTS:
+            continue
         watched = Training(model, settings_of(name), num_steps=9, groups=4, is_watched=True)
         before = watched.weights()
         gradient = watched.gradient(samples, 0)
@@ -132,23 +161,23 @@ def test_lagged_gradients_have_a_row_for_each_variant_and_lag(model: Path) -> No
 
 
 def test_table_and_panels_show_each_variant_by_lag() -> None:
-    pair = [0.5, 0.1]
+    pair, made = [0.5, 0.1], {"command": "python -m this", "date": "2026-01-02"}
     result = {
         "parts": {
             "gradients, short": {
-                "seeds": [1, 2], "lags": [0, 64],
+                **made, "seeds": [1, 2], "lags": [0, 64],
                 "summary": {"gspo": {lag: {"single": pair, "mean": pair, "norm": [2.0, None]} for lag in ("0", "64")}},
             },
             "curves, short": {
-                "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
+                **made, "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
                 "summary": {"gspo": {"0": [0.9, None], "64": [None, None]}},
             },
             "quickstart": {
-                "seeds": [1],
-                "rows": [
-                    {"job": job, "seed": 1, "curve": [(0, 0.2), (90, 0.95)], "audit": "clean"}
-                    for job in ("gspo", "cispo")
-                ],
+                **made, "seeds": [1], "rows": [quickstart_row(job, 1) for job in ("gspo", "cispo")],
+            },
+            "quickstart, vespo": {
+                **made, "seeds": [1, 2], "rows": [quickstart_row("vespo", seed) for seed in (1, 2)],
+                "summary": {"vespo": {"before": [0.2, 0.0], "after": [0.95, 0.01]}},
             },
         }
     }  # fmt: skip
@@ -156,7 +185,46 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
     assert "| `gspo` | 0.500 ± 0.100 | 0.500 ± 0.100 | 0.50 | 0.50 | 2.00 | 2.00 |" in text
     assert "| `gspo` | 1e-4 | 0.900 | - |" in text
     assert "| `cispo`, seed 1 | 0: 0.200, 90: 0.950 | clean |" in text
-    assert [len(panel.series) for panel in panels_of("objectives", result)] == [1, 1, 2]
+    assert "| `vespo`, 2 seeds | before: 0.200 ± 0.000, after: 0.950 ± 0.010 |  |" in text
+    assert text.count("<small>`python -m this`, 2026-01-02.</small>") == 4
+    panels = panels_of("objectives", result)
+    assert [len(panel.series) for panel in panels] == [1, 1, 2, 2]
+    assert [series.name for series in panels[3].series] == ["seed 1", "seed 2"]
+
+
+def quickstart_row(job: str, seed: int) -> dict[str, object]:
+    return {"job": job, "seed": seed, "curve": [(0, 0.2), (90, 0.95)], "audit": "clean"}
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "is_published"),
+    [
+        ("quickstart --seeds 1", "quickstart", True),
+        ("quickstart --variants cispo", "quickstart, cispo", True),
+        ("quickstart --variants cispo --seeds 1,2,3,4,5", "quickstart, cispo", True),
+        ("quickstart --variants cispo --seeds 1,2", "quickstart, cispo", False),
+    ],
+)
+def test_some_jobs_of_the_quickstart_are_a_published_part_of_their_own(
+    words: str, part: str, is_published: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def job(measured: Measured, name: str, seed: int, *_: object) -> dict[str, object]:
+        return quickstart_row(name, seed)
+
+    published = tmp_path / "results" / "objectives.json"
+    published.parent.mkdir()
+    published.write_text('{"parts": {"curves, short": {}}}')
+    monkeypatch.setattr(quickstarts, "_job", job)
+    monkeypatch.setattr(folders, "RESULTS", published.parent)
+    monkeypatch.setattr(runs, "show", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["objectives", *words.split(), "--runs-dir", str(tmp_path)])
+    benchmarks.objectives.__main__.main()
+    written = published if is_published else tmp_path / "objectives.json"
+    parts = json.loads(written.read_text())["parts"]
+    assert list(parts) == (["curves, short", part] if is_published else [part])
+    assert parts[part]["summary"]["cispo"]["after"][0] == pytest.approx(0.95)
+    if not is_published:
+        assert list(json.loads(published.read_text())["parts"]) == ["curves, short"]
 
 
 @pytest.mark.parametrize("name", quickstarts.JOBS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_steps import CUTS, WHOLE, loss_and_gradient
 
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
@@ -262,6 +263,21 @@ def test_combination_that_cannot_be_is_one_fault(settings: LossSettings, key: st
 
 
 # ---------------------------------------------------------------- however a step is cut
+
+
+TOGETHER = [case for case in CASES if case[0] in ("icepop", "geometric_mask", "opsm", "m2po", "staleness_weight")]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cases", [[case] for case in CASES] + [TOGETHER])
+def test_corrected_loss_and_gradient_do_not_depend_on_micro_batches_or_ranks(cases: list[Any], cut: str) -> None:
+    """In float64. The statistics of m2po are sums over ranks."""
+    x, settings = _numbers(0), _settings(*(case[:2] for case in cases))
+    expected, gradient_N = loss_and_gradient(x["c"], _inputs(x), LENGTHS, settings, WHOLE)
+    found, cut_gradient_N = loss_and_gradient(x["c"], _inputs(x), LENGTHS, settings, CUTS[cut])
+    assert np.abs(gradient_N).max() > 0.1
+    assert found == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(cut_gradient_N, gradient_N, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_steps import CUTS, WHOLE, loss_and_gradient
 
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
@@ -253,6 +254,20 @@ def test_far_out_ratios_stay_finite(kind: str) -> None:
 
 
 # ---------------------------------------------------------------- however a step is cut
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", CASES)
+def test_loss_and_gradient_do_not_depend_on_micro_batches_or_ranks_in_float64(kind: str, cut: str) -> None:
+    """The bounds of bapo are from sums over ranks."""
+    _, options, others = CASES[kind]
+    settings = LossSettings(kind=kind, options=options, aggregation="sequence_mean", **others)
+    x = _numbers(settings.proximal == "behaviour")
+    expected, gradient_N = loss_and_gradient(x["c"], _inputs(x), LENGTHS, settings, WHOLE)
+    found, cut_gradient_N = loss_and_gradient(x["c"], _inputs(x), LENGTHS, settings, CUTS[cut])
+    assert np.abs(gradient_N).max() > 0.01
+    assert found == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(cut_gradient_N, gradient_N, rtol=1e-12, atol=1e-15)
 
 
 def _settings(kind: str, **changes: Any) -> TrainerSettings:
