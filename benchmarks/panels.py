@@ -61,6 +61,20 @@ def _learning_curves(result: Result) -> list[Panel]:
     ]  # fmt: skip
 
 
+def _tool_sum(result: Result) -> list[Panel]:
+    panels = []
+    for seed in dict.fromkeys(row["seed"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["seed"] == seed]
+        places = [float(point["step"]) for point in rows[0]["curve"]]
+        series = [Series(row["job"], [point["accuracy"] for point in row["curve"]]) for row in rows]
+        panels.append(
+            Panel(
+                f"seed {seed}: greedy accuracy on held-out prompts", places, series, axis="step", mark=result["target"]
+            )
+        )
+    return panels
+
+
 def _quickstart_curves(part: Result) -> Panel:
     rows = [row for row in part["rows"] if row["seed"] == part["seeds"][0]]
     places = [float(step) for step, _ in rows[0]["curve"]]
@@ -423,5 +437,6 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "soak": _soak,
     "sweep": _sweep,
     "telemetry": _telemetry,
+    "tool_sum": _tool_sum,
     "weight_transfer": _weight_transfer,
 }

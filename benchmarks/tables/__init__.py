@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.equalities,
         parts.capsules,
         parts.learning_curves,
+        parts.tool_sum,
         objectives.objectives,
         planted.probe_faults,
         planted.diagnosis,
