@@ -75,6 +75,13 @@ def _tool_sum(result: Result) -> list[Panel]:
     return panels
 
 
+def _transcripts(result: Result) -> list[Panel]:
+    rows = [row for row in result["rows"] if row.get("rendered")]
+    shares = [1 - row["same_again"] / row["rendered"] for row in rows]
+    title = "share of continued prompts with other tokens if the whole conversation were tokenised again"
+    return [Panel(title, [row["template"] for row in rows], [Series("", shares)])] if rows else []
+
+
 def _quickstart_curves(part: Result) -> Panel:
     rows = [row for row in part["rows"] if row["seed"] == part["seeds"][0]]
     places = [float(step) for step, _ in rows[0]["curve"]]
@@ -438,5 +445,6 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "sweep": _sweep,
     "telemetry": _telemetry,
     "tool_sum": _tool_sum,
+    "transcripts": _transcripts,
     "weight_transfer": _weight_transfer,
 }

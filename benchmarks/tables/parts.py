@@ -422,24 +422,6 @@ def learning_curves(result: Result) -> str:
     return table(("run", "step: accuracy", "prompts at first and at last", "minutes", "date"), lines)
 
 
-def tool_sum(result: Result) -> str:
-    """One line for each job and seed: accuracy by step, when the target was reached, and the paired difference."""
-    differences = {(one["job"], one["seed"]): f"{one['difference']:+.3f}" for one in result["paired"]}
-    base, lines = result["rows"][0]["job"], []
-    for row in result["rows"]:
-        points = ", ".join(f"{point['step']}: {point['accuracy']:.3f}" for point in row["curve"])
-        is_reached = row["reached_step"] is not None
-        lines.append((
-            row["job"], str(row["seed"]), points, str(row["reached_step"]) if is_reached else "not reached",
-            f"{row['reached_s']:.0f}" if is_reached else "-", differences.get((row["job"], row["seed"]), "-"),
-        ))  # fmt: skip
-    target = result["target"]
-    head = ("job", "seed", "step: accuracy", f"step of {target}", "seconds after the warm start",
-            f"last accuracy, against {base}")  # fmt: skip
-    prompts = result["rows"][0]["curve"][0]["prompts"]
-    return f"{table(head, lines)}\n\n{prompts:.0f} held-out prompts, the same for all jobs."
-
-
 def dashboard(result: Result) -> str:
     """Costs of viewers and of the first page."""
     rows = [
