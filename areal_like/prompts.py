@@ -12,6 +12,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from areal_like.config import AddBos
@@ -26,6 +27,24 @@ PLACEHOLDER = "{prompt}"
 _MAX_CHARACTERS_SHOWN = 5
 _MARK = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 """Matches DeepSeek's fullwidth bar in addition to the usual one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a chat template goes on after a turn of the assistant.
+
+    mark: the marker after the turn. tail: the text after it, up to the start of the assistant's next turn. begins_next:
+    the marker is the first one of the next message, because the template writes none at the end of a turn (GLM).
+    """
+
+    mark: str
+    tail: str
+    begins_next: bool = False
+
+    def after(self, stop: str) -> str:
+        """The text after a turn that was sampled with this stop at its end; empty: it was truncated."""
+        is_missing = not stop or (self.begins_next and stop != self.mark)
+        return f"{self.mark}{self.tail}" if is_missing else self.tail
 
 
 class PromptEncoder:
@@ -157,7 +176,7 @@ class PromptEncoder:
 
     @functools.cached_property
     def _turn_marks(self) -> tuple[str, ...]:
-        added = self._tokenizer.added_tokens_decoder.values()
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         marks = [str(one) for one in added if one.special or _MARK.fullmatch(str(one))]
         return tuple(mark for mark in marks if len(mark) > 1)
 
@@ -169,14 +188,50 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Text after the first `covered` messages, the last of which is the assistant's, up to the start of its next
-        turn.
+        turn. The turn ended with the first one of `stops`; see `turn_end`."""
+        return self.turn_end(messages, covered, stops, tools).after(stops[0])
 
-        `stops`: special tokens that may end a turn. The first one that the template uses is taken, since a policy may
-        have ended its turn with another one. Raises UserError as in `encode_turns`.
+    def turn_end(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        covered: int,
+        stops: Sequence[str],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> TurnEnd:
+        """How the template goes on after the first `covered` messages, the last of which is the assistant's.
+
+        `stops`: special tokens that may end a turn, of which the template's own is found: a policy may have ended its
+        turn with another one. Raises UserError as in `encode_turns`, and if the text of the template does not show
+        where the turn ends.
         """
         whole = self.chat_text(messages[:covered], is_whole=True, tools=tools)
-        stop = next((one for one in stops if one in whole), stops[0])
-        return _after_stop(self.chat_text(messages, tools=tools), stop, whole.count(stop))
+        full = self.chat_text(messages, tools=tools)
+        content = str(messages[covered - 1].get("content") or "").strip()
+        ending = [stop for stop in stops if self._is_at_end(whole, stop, content)]
+        for stop in ending:
+            parts = full.split(stop, number := whole.count(stop))
+            if len(parts) > number:
+                return TurnEnd(stop, parts[number])
+        for stop in ending:  # gpt-oss: the last message ends with another marker than earlier ones
+            place = whole.rindex(stop)
+            if (mark := _first_of(stops, full[place:])) and full[:place] == whole[:place]:
+                return TurnEnd(mark, full[place + len(mark) :])
+        place = len(whole.rstrip())
+        rest = full[place:].lstrip()
+        if not ending and (mark := _first_of(stops, rest)) and full[:place] == whole[:place]:
+            return TurnEnd(mark, rest[len(mark) :], begins_next=True)
+        raise UserError(
+            f"the chat template does not end the assistant's turns with {' or '.join(map(repr, stops))}",
+            remedy="give rows with `spans`",
+        )
+
+    def _is_at_end(self, text: str, stop: str, content: str) -> bool:
+        """Whether the last `stop` of a rendered conversation ends its last message, which has this content: after it
+        are at most fixed text and the tokenizer's end of sequence."""
+        _, found, after = text.rpartition(stop)
+        after = after.replace(getattr(self._tokenizer, "eos_token", None) or "", "")
+        is_fixed = not any(mark in after for mark in self._turn_marks)
+        return bool(found) and is_fixed and not (content and content in after)
 
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")
@@ -235,14 +290,9 @@ class PromptEncoder:
         return [self._bos_id, *body] if wants_bos and body else body
 
 
-def _after_stop(text: str, stop: str, number: int) -> str:
-    """What follows the `number`-th `stop` in a rendered conversation."""
-    parts = text.split(stop, number) if number else []
-    if len(parts) <= number:
-        raise UserError(
-            f"the chat template does not end the assistant's turns with {stop!r}", remedy="use rows with `spans`"
-        )
-    return parts[number]
+def _first_of(marks: Sequence[str], text: str) -> str:
+    """The marker with which the text begins; empty: none."""
+    return next((mark for mark in marks if text.startswith(mark)), "")
 
 
 def _chat_of(row: Mapping[str, Any]) -> Mapping[str, Any]:

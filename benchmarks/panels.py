@@ -61,6 +61,27 @@ def _learning_curves(result: Result) -> list[Panel]:
     ]  # fmt: skip
 
 
+def _tool_sum(result: Result) -> list[Panel]:
+    panels = []
+    for seed in dict.fromkeys(row["seed"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["seed"] == seed]
+        places = [float(point["step"]) for point in rows[0]["curve"]]
+        series = [Series(row["job"], [point["accuracy"] for point in row["curve"]]) for row in rows]
+        panels.append(
+            Panel(
+                f"seed {seed}: greedy accuracy on held-out prompts", places, series, axis="step", mark=result["target"]
+            )
+        )
+    return panels
+
+
+def _transcripts(result: Result) -> list[Panel]:
+    rows = [row for row in result["rows"] if row.get("rendered")]
+    shares = [1 - row["same_again"] / row["rendered"] for row in rows]
+    title = "share of continued prompts with other tokens if the whole conversation were tokenised again"
+    return [Panel(title, [row["template"] for row in rows], [Series("", shares)])] if rows else []
+
+
 def _quickstart_curves(part: Result) -> Panel:
     """The jobs of the first seed, or all seeds of a single job."""
     places = [float(step) for step, _ in part["rows"][0]["curve"]]
@@ -430,5 +451,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "soak": _soak,
     "sweep": _sweep,
     "telemetry": _telemetry,
+    "tool_sum": _tool_sum,
+    "transcripts": _transcripts,
     "weight_transfer": _weight_transfer,
 }

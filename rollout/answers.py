@@ -9,7 +9,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from rollout.chat.calls import Read, Schemas
-from rollout.chat.formats import ChatFormat, ParsedAnswer, find_format
+from rollout.chat.formats import EARLIER_STOPS, ChatFormat, ParsedAnswer, find_format
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer
 
@@ -63,4 +63,5 @@ def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[Chat
         return find_format(template, name=name, where=where), ""
     except UserError as error:
         ends = tuple(tokens.decode(np.array([stop], np.int32), with_special_tokens=True) for stop in tokens.stop_ids)
+        ends += tuple(EARLIER_STOPS[end] for end in ends if end in EARLIER_STOPS)
         return ChatFormat(name="text", read=lambda text, _: Read(text.strip()), stop_marks=ends), str(error)

@@ -19,7 +19,7 @@ import numpy as np
 
 from areal_like.config import BUILT_IN_TOKENIZERS, AddBos
 from areal_like.errors import UserError, first_line
-from areal_like.prompts import CHAT_COLUMN, PromptEncoder, encode_text
+from areal_like.prompts import CHAT_COLUMN, PromptEncoder, TurnEnd, encode_text
 from areal_like.wire.messages import Sampling
 from rollout.stop_strings import StopStrings
 
@@ -149,16 +149,16 @@ class PromptTokens:
         except RecursionError as error:
             raise UserError("the messages or tools are nested too deeply") from error
 
-    def continuation(
+    def turn_end(
         self,
         messages: Sequence[Mapping[str, Any]],
         covered: int,
         stops: Sequence[str],
         tools: Sequence[Mapping[str, Any]],
-    ) -> str:
-        """Text between the last of the first `covered` messages, an answer, and the next one. Arguments and errors as
-        in `PromptEncoder.continuation`."""
-        return self._encoder.continuation(messages, covered, stops, tools)
+    ) -> TurnEnd:
+        """How the chat template goes on after the first `covered` messages, the last of which is an answer. Arguments
+        and errors as in `PromptEncoder.turn_end`."""
+        return self._encoder.turn_end(messages, covered, stops, tools)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """Apply the chat template to messages, up to the start of the next answer. Raises UserError as in

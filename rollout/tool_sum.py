@@ -1,11 +1,11 @@
-"""The workflow `tool_sum`: running sums with a calculator (areal_like/tasks/tool_sum.py). An example of several
-turns.
+"""The workflow `tool_sum`: running sums with a calculator (areal_like/tasks/tool_sum.py). An example of a
+workflow with several turns. The same task is also an environment: `ToolSum` there.
 """
 
 from __future__ import annotations
 
 from areal_like.errors import UserError
-from areal_like.tasks.tool_sum import CALL_END, is_correct, tool_output
+from areal_like.tasks.tool_sum import CALL_END, components, is_correct, tool_output
 from areal_like.wire.messages import SampleTask
 from rollout.transcript import Transcript
 from rollout.workflow import Sample, SampleTools
@@ -45,8 +45,7 @@ class ToolSum:
             tools.checkpoint(transcript, said)  # if the worker is lost or drains, only the current turn is lost
         # Only the model's last answer counts, because the whole text could imitate the tool's output.
         correct = float(has_ended and is_correct(task.row, said[-1]))
-        num_calls, in_head = len(said) - 1, sum(text.count(":") for text in said)
-        parts = {"correct": correct, "calls": num_calls, "tool_share": num_calls / max(num_calls + in_head, 1)}
+        parts = components(correct, said, len(said) - 1)
         text = tools.tokens.decode(transcript.tokens_T[num_prompt:])
         trajectory = transcript.close("stop" if has_ended else "length")
         return Sample(trajectory=trajectory, verdict=tools.verdict(correct, components=parts), response_text=text)

@@ -8,6 +8,9 @@ The model may also write a step without the tool, `3+8:1;`. Demonstrations do th
 pairs most of the time, and for the others with probability `noise`, always with a random digit. So the warm start
 teaches the format, and not to use the tool for some pairs; RL has to learn that the tool is always right.
 
+The same task is an environment, `ToolSum` (configs/environment_tool_sum.yaml): its verdicts come from the environment,
+and the prompts, demonstrations and rules are those of the workflow.
+
 There is a variant as a chat, for programs that use a model through an API (configs/agent_tool_sum.yaml): the prompt is
 a user message, a call has the format of Hermes and Qwen, and the tool's output is a separate message. Every marker is
 one token of the tokenizer `chat:tool_sum`, so answers are hardly longer.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +28,7 @@ import pydantic
 from pydantic import Field
 
 from areal_like import limits
+from areal_like.environment import Step
 from areal_like.errors import UserError
 from areal_like.settings import Settings
 from areal_like.tasks import running_sum
@@ -87,6 +91,30 @@ class ToolSumOptions(Settings):
     def prompts(self) -> RunningSumOptions:
         """Options of the prompts."""
         return RunningSumOptions(pgeo=self.pgeo, max_terms=self.max_terms)
+
+
+class ToolSum:
+    """The environment: answers calls of the calculator, and judges the answer that ends an episode."""
+
+    def __init__(self) -> None:
+        self._row: Mapping[str, Any] = {}
+        self._said: list[str] = []
+        self._num_calls = 0
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """Take the row. Nothing is drawn, and no text follows the prompt."""
+        self._row = row
+
+    def step(self, action: str) -> Step:
+        """Answer a turn: one that ends in a call gets the calculator's output; any other one ends the episode, and its
+        reward is 1 if it is correct."""
+        self._said.append(action)
+        is_call = action.endswith(CALL_END)
+        self._num_calls += is_call
+        correct = 0.0 if is_call else float(is_correct(self._row, action))
+        observation = tool_output(action) if is_call else ""
+        parts = components(correct, self._said, self._num_calls)
+        return Step(observation=observation, reward=correct, is_done=not is_call, components=parts)
 
 
 def rows(
@@ -162,3 +190,19 @@ def is_correct(row: Mapping[str, Any], last_answer: str) -> bool:
     """True if the text after the last `#` of the model's last answer is the row's answer."""
     _, mark, answer = last_answer.rpartition("#")
     return bool(mark) and answer == str(row["answer"])
+
+
+def components(correct: float, said: Sequence[str], num_calls: int) -> dict[str, float]:
+    """Components of an episode's verdict.
+
+    Args:
+        correct: 1 if its answer is correct, else 0.
+        said: the texts of its turns.
+        num_calls: number of its calls of the calculator.
+
+    Returns:
+        `correct`, `calls`, and `tool_share`: the share of the steps that were done by the calculator; 0 without steps.
+    """
+    num_in_head = sum(text.count(":") for text in said)
+    share = num_calls / max(num_calls + num_in_head, 1)
+    return {"correct": correct, "calls": float(num_calls), "tool_share": share}

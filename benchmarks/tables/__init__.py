@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, long, objectives, parts, planted
+from benchmarks.tables import jobs, long, objectives, parts, planted, turns
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -47,6 +47,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.equalities,
         parts.capsules,
         parts.learning_curves,
+        turns.tool_sum,
+        turns.transcripts,
         objectives.objectives,
         planted.probe_faults,
         planted.diagnosis,

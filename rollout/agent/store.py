@@ -39,7 +39,7 @@ class Turn:
 
     index: from 0, in order of time. chain: digest of the tools and all messages up to the answer. call_ids: ids of its
     tool calls, as sent to the client. transcript: all its tokens. stop: text of the token that ended it; empty if it
-    was truncated. closing: text that then ends it for the template. reasoning: reasoning of the answer. anchor: the
+    was truncated. closing: text that then closes its reasoning. reasoning: reasoning of the answer. anchor: the
     turn whose tokens it continues. is_continued: another turn continues its tokens.
     """
 
@@ -224,11 +224,11 @@ class TokenStore:
         anchor's end."""
         stops = [stop for stop in (anchor.stop, *self._stop_marks) if stop]
         try:
-            tail = self._tokens.continuation(self._for_template(messages), covered, stops, tools)
+            end = self._tokens.turn_end(self._for_template(messages), covered, stops, tools)
         except UserError:
             return None
-        given = self._tokens.encode(tail)
-        return given if anchor.stop else np.concatenate([self._tokens.encode(anchor.closing), given])
+        given = self._tokens.encode(end.after(anchor.stop))
+        return np.concatenate([self._tokens.encode(anchor.closing), given]) if not anchor.stop else given
 
     def _for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Messages in the form of chat templates, without markers that could begin or end a turn: an agent's text may

@@ -46,8 +46,8 @@ class ParsedAnswer:
 class ChatFormat:
     """The format of one family's answers.
 
-    name: its name in a configuration. read: parser of its calls. stop_marks: special tokens that end an answer; the
-    first one closes an answer that was truncated. reasoning_marks: markers around its reasoning. signs: texts that a
+    name: its name in a configuration. read: parser of its calls. stop_marks: special tokens that end an answer.
+    reasoning_marks: markers around its reasoning. signs: texts that a
     chat template of the family contains, all of them; empty: the format must be named. foreign_signs: texts that it
     does not contain. call_marks: a call begins with one of them, except a call that is the whole answer and begins with
     one of call_openings. has_text_arguments: the chat template takes the arguments of past calls as JSON text, not as
@@ -136,10 +136,9 @@ class ChatFormat:
         return prompt.rstrip().endswith(self.reasoning_marks[0])
 
     def closing(self, answer: ParsedAnswer) -> str:
-        """Text that closes a truncated answer, so that another message may follow; it is given, not sampled."""
-        return (
-            f"\n{self.reasoning_marks[1]}\n\n{self.stop_marks[0]}" if answer.is_reasoning_open else self.stop_marks[0]
-        )
+        """Text that closes the reasoning of a truncated answer, so that the end of its turn may follow; it is given,
+        not sampled. Empty if its reasoning is closed."""
+        return f"\n{self.reasoning_marks[1]}\n\n" if answer.is_reasoning_open else ""
 
     def past_calls(self, names: Iterable[str]) -> dict[str, Any]:
         """A message of the assistant with calls of these tools, for a chat template that then writes results after it.
@@ -193,6 +192,9 @@ def call_id(index: int) -> str:
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
 _DEEPSEEK_STOPS = ("<｜end▁of▁sentence｜>",)
 _DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+
+EARLIER_STOPS = {"<|return|>": "<|end|>"}
+"""Markers that end an answer, and what the chat template writes in their place if other messages follow (gpt-oss)."""
 
 FORMATS: dict[str, ChatFormat] = {
     one.name: one

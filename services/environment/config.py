@@ -12,6 +12,7 @@ from areal_like.settings import Settings
 
 BUILT_IN_ENVIRONMENTS = {
     "guess_number": "areal_like.tasks.guess_number:GuessNumber",
+    "tool_sum": "areal_like.tasks.tool_sum:ToolSum",
     "tools": "services.environment.tools:ToolEnvironment",
     "openenv": "services.environment.adapters.openenv:OpenEnvEnvironment",
     "textarena": "services.environment.adapters.textarena:TextArenaEnvironment",
@@ -30,8 +31,8 @@ class EnvironmentSettings(Settings):
     """The environment of episodes, and its processes."""
 
     kind: str
-    """`guess_number`, `tools` (functions that a policy calls), `openenv`, `textarena`, `gymnasium`, `reasoning_gym`
-    (tasks of these packages), or your own `module:Class`."""
+    """`guess_number`, `tool_sum`, `tools` (functions that a policy calls), `openenv`, `textarena`, `gymnasium`,
+    `reasoning_gym` (tasks of these packages), or your own `module:Class`."""
     options: dict[str, Any] = Field({})
     """Keyword arguments of its constructor."""
     num_processes: int = Field(2, gt=0, le=limits.THREADS)

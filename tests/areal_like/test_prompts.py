@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from chat_tokenizer import byte_tokenizer
 
 from areal_like.errors import UserError
-from areal_like.prompts import PromptEncoder, encode_text
+from areal_like.prompts import PromptEncoder, TurnEnd, encode_text
 
 
 class Digits:
@@ -225,3 +227,64 @@ def test_arguments_of_the_source_reach_the_template_in_every_turn() -> None:
     said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}, {"role": "user", "content": "1"}]
     assert of_row.continuation(said, 2, [";"])
     assert seen[2:] == [False, False, False]
+
+
+USER, SO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}
+TOOL = {"role": "tool", "content": "7"}
+ASKS = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+ASK = "<|assistant|>"
+BEGINS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + ASKS
+"""No marker at the end of a turn, as in GLM's: the next message's ends it."""
+RETURNS = (
+    "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}"
+    "{{ '<|return|>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<|end|>' }}{% endfor %}"
+    + ASKS
+)
+"""Another marker at the end of the last turn than of earlier ones, as in gpt-oss."""
+CLOSES = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt else '<|im_end|>' }}"
+)
+"""An end of sequence after the whole conversation, as in Phi-3's; it is the tokenizer's."""
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "stops", "mark", "tail", "begins_next"),
+    [
+        (BEGINS, [USER, SO, USER], ["<|user|>", "<|tool|>"], "<|user|>", "hi<|assistant|>", True),
+        (BEGINS, [USER, SO, TOOL], ["<|user|>", "<|tool|>"], "<|tool|>", "7<|assistant|>", True),
+        (BEGINS, [USER, SO, USER, SO, USER], ["<|tool|>", "<|user|>"], "<|user|>", "hi<|assistant|>", True),
+        (RETURNS, [USER, SO, USER], ["<|return|>", "<|end|>"], "<|end|>", "<|start|>user:hi<|end|>" + ASK, False),
+        (CLOSES, [USER, SO, USER], ["<|im_end|>", "<|end|>"], "<|end|>", "<|user|>hi<|end|><|assistant|>", False),
+        (CLOSES, [USER, SO, USER], ["<|end|>"], "<|end|>", "<|user|>hi<|end|><|assistant|>", False),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_turn_is_found_in_each_kind_of_template(
+    template: str, messages: list[dict[str, str]], stops: list[str], mark: str, tail: str, begins_next: bool
+) -> None:
+    made = PromptEncoder(byte_tokenizer(template), template=None, add_bos="auto")
+    assert made.turn_end(messages, len(messages) - 1, stops) == TurnEnd(mark, tail, begins_next)
+
+
+def test_what_follows_a_turn_depends_on_how_it_was_ended() -> None:
+    ends = TurnEnd("<|end|>", "\nnext")
+    assert [ends.after(stop) for stop in ("<|end|>", "<|return|>", "")] == ["\nnext", "\nnext", "<|end|>\nnext"]
+    begins = TurnEnd("<|user|>", "hi", begins_next=True)
+    assert [begins.after(stop) for stop in ("<|user|>", "<|tool|>", "")] == ["hi", "<|user|>hi", "<|user|>hi"]
+
+
+@pytest.mark.parametrize(
+    ("template", "stops"),
+    [
+        (BEGINS, ["<|system|>"]), (RETURNS, ["<|return|>"]), (CLOSES, ["<|user|>"]),
+        # The next message has changed what was written before it.
+        ("{{ messages | length }}" + BEGINS, ["<|user|>"]),
+        ("{{ messages | length }}" + RETURNS, ["<|return|>", "<|end|>"]),
+        # An earlier answer is closed, this one is not, as with one call of a tool in DeepSeek's.
+        ("{% for m in messages %}{{ m.content }}{{ '<|end|>' if loop.first }}{% endfor %}", ["<|end|>"]),
+    ],
+)  # fmt: skip
+def test_an_end_that_the_text_does_not_show_is_refused(template: str, stops: list[str]) -> None:
+    made = PromptEncoder(byte_tokenizer(template), template=None, add_bos="auto")
+    with pytest.raises(UserError, match=f"does not end the assistant's turns with '{re.escape(stops[0])}'"):
+        made.turn_end([USER, SO, USER], 2, stops)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,24 @@ from engine_world import CONTEXT, ENGINES, LONG, NUM_VERSIONS, PROMPT, SLOTS, En
 from sglang_world import TOLERANCE_NATS, VOCAB, ask, assert_whole, routes_for_strangers, start_all, until
 
 from areal_like.errors import UserError, WeightError
+from rollout.engine.port import GenerationOutcome, GenerationRequest
+from rollout.engine.vllm.arguments import CPU_BLOCK
 from rollout.stop_strings import StopStrings
 
 pytestmark = pytest.mark.e2e
+
+
+def next_turn(
+    request: GenerationRequest, outcome: GenerationOutcome, more: int, *, max_new_tokens: int | None = None
+) -> GenerationRequest:
+    """The next turn of a conversation: its prompt is everything so far and two given tokens; `more` is added to its
+    id."""
+    seen = np.concatenate((request.prompt_P, outcome.segment.tokens_R, np.array([3, 4], np.int32)))
+    sampling = request.sampling
+    if max_new_tokens is not None:
+        sampling = msgspec.structs.replace(sampling, max_new_tokens=max_new_tokens)
+    number = request.request_id + more
+    return msgspec.structs.replace(request, request_id=number, prompt_P=seen, sampling=sampling, seed=number)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -146,22 +162,61 @@ def test_drain_lets_answers_finish_under_the_version_they_began_with(world: Engi
     world.run(body)
 
 
-def test_turns_of_a_conversation_are_exact_also_after_a_swap_between_them(world: EngineWorld) -> None:
+def test_every_turn_is_exact_over_swaps_inside_answers_and_between_turns(world: EngineWorld) -> None:
+    """Conversations of three turns. A version comes while the answers of the first two turns are sampled, and another
+    one between two turns; every token has the log-prob of a forward pass of its own version over the conversation."""
+
     async def body() -> None:
-        first = ask(150, prompt_length=PROMPT, session_key=5)
-        segment = (await world.engine.generate(first)).segment
-        for turn in range(2):
-            if turn:
+        num_spanning = num_far = 0
+        first = 3000
+        while num_spanning < SLOTS / 2:  # how many answers a swap finds depends on how fast the machine is
+            turns = [ask(first + n, max_new_tokens=170, prompt_length=PROMPT, session_key=first + n) for n in range(8)]
+            for number in range(3):
+                tasks = await start_all(world, turns)
+                if number < 2:
+                    await world.load_next("recompute")
+                answers = list(zip(turns, await asyncio.gather(*tasks), strict=True))
+                if number < 2:
+                    await world.load_next("recompute")
+                for request, outcome in answers:
+                    assert_whole(request, outcome, 170)
+                    assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS, number
+                    assert outcome.segment.versions_R[0] >= world.engine.version - 2, "not of an earlier turn"
+                num_spanning += sum(one.segment.versions_R[0] < one.segment.last_version for _, one in answers)
+                num_far += sum(world.is_far(request, one.segment) for request, one in answers)
+                turns = [next_turn(request, outcome, 100 * (number + 1)) for request, outcome in answers]
+            for request, _ in answers:
+                world.engine.end_session(request.session_key)
+            first += 1000
+        assert num_far >= SLOTS / 4
+
+    world.run(body)
+
+
+def test_a_later_turn_computes_only_what_is_new_and_nothing_of_an_older_version_is_used(world: EngineWorld) -> None:
+    """By the engine's own counts; those of a server are the cached tokens that it reports."""
+    kept_in = {"embedded": 1, "sglang": 1, "vllm": CPU_BLOCK}[world.kind]  # tokens that are kept together
+    num_decoded = 1 if world.kind == "embedded" else 0  # the last token of a prompt is not counted as prefilled
+
+    async def body() -> None:
+        request = ask(7000, max_new_tokens=200, prompt_length=PROMPT, session_key=7000)
+        outcome = await world.engine.generate(request)
+        for number, is_swapped in enumerate((False, True, False)):
+            if is_swapped:
                 await world.load_next("recompute")
-            seen = np.concatenate((first.prompt_P, segment.tokens_R, np.array([3, 4], np.int32)))
-            request = ask(151 + turn, session_key=5)
-            request = type(request)(
-                request_id=request.request_id, prompt_P=seen.astype(np.int32), prefix=request.prefix,
-                sampling=request.sampling, seed=request.seed, session_key=5,
-            )  # fmt: skip
+            before = world.engine.counters()
+            # The newest token was sampled and never computed.
+            num_known = len(request.prompt_P) + len(outcome.segment) - 1
+            request = next_turn(request, outcome, 100 * (number + 1), max_new_tokens=60)
             outcome = await world.engine.generate(request)
             world.assert_exact(request, outcome.segment, {world.engine.version})
-        world.engine.end_session(5)
+            now = world.engine.counters()
+            reused = 0 if is_swapped else num_known // kept_in * kept_in
+            computed = now["prefill_tokens"] - before["prefill_tokens"]
+            assert computed == len(request.prompt_P) - reused - num_decoded, (world.kind, number)
+            if world.kind != "embedded":
+                assert now["cached_tokens"] - before["cached_tokens"] == reused
+        world.engine.end_session(7000)
 
     world.run(body)
 

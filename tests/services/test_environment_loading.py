@@ -10,6 +10,13 @@ from areal_like.errors import UserError
 from services.environment.loading import check_environment, find_environment
 
 
+@pytest.mark.parametrize("kind", ["guess_number", "tool_sum"])
+def test_tasks_of_the_shipped_configs_are_environments(kind: str) -> None:
+    check_environment(kind, {})
+    with pytest.raises(UserError, match=f"options of {kind}: unknown size"):
+        check_environment(kind, {"size": 3})
+
+
 def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
     make = find_environment("environment_zoo:Counter", {"most": 5})
     first, second = make(), make()
@@ -24,8 +31,8 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
         (
             "chess",
             {},
-            "there is no environment `chess` -> guess_number, tools, openenv, textarena, gymnasium, reasoning_gym, or "
-            "mod",
+            "there is no environment `chess` -> guess_number, tool_sum, tools, openenv, textarena, gymnasium, "
+            "reasoning_gym, or",
         ),
         ("no_such_module:A", {}, "module no_such_module cannot be imported"),
         ("environment_zoo:Conter", {}, "has no Conter -> did you mean environment_zoo:Counter"),

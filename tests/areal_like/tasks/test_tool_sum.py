@@ -10,7 +10,7 @@ import pytest
 
 from areal_like.errors import UserError
 from areal_like.tasks import running_sum, tool_sum
-from areal_like.tasks.tool_sum import ToolSumOptions
+from areal_like.tasks.tool_sum import ToolSum, ToolSumOptions
 
 
 def test_rows_are_those_of_the_running_sum() -> None:
@@ -77,6 +77,30 @@ def test_demonstrations_are_a_function_of_the_seed() -> None:
 )
 def test_the_answer_follows_the_last_mark(last: str, is_right: bool) -> None:
     assert tool_sum.is_correct({"answer": "6"}, last) == is_right
+
+
+@pytest.mark.parametrize(
+    ("turns", "answers", "correct", "calls", "share"),
+    [
+        (["(3+8)", "(1+5)", "#6"], ["1;", "6;", ""], 1.0, 2.0, 1.0),
+        (["3+8:1;(1+5)", "#6"], ["6;", ""], 1.0, 1.0, 0.5),
+        (["3+8:1;1+5:6;#6"], [""], 1.0, 0.0, 0.0),
+        (["(3+8)", "#5"], ["1;", ""], 0.0, 1.0, 1.0),
+        (["(3+)", ""], ["?;", ""], 0.0, 1.0, 1.0),
+        (["#6(3+8)", "1;"], ["1;", ""], 0.0, 1.0, 1.0),
+    ],
+    ids=["all by calls", "both", "in the head", "wrong", "no answer", "an earlier answer does not count"],
+)
+def test_environment_answers_calls_and_rewards_the_answer_that_ends_the_episode(
+    turns: list[str], answers: list[str], correct: float, calls: float, share: float
+) -> None:
+    environment = ToolSum()
+    assert environment.reset({"prompt": "3+8+5=", "answer": "6"}, seed=0) is None
+    steps = [environment.step(turn) for turn in turns]
+    assert [step.observation for step in steps] == answers
+    assert [step.is_done for step in steps] == [False] * (len(turns) - 1) + [True]
+    assert [step.reward for step in steps] == [0.0] * (len(turns) - 1) + [correct]
+    assert steps[-1].components == {"correct": correct, "calls": calls, "tool_share": share}
 
 
 def test_an_unknown_option_is_named_with_those_there_are() -> None:

@@ -79,7 +79,7 @@ class Agent:
         if self.rng.random() < 0.3:
             function = {"name": "add", "arguments": '{"y": 1,  "x": 2}'}
             reply["tool_calls"] = [{"id": f"c{number:08d}", "type": "function", "function": function}]
-        self.store.record(prompt, answer, reply, stop=STOP if has_ended else "", closing="" if has_ended else STOP)
+        self.store.record(prompt, answer, reply, stop=STOP if has_ended else "", closing="")
         self.sampled.append(len(tokens_R))
         self.conversations.append([*messages, self.by_client(reply)])
 
@@ -128,7 +128,7 @@ def test_the_newest_of_equal_answers_is_continued_unless_a_call_names_another() 
         function = {"name": "f", "arguments": "{}"}
         reply = {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "function": function}]}
         answer = Answer(segment=segment, finish_reason="length", number=token)
-        store.record(store.prompt(question), answer, reply, stop="", closing=STOP)
+        store.record(store.prompt(question), answer, reply, stop="", closing="")
         return reply
 
     first, second = answered(5, "one"), answered(6, "two")
@@ -145,7 +145,7 @@ def test_other_tools_begin_another_conversation() -> None:
     segment = Segment(np.array([5], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))
     reply = {"role": "assistant", "content": "x"}
     answer = Answer(segment=segment, finish_reason="length", number=0)
-    store.record(store.prompt(question), answer, reply, stop="", closing=STOP)
+    store.record(store.prompt(question), answer, reply, stop="", closing="")
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert store.prompt([*question, reply, {"role": "user", "content": "on"}], tools).anchor is None
     assert store.num_rendered_again == 0

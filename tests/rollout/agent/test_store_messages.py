@@ -38,7 +38,7 @@ class Store:
         segment = Segment(np.array([token], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))
         answer = Answer(segment=segment, finish_reason=reason, number=len(self.store.turns))
         reply = {"role": "assistant", "content": content}
-        self.store.record(self.store.prompt(messages), answer, reply, stop="", closing=STOP)
+        self.store.record(self.store.prompt(messages), answer, reply, stop="", closing="")
         return reply
 
 
@@ -70,7 +70,7 @@ def test_tools_whose_parts_come_in_another_order_are_the_same_tools() -> None:
     segment = Segment(np.array([5], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))
     reply = {"role": "assistant", "content": "a"}
     answer = Answer(segment=segment, finish_reason="length", number=0)
-    turn = one.store.record(one.store.prompt([USER], [tool]), answer, reply, stop="", closing=STOP)
+    turn = one.store.record(one.store.prompt([USER], [tool]), answer, reply, stop="", closing="")
     prompt = one.store.prompt([USER, reply, USER], [dict(reversed(tool.items()))])
     assert (prompt.anchor, prompt.covered) == (turn, 2)
 

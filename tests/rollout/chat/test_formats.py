@@ -240,8 +240,8 @@ def test_unknown_formats_are_refused_with_the_known_ones() -> None:
 
 def test_cut_answers_are_closed_with_their_reasoning() -> None:
     one = FORMATS["hermes"]
-    assert one.closing(one.parse("Three")) == "<|im_end|>"
-    assert one.closing(one.parse("<think>Thr")) == "\n</think>\n\n<|im_end|>"
+    assert one.closing(one.parse("Three")) == ""
+    assert one.closing(one.parse("<think>Thr")) == "\n</think>\n\n"
 
 
 def test_past_calls_have_the_shape_that_the_template_takes() -> None:
