@@ -53,9 +53,9 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     )
     simulate.add_argument(
         "--lengths", default="", metavar="L",
-        help="answer lengths: `thinking` (a built-in table of measured lengths), MEAN, MEAN:CV (log-normal with this mean "
-        "and coefficient of variation), a run's folder, or a JSON file with a list of lengths per group; append @MEAN "
-        "to the name of a file to scale its lengths to that mean",
+        help="answer lengths: `thinking` (a built-in table of measured lengths), MEAN, MEAN:CV (log-normal with this "
+        "mean and coefficient of variation), a run's folder, or a JSON file with a list of lengths per group; append "
+        "@MEAN to the name of a file to scale its lengths to that mean",
     )  # fmt: skip
     simulate.add_argument(
         "--prompt-tokens",

@@ -1,4 +1,4 @@
-"""One episode of an environment of the `verifiers` package, run as the program of an agent (rollout/agent/verifiers.py).
+"""One episode of an environment of the `verifiers` package, run as an agent program (rollout/agent/verifiers.py).
 
     python verifiers_episode.py version          print the version that is installed, or nothing
     python verifiers_episode.py SPEC             SPEC: JSON of `environment`, `options`, `eval_options`, `endpoint`

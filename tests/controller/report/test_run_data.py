@@ -145,7 +145,7 @@ def test_newer_layout_is_refused_and_a_newer_status_file_left_out(folder):
 
 
 def test_folder_without_anything_of_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no readable data of a run"):
+    with pytest.raises(UserError, match="no readable run data"):
         RunData.load(RunFolder(tmp_path))
     with pytest.raises(UserError, match="no such folder"):
         RunData.load(RunFolder(tmp_path / "none"))
