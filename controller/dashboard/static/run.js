@@ -110,7 +110,7 @@ function showHeldOut(found) {
   heldOutTitle.hidden = !found.length;
   heldOut.replaceChildren(...found.map((pair) => make("div", { class: "pair" }, make("pre", { class: "prompt" }, pair.prompt),
     make("div", { class: "sides" }, ...pair.answers.map((answer) => make("div", { class: "answer" },
-      make("p", { class: "note" }, `${answer.label}: `, make("b", {}, answer.score)), make("pre", {}, answer.text)))))));
+      make("p", { class: "note" }, `${answer.label}: `, make("strong", {}, answer.score)), make("pre", {}, answer.text)))))));
 }
 
 function showEvents(found) {
