@@ -25,6 +25,12 @@ TIMEOUT_S = 300.0
 """Generous: it only bounds a hang."""
 
 
+@pytest.fixture(autouse=True)
+def usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine would give a process of low priority nothing for minutes."""
+    monkeypatch.setattr(module, "NICENESS", 0)
+
+
 class Said(asyncio.Queue[tuple[str, str]]):
     """Lines and levels that the display was given."""
 
@@ -128,10 +134,10 @@ async def test_nothing_is_started_unless_wanted(tmp_path: Path, monkeypatch: pyt
 def test_dashboard_is_killed_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Even with SIGKILL."""
     code = (
-        "import asyncio, sys\nfrom pathlib import Path\n"
-        "from controller.telemetry.dashboard_process import DashboardProcess\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom controller.telemetry import dashboard_process as module\n"
+        "module.NICENESS = 0\n"
         "async def main():\n"
-        "    DashboardProcess(Path(sys.argv[1]), 0, lambda line, level: print(line, flush=True))\n"
+        "    module.DashboardProcess(Path(sys.argv[1]), 0, lambda line, level: print(line, flush=True))\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())"
     )
