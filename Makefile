@@ -108,9 +108,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock requirements-optional.lock requirements-deepspeed.lock requirements-ray.lock
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock requirements-optional.lock requirements-linters.lock requirements-deepspeed.lock requirements-ray.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-optional.lock || echo "not all of requirements-optional.lock could be installed: the tests that need it are skipped"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-linters.lock || echo "not all of requirements-linters.lock could be installed: the checks of deploy/ that need it are skipped"
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-deepspeed.lock || echo "DeepSpeed could not be installed: the tests of its backend are skipped"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.lock || echo "Ray could not be installed: the tests of clusters are skipped"
 	touch $@

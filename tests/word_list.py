@@ -64,6 +64,7 @@ EXEMPT = {
     "docs/decisions/": "records of their time",
     "benchmarks/results/": "written by benchmarks",
     "docs/pictures/": "drawn from benchmark results",
+    "controller/report/vendored/": "published files of another project, unchanged",
 }
 """Files, and folders by their last slash, that are not checked, with the reason."""
 

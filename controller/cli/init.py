@@ -1,4 +1,4 @@
-"""`areal-like init`: writes a first config, from five questions or from flags.
+"""`areal-like init`: writes a first config from five questions or from flags, validates it, and probes a small model.
 
 Existing files are never overwritten. The content of the files is in new_job.py, the validation in preflight/.
 """
@@ -14,12 +14,17 @@ from pathlib import Path
 from areal_like.errors import UserError
 from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
 from controller.config.loading import load_config
+from controller.config.model_folder import find_model, weight_bytes
 from controller.config.problems import ConfigError
 from controller.preflight.preflight import look
 
 Ask = Callable[[str], str]
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
+FOUND = 1
+"""Exit status of a probe that found something."""
+MAX_SMALL_BYTES = 200_000_000
+"""Weights of a model that is probed without a question: about 100M parameters in bfloat16."""
 DEFAULTS = {"data": "train.jsonl", "answer": "math", "model": TINY, "hardware": "cpu", "tracker": "none"}
 QUESTIONS = {
     "data": "Data: a .jsonl or .parquet file, optionally followed by a comma and a file of held-out rows",
@@ -34,9 +39,10 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 
 def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask: Ask | None = None) -> int:
-    """Write the files, validate them and offer the probe; return the exit status. Raises UserError, ConfigError.
+    """Write the files, validate them and probe the model; return the exit status. Raises UserError, ConfigError.
 
     run: runs another command. ask: answers a question; None: ask on the terminal, if there is one and no flag is given.
+    Findings of a probe that was not asked for are no failure of this command.
     """
     given = {key: getattr(arguments, key) for key in DEFAULTS if getattr(arguments, key) is not None}
     if ask is None and not given and sys.stdin is not None and sys.stdin.isatty():  # None: the shell closed it
@@ -66,10 +72,15 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
         print(f"note: {note}")
     file = shlex.quote(str(target))
     _validate(target)
-    print(f"next steps: areal-like probe {file}, then areal-like train {file}")
-    if ask is not None and _wants_probe(ask):
-        return run(["probe", str(target)])
-    return 0
+    if arguments.probe is None and not _is_small(job) and not (ask is not None and _wants_probe(ask)):
+        print(f"next steps: areal-like probe {file}, then areal-like train {file}")
+        return 0
+    print(f"next step: areal-like train {file}")
+    if arguments.probe is False:
+        return 0
+    print("probing the starting model; use --no-probe to skip this", flush=True)
+    status = run(["probe", str(target)])
+    return 0 if status == FOUND and arguments.probe is None else status
 
 
 def _flags(target: Path) -> list[str]:
@@ -78,9 +89,20 @@ def _flags(target: Path) -> list[str]:
     return ["areal-like init", shlex.quote(str(target)), *flags]
 
 
+def _is_small(job: NewJob) -> bool:
+    """Return whether probing takes seconds: a CPU job whose model is random, or on this machine and small."""
+    if job.hardware != "cpu":
+        return False
+    if job.model == TINY:
+        return True
+    folder = find_model(job.model)
+    return folder is not None and 0 < weight_bytes(folder) <= MAX_SMALL_BYTES
+
+
 def _wants_probe(ask: Ask) -> bool:
     try:
-        return ask("Probe the config now (takes less than a minute with a small model)? [y/N] ").strip().lower() == "y"
+        question = "Probe the config now (samples the model, and downloads it if needed)? [y/N] "
+        return ask(question).strip().lower() == "y"
     except EOFError:
         print()
         return False

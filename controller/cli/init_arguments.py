@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,8 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     """Add the command; `make` creates its parser."""
     command = make(
         commands, "init", "write a first config and, if needed, a scorer with a test", "",
-        "Ask five questions (or read the answers from options), write a config based on the most similar recipe, and "
-        "validate it. Existing files are never overwritten.",
+        "Ask five questions (or read the answers from options), write a config based on the most similar recipe, "
+        "validate it, and probe the starting model if it is small. Existing files are never overwritten.",
     )  # fmt: skip
     command.add_argument(
         "config", nargs="?", default="job.yaml", metavar="FILE", help="config file to write (default: job.yaml)"
@@ -33,3 +34,8 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument(
         "--tracker", choices=list(TRACKERS), help="experiment tracker that also receives the metrics (default: none)"
     )
+    command.add_argument(
+        "--probe", action=argparse.BooleanOptionalAction, default=None,
+        help="sample the starting model, and fail if its reward would stay flat "
+        "(default: sample it if the model is on this machine and small)",
+    )  # fmt: skip

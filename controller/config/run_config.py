@@ -156,6 +156,11 @@ class SinkSettings(Settings):
     report: bool = True
     """Draw report.html and report.png when the run ends, which takes a few seconds; `areal-like report RUN`
     does so at any time."""
+    dashboard: bool = False
+    """Serve the live page of runs_dir while the run is in progress, as `areal-like dashboard` does, and print its
+    address and token. It is a separate process; if it cannot start, the run continues."""
+    dashboard_port: int = Field(8787, ge=0, le=65535)
+    """Port of `dashboard` on 127.0.0.1; 0: any free one."""
     display: Literal["auto", "live", "plain"] = "auto"
     """`auto`: a live table on a terminal, plain lines otherwise."""
 

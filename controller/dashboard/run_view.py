@@ -23,6 +23,7 @@ from controller.dashboard.jsonl_tail import JsonlTail
 from controller.dashboard.live_charts import PulseCharts, sections
 from controller.dashboard.log_tail import LogTail
 from controller.report import overview, page
+from controller.report.answers import held_out_answers
 from controller.report.charts import number
 from controller.report.data import RunData, checked_pulse, read_settings
 from controller.report.timeline import PulseTimeline, Timeline
@@ -179,6 +180,7 @@ class RunView:
             "charts": drawn["charts"],
             "timeline": {**drawn["timeline"], "words": timeline_words(timeline)},
             "waits": [{"words": wait.words, "share": round(wait.share, 3)} for wait in overview.waits(recent)],
+            "held_out": msgspec.to_builtins(held_out_answers(data.evals)),
             "events": [msgspec.to_builtins(event) for event in reversed(events[-MAX_EVENTS:])],
         }  # fmt: skip
 

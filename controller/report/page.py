@@ -1,7 +1,7 @@
 """Renders report.html: one self-contained file that needs no network.
 
-Uses the templates of this package and embeds plotly. The charts are in run_charts.py and timeline.py, texts and numbers
-in overview.py and diagnosis.py.
+Uses the templates of this package and embeds plotly.js. The charts are in run_charts.py and timeline.py, texts and
+numbers in overview.py and diagnosis.py, answers in answers.py.
 
 Nothing of a run becomes markup or code: text is escaped by jinja2, and chart data is embedded as JSON without `<`, so
 that it cannot contain `</script>`. A content security policy in the page forbids every request.
@@ -9,7 +9,6 @@ that it cannot contain `</script>`. A content security policy in the page forbid
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from areal_like.errors import UserError
 from controller.report import colours, offline_charts, overview
+from controller.report.answers import AnswerPair, held_out_answers
 from controller.report.charts import Axis, Chart, Section, Series, number, tidy, time_unit
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
@@ -35,11 +34,14 @@ from controller.run_folder.run_folder import RunFolder, is_from_files
 from controller.run_folder.run_notes import read_notes
 
 TEMPLATES = Path(__file__).parent / "templates"
+PLOTLY = Path(__file__).parent / "vendored" / "plotly-basic.min.js"
+"""plotly.js with the trace types `scatter`, `bar` and `pie` (decision 0153)."""
 PAGE, PICTURE = "report.html", "report.png"
 MAX_CONFIG_CHARS = 200_000
 MARKS = {"bad": "✖", "warning": "▲", "good": "✔", "info": "●"}
 _CONTENTS = (("diagnosis", "Diagnosis"), ("numbers", "Key numbers"))
 _DRAWN = ("drawn", "Drawn and trained")
+_SAMPLES = ("samples", "Samples")
 _APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", "Environment"))
 
 
@@ -48,18 +50,19 @@ def write_report(folder: RunFolder) -> Path:
     return draw_report(folder)[0]
 
 
-def draw_report(folder: RunFolder) -> tuple[Path, list[Finding]]:
+def draw_report(folder: RunFolder, answer_pairs: Sequence[AnswerPair] = ()) -> tuple[Path, list[Finding]]:
     """Write report.html and report.png into the run folder; return the page's path and its findings.
 
-    May be called from any thread, during the run or after it. Raises UserError if the folder contains nothing that can
-    be read, if it cannot be written to, or if plotly or matplotlib is not installed.
+    May be called from any thread, during the run or after it. `answer_pairs`: training answers to show. Raises
+    UserError if the folder contains nothing that can be read, if it cannot be written to, or if matplotlib is not
+    installed.
     """
     data = RunData.load(folder)
     is_offline = is_from_files(data.state)
     found = offline_charts.sections(data) if is_offline else sections(data)
     timeline, findings = read_timeline(data), diagnose(data)
     path = folder.root / PAGE
-    write_page(path, run_page(data, findings, found, timeline))
+    write_page(path, run_page(data, findings, found, timeline, answer_pairs))
     if is_offline:
         picture = run_sheet(data, findings, found, None, offline_charts.order(found))
     else:
@@ -68,14 +71,20 @@ def draw_report(folder: RunFolder) -> tuple[Path, list[Finding]]:
     return path, findings
 
 
-def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section], timeline: Timeline) -> str:
+def run_page(
+    data: RunData, findings: Sequence[Finding], found: Sequence[Section], timeline: Timeline,
+    answer_pairs: Sequence[AnswerPair] = (),
+) -> str:  # fmt: skip
     """Render the page of one run as text."""
     kind, words = _state(data)
     events, events_left_out = overview.events(data)
     contents = list(_CONTENTS)
-    has_draws = not is_from_files(data.state) and data.state.get("command") != "eval"
+    has_rollouts = not is_from_files(data.state)
+    has_draws = has_rollouts and data.state.get("command") != "eval"
     for section in found:
         contents.append((section.key, section.title))
+        if section.key == "learning" and has_rollouts:
+            contents.append(_SAMPLES)
         if section.key == "speed":
             contents.append(("timeline", "Timeline"))
     return render(
@@ -93,6 +102,10 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
         drawn=comparison(data) if has_draws else None,
         sections=found,
         classes=chart_classes(found),
+        has_rollouts=has_rollouts,
+        has_draws=has_draws,
+        held_out=held_out_answers(data.evals),
+        answer_pairs=answer_pairs,
         waits=overview.waits(data),
         has_pulses=bool(data.pulses),
         events=events,
@@ -104,7 +117,7 @@ def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section
 
 
 def render(template: str, *, charts: Sequence[Chart], timeline: Timeline | None = None, **context: Any) -> str:
-    """Render a page from a template with the charts it refers to. Raises UserError without plotly."""
+    """Render a page from a template with the charts it refers to."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -201,13 +214,8 @@ def script_json(value: Any) -> str:
 
 @cache
 def plotly_js() -> str:
-    """The script of the installed plotly package; the package itself is not imported. Raises UserError."""
-    spec = importlib.util.find_spec("plotly")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "package_data" / "plotly.min.js"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise UserError("the `plotly` package is not installed", where="report", remedy="pip install plotly")
+    """The script that draws the charts."""
+    return PLOTLY.read_text(encoding="utf-8")
 
 
 def write_page(path: Path, page: str) -> None:

@@ -149,9 +149,10 @@ def _report(arguments: argparse.Namespace) -> int:
 
     folder = find_run_to_read(arguments.run)
     from controller.report.page import draw_report
+    from controller.runs.answer_pairs import training_answers
     from controller.runs.status_view import printable
 
-    path, findings = draw_report(folder)
+    path, findings = draw_report(folder, training_answers(folder))
     print(printable(f"{findings[0].severity}: {findings[0].title}"))
     print(f"report: {path}")
     return 0

@@ -30,6 +30,7 @@ from controller.report.at_end import draw_report
 from controller.run_folder.run_folder import RunFolder, Status
 from controller.runtime.signals import Signals
 from controller.runtime.storage import rendezvous_address, rendezvous_folder
+from controller.telemetry.dashboard_process import dashboard_process
 from controller.telemetry.display import Display
 from controller.telemetry.offline_view import OfflineView
 from controller.telemetry.opening import open_sinks
@@ -66,7 +67,9 @@ class OfflineSession:
         try:
             with Signals() as signals, Display(self._config.metrics.display) as display:
                 signals.hand_to(self._on_signal)
-                end, summary = await self._run(display)
+                metrics, runs_dir = self._config.metrics, self._folder.root.parent
+                with dashboard_process(metrics.dashboard, runs_dir, metrics.dashboard_port, display.note):
+                    end, summary = await self._run(display)
             await self._conclude(end, summary)
             return 0
         finally:

@@ -58,6 +58,7 @@ from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.server import Server
 from controller.runtime.signals import Signals
 from controller.runtime.starting_point import StartingPoint, find_start, restore_tally
+from controller.telemetry.dashboard_process import dashboard_process
 from controller.telemetry.display import Display
 from controller.telemetry.journal import Journal
 from controller.telemetry.opening import open_sinks
@@ -125,6 +126,8 @@ class RunSession:
         signals = stack.enter_context(Signals())
         display = stack.enter_context(Display(self.config.metrics.display))
         signals.say = display.note
+        metrics, is_served = self.config.metrics, self.config.metrics.dashboard and not self.is_evaluation
+        stack.enter_context(dashboard_process(is_served, folder.root.parent, metrics.dashboard_port, display.note))
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
         sources = SampleSources(self.rows.source)
         tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources)

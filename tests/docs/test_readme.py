@@ -50,7 +50,7 @@ def test_a_job_on_own_rows_is_refused_for_nothing_but_the_machine(
     row = json.dumps({"question": "What is 2 + 2?", "answer": "2 + 2 = 4\n#### 4"})
     for name in ("train.jsonl", "test.jsonl"):
         Path(name).write_text(f"{row}\n" * 80)
-    assert main([*own_job()[0], "--data", "train.jsonl,test.jsonl"]) == 0
+    assert main([*own_job()[0], "--data", "train.jsonl,test.jsonl", "--no-probe"]) == 0
     arguments = next(make_parser(refuse).parse_args(words) for words in own_job() if words[0] == purpose)
     loaded = load_config(arguments.config, arguments.overrides)
     found = preflight.look(loaded.config, purpose)  # type: ignore[arg-type]

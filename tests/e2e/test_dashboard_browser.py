@@ -184,6 +184,7 @@ def test_a_long_run_is_drawn_and_a_new_step_moves_its_curve(read: Any, served: S
     assert "Each point stands for 8 steps" in reader.text("#chart-entropy figcaption")
     assert "trainer waits for batch" in reader.text("#waits")
     assert "rollout-1 is lost" in reader.text("#events")
+    assert "version 2000: scored 1it is 2000" in reader.text("#samples .pair")
     check_whole(reader, DESK, "light")
     with (served.runs / "long" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**step_rows(LONG_STEPS + 1, 4.0)[-1], "reward_mean": 0.123}) + "\n")
@@ -198,6 +199,7 @@ def test_a_long_run_is_drawn_and_a_new_step_moves_its_curve(read: Any, served: S
 
 def test_answers_of_a_prompt_stand_next_to_each_other_coloured_by_version(read: Any, served: Served) -> None:
     reader = read(f"/run/{served.sampled}", is_drawn=False)
+    assert reader.page.evaluate("document.querySelectorAll('#samples .pair').length") == 0
     reader.press("#samples button.plain")
     reader.press(".groups .group:last-child")
     reader.wait("document.querySelectorAll('.answer').length === 2")

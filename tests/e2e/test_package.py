@@ -133,7 +133,9 @@ def test_an_installed_wheel_writes_a_job_and_trains_it(installed: Installed, tmp
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answers = ["--data", "rows.jsonl", "--answer", "text", "--model", "tiny", "--hardware", "cpu", "--tracker", "none"]
     assert "quickstart" in installed("areal-like", "train", "--help").stdout
-    assert "no errors" in installed("areal-like", "init", "job.yaml", *answers).stdout
+    said = installed("areal-like", "init", "job.yaml", *answers).stdout
+    assert "no errors" in said
+    assert "probing the starting model" in said
     installed("areal-like", "train", "job.yaml", *TINY)
     summary = json.loads((tmp_path / "runs" / "job" / "summary.json").read_text())
     assert summary["steps"] == 1

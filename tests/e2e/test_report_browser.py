@@ -162,6 +162,12 @@ def test_all_charts_are_drawn_and_redrawn_in_the_other_theme(browser: Any, pages
     num_charts = reader.page.locator("[data-chart], [data-timeline]").count()
     assert num_charts >= 24
     assert reader.page.locator(".plot.js-plotly-plot").count() == num_charts
+    assert reader.page.locator(".modebar-btn").count() == 0
+    drawn = reader.page.evaluate(
+        "[...document.querySelectorAll('.plot')].flatMap(plot => plot._fullData.map(trace => trace.type))"
+    )
+    assert set(drawn) == {"scatter", "bar"}
+    assert set(drawn) <= set(reader.page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)"))
     ink = "() => getComputedStyle(document.querySelector('#chart-loss .xtick text')).fill"
     before = reader.page.evaluate(ink)
     reader.press("#theme")
@@ -200,6 +206,16 @@ def test_the_configuration_opens_and_scrolls_within_itself(read: Any) -> None:
     assert "max_staleness" in reader.page.inner_text("#config pre")
     assert reader.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert reader.faults == []
+
+
+def test_answers_stand_next_to_each_other_on_a_desk_and_below_each_other_on_a_phone(read: Any) -> None:
+    tops = (
+        "[...document.querySelectorAll('#samples .pair:first-of-type .answer')].map(e => e.getBoundingClientRect().top)"
+    )
+    left, right = read("whole").page.evaluate(tops)
+    assert left == right
+    first, second = read("whole", PHONE, "dark").page.evaluate(tops)
+    assert first < second
 
 
 def test_without_javascript_words_and_numbers_are_there(browser: Any, pages: dict[str, Path]) -> None:

@@ -5,7 +5,6 @@
 // Text of a run is put into the document by textContent and by attributes of our own choice only: it never becomes markup.
 
 const content = document.getElementById("content");
-settings.displayModeBar = false;
 // It is megabytes, and comes when it comes: words and numbers are there before it.
 window.Plotly = window.Plotly || { react() {} };
 const canDraw = () => Boolean(window.Plotly.newPlot);

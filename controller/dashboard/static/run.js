@@ -38,7 +38,9 @@ section("processes", "Processes", make("div", { class: "scroll", tabindex: "0" }
   make("thead", {}, make("tr", {}, ...["process", "role", "state"].map((name) => make("th", { scope: "col" }, name)),
     make("th", { scope: "col", class: "num" }, "memory"))), processBody)));
 
-section("samples", "Samples by prompt");
+const heldOutTitle = make("h3", { hidden: true }, "First held-out prompts");
+const heldOut = make("div");
+section("samples", "Sample answers", heldOutTitle, heldOut, make("h3", {}, "Training prompts"));
 
 const eventBody = make("tbody");
 const eventTable = make("div", { class: "scroll tall", tabindex: "0" }, make("table", { class: "events" },
@@ -102,6 +104,13 @@ function showProcesses(found) {
   processBody.replaceChildren(...found.map((one) => make("tr", {}, make("th", { scope: "row" }, one.name), make("td", {}, one.role),
     make("td", {}, one.state), make("td", { class: "num" }, one.memory))));
   parts.processes.hidden = !found.length;
+}
+
+function showHeldOut(found) {
+  heldOutTitle.hidden = !found.length;
+  heldOut.replaceChildren(...found.map((pair) => make("div", { class: "pair" }, make("pre", { class: "prompt" }, pair.prompt),
+    make("div", { class: "sides" }, ...pair.answers.map((answer) => make("div", { class: "answer" },
+      make("p", { class: "note" }, `${answer.label}: `, make("strong", {}, answer.score)), make("pre", {}, answer.text)))))));
 }
 
 function showEvents(found) {
@@ -209,7 +218,7 @@ function showLogs(isAtEnd) {
 
 const shows = {
   run: showRun, problems: showProblems, cards: showCards, waits_now: showWaitsNow, waits: showWaits,
-  processes: showProcesses, events: showEvents,
+  processes: showProcesses, events: showEvents, held_out: showHeldOut,
 };
 
 function take(found, isWhole) {

@@ -47,13 +47,12 @@ function layout(more) {
     margin: { l: 8, r: 14, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },
     showlegend: false, dragmode: isTouch ? false : "zoom", bargap: 0.12,
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("muted"), activecolor: colour("ink") },
     hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
     ...more,
   };
 }
 
-const settings = { responsive: true, displaylogo: false, displayModeBar: isTouch ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const settings = { responsive: true, displayModeBar: false };
 
 function amount(value, y) {
   if (value === null) return "";

@@ -6,14 +6,14 @@ import importlib.util
 import io
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from areal_like.errors import UserError
 from controller.cli.arguments import make_parser
-from controller.cli.init import _write, init
+from controller.cli.init import MAX_SMALL_BYTES, _write, init
 from controller.cli.main import main
 from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
 from controller.config.loading import load_config
@@ -54,17 +54,17 @@ def test_every_combination_of_answers_is_a_config_without_contradiction(
 
 
 def test_flags_write_a_job_that_validate_accepts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "mine.yaml", "--data", "train.jsonl,heldout.jsonl"]) == 0
+    assert main(["init", "mine.yaml", "--data", "train.jsonl,heldout.jsonl", "--no-probe"]) == 0
     said = capsys.readouterr().out
     assert "wrote mine.yaml" in said
     assert "validate mine.yaml: no errors" in said
-    assert "areal-like probe mine.yaml" in said
+    assert said.splitlines()[-1] == "next step: areal-like train mine.yaml"
 
 
 @pytest.mark.processes
 def test_own_scorer_is_written_with_a_test_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AREAL_LIKE_USER_PATH", raising=False)
-    assert main(["init", "my-job.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    assert main(["init", "my-job.yaml", "--data", "train.jsonl", "--answer", "text", "--no-probe"]) == 0
     assert load_config("my-job.yaml").config.reward.scorers[0].kind == "my_job_reward:score"
     monkeypatch.syspath_prepend(str(Path.cwd()))
     spec = importlib.util.spec_from_file_location("written", "test_my_job_reward.py")
@@ -85,9 +85,9 @@ def test_commands_work_from_the_current_folder_wherever_the_config_lies(
 ) -> None:
     monkeypatch.delenv("AREAL_LIKE_USER_PATH", raising=False)
     Path("my jobs").mkdir()
-    assert main(["init", "my jobs/mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    assert main(["init", "my jobs/mine.yaml", "--data", "train.jsonl", "--answer", "text", "--no-probe"]) == 0
     said = capsys.readouterr().out
-    assert "next steps: areal-like probe 'my jobs/mine.yaml', then areal-like train 'my jobs/mine.yaml'" in said
+    assert "next step: areal-like train 'my jobs/mine.yaml'" in said
     assert "areal-like probe 'my jobs/mine.yaml'  " in Path("my jobs/mine.yaml").read_text()
     assert Path("mine_reward.py").is_file()
     assert Path("test_mine_reward.py").is_file()
@@ -101,7 +101,7 @@ def test_name_that_no_module_may_have_becomes_one_and_is_said(
     stem: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("controller.cli.init.look", lambda config, purpose: Preflight())
-    assert main(["init", f"{stem}.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    assert main(["init", f"{stem}.yaml", "--data", "train.jsonl", "--answer", "text", "--no-probe"]) == 0
     assert load_config(f"{stem}.yaml").config.reward.scorers[0].kind == f"{module}:score"
     assert f"from {module} import" in Path(f"test_{module}.py").read_text()
     assert f"note: the scorer is named {module}, because `{stem}_reward` cannot be" in capsys.readouterr().out
@@ -161,8 +161,69 @@ def test_closed_input_is_the_same_as_no_terminal(
     assert "--data: no data file was specified" in capsys.readouterr().err
 
 
-def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
-    answers: Iterator[str] = iter([""] * 5)
+class Commands(list[list[str]]):
+    """Commands that were run; all end with one exit status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def __call__(self, words: Sequence[str]) -> int:
+        self.append(list(words))
+        return self.status
+
+
+def initialised(*flags: str, status: int = 0) -> tuple[int, Commands]:
+    """Exit status of the command, and the commands it ran."""
+    run = Commands(status)
+    return init(make_parser(lambda _: 2).parse_args(["init", "mine.yaml", "--data", "train.jsonl", *flags]), run), run
+
+
+def small_model(size: int) -> str:
+    """A folder whose weights have that many bytes, with no content."""
+    folder = Path(f"model-{size}")
+    folder.mkdir()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    return str(folder)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of rows and model, which other tests make."""
+    monkeypatch.setattr("controller.cli.init.look", lambda config, purpose: Preflight())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_small_model_of_this_machine_is_probed_and_others_only_if_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    probed = [["probe", "mine.yaml"]]
+    small, large = small_model(MAX_SMALL_BYTES), small_model(MAX_SMALL_BYTES + 1)
+    cases: list[tuple[list[str], list[list[str]]]] = [
+        ([], probed), (["--no-probe"], []), (["--model", small], probed), (["--model", large], []),
+        (["--model", large, "--probe"], probed), (["--model", "Qwen/Qwen3-1.7B"], []),
+        (["--model", small, "--hardware", "1gpu"], []),
+    ]  # fmt: skip
+    for flags, commands in cases:
+        assert initialised(*flags) == (0, commands), flags
+        said = capsys.readouterr().out
+        is_left_to_the_user = "--no-probe" not in flags and not commands
+        assert ("next steps: areal-like probe mine.yaml, then areal-like train" in said) == is_left_to_the_user, flags
+        Path("mine.yaml").unlink()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("flags", "status", "expected"), [([], 1, 0), (["--probe"], 1, 1), ([], 2, 2), (["--probe"], 2, 2)]
+)
+def test_findings_fail_the_command_only_if_the_probe_was_asked_for(
+    flags: list[str], status: int, expected: int
+) -> None:
+    assert initialised(*flags, status=status)[0] == expected
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("reply", "commands"), [("y", [["probe", "mine.yaml"]]), ("", []), (None, [])])
+def test_probe_of_a_large_model_is_offered_on_a_terminal(reply: str | None, commands: list[list[str]]) -> None:
+    answers: Iterator[str] = iter(["", "", "Qwen/Qwen3-1.7B", "", "", *([] if reply is None else [reply])])
 
     def left(question: str) -> str:
         try:
@@ -170,8 +231,10 @@ def test_offer_of_the_probe_that_is_not_answered_is_declined() -> None:
         except StopIteration:
             raise EOFError from None
 
+    run = Commands(5)
     arguments = make_parser(lambda _: 2).parse_args(["init", "mine.yaml"])
-    assert init(arguments, lambda words: 5, left) == 0
+    assert init(arguments, run, left) == (5 if commands else 0)
+    assert run == commands
 
 
 def test_nothing_is_overwritten_and_nothing_else_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,8 +259,8 @@ def test_tiny_model_on_a_gpu_and_rows_without_a_name_are_refused(capsys: pytest.
     assert not Path("mine.yaml").exists()
 
 
-def test_questions_are_asked_again_until_the_answer_is_one_and_the_probe_is_offered() -> None:
-    answers: Iterator[str] = iter(["", "poem", "math", "", "", "tensorboard", "y"])
+def test_questions_are_asked_again_until_the_answer_is_one() -> None:
+    answers: Iterator[str] = iter(["", "poem", "math", "", "", "tensorboard"])
     commands: list[list[str]] = []
     arguments = make_parser(lambda _: 2).parse_args(["init", "asked.yaml"])
     status = init(arguments, lambda words: commands.append(list(words)) or 5, lambda _: next(answers))

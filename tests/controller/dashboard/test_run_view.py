@@ -58,6 +58,7 @@ def test_the_page_of_a_run_has_what_a_reader_looks_for(folder):
     assert content["waits"][0]["words"].startswith("trainer waits for batch")
     assert {card["label"] for card in content["cards"]} >= {"step", "accuracy", "reward", "staleness, highest"}
     assert any("rollout-1 is lost" in event["text"] for event in content["events"])
+    assert [answer["text"] for answer in content["held_out"][0]["answers"]] == ["it is 0 ", "it is 30 "]
     assert content["problems"] == []
 
 

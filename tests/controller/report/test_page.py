@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -12,13 +13,16 @@ import pytest
 from report_run import HOSTILE, report_run, write_metrics, write_state
 
 from areal_like.errors import UserError
-from controller.report.page import script_json, write_report
+from controller.report.answers import Answer, AnswerPair
+from controller.report.page import PLOTLY, draw_report, script_json, write_report
 from controller.run_folder.run_folder import RunFolder
 
 pytestmark = pytest.mark.processes
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
-MAX_PAGE_MB = 6.0
+MAX_PAGE_MB = 2.0
+PLOTLY_SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+"""Of plotly-basic.min.js in plotly.js-basic-dist-min 4.1.1, as the npm registry has it."""
 
 
 class Reader(HTMLParser):
@@ -144,14 +148,39 @@ def test_names_in_charts_carry_no_tags(hostile):
     assert not [name for name in names if "<" in name or ">" in name]
 
 
+def test_the_script_that_draws_is_the_published_one():
+    assert hashlib.sha256(PLOTLY.read_bytes()).hexdigest() == PLOTLY_SHA256
+    assert "MIT License" in PLOTLY.with_name("LICENSE-plotly.txt").read_text()
+
+
+def test_held_out_answers_of_the_first_and_the_newest_evaluation_are_shown_with_scores(page):
+    assert "First held-out prompts 0+2= version 0: scored 0 it is 0 version 30: scored 1 it is 30" in page.text
+    assert "1+2= version 0: no score it is 1 version 30: no score it is 31" in page.text
+    assert "it is 10" not in page.text
+
+
+def test_training_answers_are_shown_as_text_and_a_run_without_them_says_so(tmp_path, undrawn, page):
+    assert "the ledger holds no text of a consumed sample" in page.text
+    folder = report_run(tmp_path, num_steps=1, has_traces=False, has_ledger=False)
+    pair = AnswerPair(
+        "<b>7+5</b>=",
+        [Answer.of("g3.1", 0.5, "</pre><script>alert(1)</script>\u202e"), Answer.of("g3.2", None, "x" * 5000)],
+    )
+    found = read(draw_report(folder, [pair])[0])
+    assert "<b>7+5</b>= g3.1: scored 0.5 </pre><script>alert(1)</script>\\u202e g3.2: no score xxx" in found.text
+    assert len(found.scripts) == 3
+    assert "x" * 1199 + "…" in found.text
+    assert not found.faults
+
+
 def test_json_in_a_script_cannot_end_it():
     text = script_json({"a": "</script><!--\u2028&"})
     assert not re.search("[<>&\u2028]", text)
     assert json.loads(text) == {"a": "</script><!--\u2028&"}
 
 
-def test_the_page_of_a_long_run_stays_small(tmp_path, undrawn):
-    folder = report_run(tmp_path, num_steps=1000, num_workers=6, has_ledger=False, has_traces=False)
+def test_the_page_of_a_thousand_steps_stays_below_two_megabytes(tmp_path, undrawn):
+    folder = report_run(tmp_path, num_steps=1000, num_workers=6)
     write_report(folder)
     assert (folder.root / "report.html").stat().st_size < MAX_PAGE_MB * 1e6
 

@@ -27,7 +27,7 @@ def report_run(
 ) -> RunFolder:  # fmt: skip
     """A whole run. `words` is put wherever a run may bring text of its own; `columns` replace those of the steps."""
     folder = RunFolder.create(runs_dir, name)
-    rows = [*_steps(num_steps, step_s, staleness, columns), *_evals(num_steps, step_s), *_events(words)]
+    rows = [*_steps(num_steps, step_s, staleness, columns), *_evals(num_steps, step_s, words), *_events(words)]
     rows += [
         {"kind": "swap", "time_s": START_S, "worker": "rollout-0", "version": v, "stage_s": 0.01, "pause_s": 0.002}
         for v in range(num_steps + 1)
@@ -80,11 +80,14 @@ def _steps(num_steps: int, step_s: float, staleness: int, columns: dict[str, Any
     return rows
 
 
-def _evals(num_steps: int, step_s: float) -> list[dict[str, Any]]:
+def _evals(num_steps: int, step_s: float, words: str) -> list[dict[str, Any]]:
+    """Evaluations of three versions or more, each with the answers to two prompts."""
     versions = sorted({0, *range(10, num_steps + 1, 10), num_steps}) if num_steps else []
     return [
         {"kind": "eval", "time_s": START_S + v * step_s, "version": v, "num_scored": 200,
-         "accuracy": 0.25 + 0.65 * v / num_steps}
+         "accuracy": 0.25 + 0.65 * v / num_steps,
+         "answers": [{"row": row, "prompt": f"{row}+2= {words}", "answer": f"it is {v + row} {words}",
+                      "value": None if row else v / num_steps} for row in range(2)]}
         for v in versions
     ]  # fmt: skip
 
