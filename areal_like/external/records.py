@@ -58,6 +58,13 @@ class Totals:
         """Tokens of prompts and replies."""
         return self.tokens_in + self.tokens_out
 
+    def as_dict(self) -> dict[str, float]:
+        """For summaries; seconds are those of requests, which may run at the same time."""
+        return {
+            "requests": self.requests, "tokens_in": self.tokens_in, "tokens_out": self.tokens_out,
+            "cost": round(self.cost, 6), "request_s": round(self.seconds, 1),
+        }  # fmt: skip
+
     def add(self, line: Line) -> None:
         """Add one answered request."""
         self.requests += 1
