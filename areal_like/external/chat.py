@@ -18,7 +18,7 @@ from areal_like.external.errors import RequestRefused
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 
-class ToldMessage(msgspec.Struct):
+class ReplyMessage(msgspec.Struct):
     """The model's message; None if it only called tools or reasoned."""
 
     content: str | None = None
@@ -27,7 +27,7 @@ class ToldMessage(msgspec.Struct):
 class ChatChoice(msgspec.Struct):
     """One of a chat completion's choices."""
 
-    message: ToldMessage
+    message: ReplyMessage
     finish_reason: str | None = None
 
 

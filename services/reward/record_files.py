@@ -29,8 +29,8 @@ def with_record_files(reward: RewardSettings, run_dir: Path | None) -> RewardSet
     return reward.model_copy(update={"scorers": tuple(scorers)})
 
 
-def with_file_beside(reward: RewardSettings, target: Path) -> RewardSettings:
-    """The settings for scoring a file: answers of judges are recorded beside the verdicts."""
+def with_file_next_to(reward: RewardSettings, target: Path) -> RewardSettings:
+    """The settings for scoring a file: answers of judges are recorded next to the verdicts."""
     scorers = list(reward.scorers)
     for index, _ in _asking_models(reward.scorers):
         if scorers[index].options.get("records") is None:

@@ -185,12 +185,12 @@ def test_a_model_is_served_until_a_signal_and_nothing_is_left(tmp_path: Path) ->
             (folder,) = scratch.iterdir()
             assert key not in "".join(path.read_text() for path in folder.glob("*.json"))
             answers = asyncio.run(ask(address, key))
-            told = asyncio.run(ask_as_external_model(address, key, tmp_path / "answers.jsonl"))
+            said = asyncio.run(ask_as_external_model(address, key, tmp_path / "answers.jsonl"))
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) == 0
         finally:
             server.kill()
-    assert asyncio.run(ask_as_external_model("http://127.0.0.1:9", "", tmp_path / "answers.jsonl")) == told
+    assert asyncio.run(ask_as_external_model("http://127.0.0.1:9", "", tmp_path / "answers.jsonl")) == said
     assert names == "tiny, sql"
     (first, status), (second, _), (_, stranger), (long, refused), (adapted, _), (_, unknown) = answers
     assert (status, stranger, refused, unknown) == (200, 401, 400, 404)

@@ -1,4 +1,4 @@
-"""The files in which judges record answers: named for a run, beside verdicts, and not for a shared service."""
+"""The files in which judges record answers: named for a run, next to verdicts, and not for a shared service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from odd_server import OddServer, chat, reply
 
 from services.reward.config import RewardSettings
-from services.reward.record_files import with_file_beside, with_record_files
+from services.reward.record_files import with_file_next_to, with_record_files
 from services.reward.score_file import ScoreSpec, ScoreStatus, score_file
 
 OPTIONS = {"base_url": "http://h/v1", "model": "m", "rubric": "{{ response }}"}
@@ -38,8 +38,8 @@ def test_a_shared_service_records_nothing_by_itself_and_ends_no_run() -> None:
     assert made["on_exhausted"] == "fail"
 
 
-def test_a_file_of_verdicts_has_its_answers_beside_it(tmp_path: Path) -> None:
-    made = options_of(with_file_beside(settings(JUDGE, {"kind": "math"}), tmp_path / "v.jsonl"))
+def test_a_file_of_verdicts_has_its_answers_next_to_it(tmp_path: Path) -> None:
+    made = options_of(with_file_next_to(settings(JUDGE, {"kind": "math"}), tmp_path / "v.jsonl"))
     assert [one.get("records") for one in made] == [str(tmp_path / "v.jsonl.external.jsonl"), None]
 
 
