@@ -21,6 +21,8 @@ OF_A_CALL = frozenset(
 """Fields of a request that each call sets."""
 MAX_PRICE = 1e6
 """Largest price of a million tokens."""
+MAX_COST = 1e12
+"""Largest budget, in the currency of the prices."""
 
 
 def checked_url(url: str) -> str:
@@ -74,7 +76,7 @@ class ModelEndpointOptions(EndpointOptions):
     model: str = Field(min_length=1)
     """Name of the model at that endpoint."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the request, such as `seed`, `response_format` or `chat_template_kwargs`."""
+    """Further fields of the request, such as `response_format` or `chat_template_kwargs`; of a judge also `seed`."""
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Field of a chat request with the longest reply; some models accept only `max_completion_tokens`."""
     record: RecordMode = "reuse"
@@ -87,10 +89,10 @@ class ModelEndpointOptions(EndpointOptions):
     """Price of a million prompt tokens, in any currency."""
     price_out: float = Field(0.0, ge=0, le=MAX_PRICE)
     """Price of a million tokens of replies."""
-    max_cost: float | None = Field(None, gt=0)
+    max_cost: float | None = Field(None, gt=0, le=MAX_COST)
     """Budget of the run, in the currency of the prices: no request is sent once so much is spent. Requests that are
     under way then are still paid."""
-    max_tokens_total: int | None = Field(None, gt=0)
+    max_tokens_total: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Budget of the run in tokens of prompts and replies."""
     on_exhausted: OnExhausted = "end"
     """When the budget is used up: `end` ends the run with one sentence, and it can be resumed with a larger budget;

@@ -56,7 +56,7 @@ class ExternalModel:
         if self.options.api != "tokens":
             return
         texts = _plain_tokens(tokenizer)
-        tokens = list(texts)
+        tokens = list(texts) if len(texts) > 1 else [0, 1]
         try:
             rows = (await self._prompt_choice(tokens)).prompt_logprobs
             if is_teacher:
@@ -70,7 +70,7 @@ class ExternalModel:
         for token, row in zip(tokens, rows or (), strict=False):
             entry = (row or {}).get(str(token))
             said = entry.get("decoded_token") if isinstance(entry, dict) else None
-            if isinstance(said, str) and said.strip() != texts[token].strip():
+            if isinstance(said, str) and token in texts and said.strip() != texts[token].strip():
                 what = f"token {token} is {said!r} at {self.shown_url}, but {texts[token]!r} in the policy's tokenizer"
                 raise UserError(what, where=self.where, remedy=TOKENIZER_REMEDY)
 
