@@ -194,7 +194,7 @@ def _usage(reply: Any) -> tuple[int, int] | None:
         return None
     given, made = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     is_plain = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in (given, made))
-    return (given, made) if is_plain else None  # type: ignore[return-value]
+    return (given, made) if is_plain else None
 
 
 def _start_of(body: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def served(context: EngineContext, kind: str, port: int | None) -> Served:
     }
 
 
-class Running(NamedTuple, Generic[ClientT]):  # type: ignore[misc]
+class Running(NamedTuple, Generic[ClientT]):
     """What exists from `start` on."""
 
     keeper: ServerKeeper[ClientT]
