@@ -1,5 +1,4 @@
-"""One job with a real vLLM server behind its worker, which is killed. Only adapters are published; the trainer compares
-the server's log-probs with those of the adapter's version.
+"""One job with a real vLLM server behind its worker, which is killed.
 
 That frozen servers and servers that refuse or hang in a load are replaced is proved with a process in the server's
 place (tests/rollout/vllm/test_vllm_swaps.py), and that a server ends with its worker in test_sglang_job.py, which
@@ -43,7 +42,6 @@ def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, shor
         f"rollout.engine.python={vllm_python}", "rollout.engine.num_slots=24", "rollout.engine.vllm.probe=true",
         f"rollout.engine.vllm.environment={{PYTHONPATH: '{FORKED}'}}", "rollout.engine.vllm.control_timeout_s=300",
         "rollout.engine.vllm.max_restarts=9", "launch.startup_timeout_s=1200",
-        "trainer.lora={rank: 8, publish: adapter}",
     )  # fmt: skip
     run.wait_for_step(1)
     servers = [process for process in by_scratch() if process not in before]
