@@ -21,6 +21,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def number(text: str) -> float:
+    """A number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
+
+
 def whole(text: str) -> int:
     """A whole number, 0 or more, that fits every counter of a run."""
     if not text.isascii() or not text.isdecimal() or len(text) > 15:

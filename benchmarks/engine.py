@@ -52,7 +52,8 @@ from benchmarks.tables.form import ranged
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine, GenerationRequest
-from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
+from rollout.engine.server.process import ServerSetup
+from rollout.engine.sglang.engine import SGLangEngine
 
 EQUAL_PROMPT, EQUAL_ANSWER = 12, 100
 PAGE_TOKENS = 32

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from areal_like import limits
+from areal_like.external.settings import ExternalModelOptions
 from areal_like.settings import DType, Settings
 
 MODELS_KEY = "rollout.models"
@@ -46,6 +47,8 @@ class CalledModelSettings(Settings):
     adapter: str | None = None
     """Folder of an adapter (LoRA, in peft's format) on the frozen model. Frozen models with the same base, dtype,
     device and limits share one engine, with one copy of the base and one set of slots."""
+    endpoint: ExternalModelOptions | None = None
+    """A model behind an OpenAI-compatible endpoint that others run, instead of weights in each rollout worker."""
     refresh_every: int | None = Field(None, gt=0, le=limits.STEPS)
     """With `source: policy`: use a frozen copy with separate weights instead of the policy itself. It is the first
     version that a worker loads, and is replaced whenever the policy's version reaches a multiple of this number."""
@@ -68,20 +71,27 @@ class CalledModelSettings(Settings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has an engine with separate weights in each rollout worker; otherwise it is a role of the
-        policy.
+        """Whether it has an engine with separate weights in each rollout worker; otherwise it is a role of the policy,
+        or an external model.
         """
-        return self.source != "policy" or self.refresh_every is not None
+        return self.endpoint is None and not self.is_role
+
+    @property
+    def is_role(self) -> bool:
+        """Whether it is the policy itself, in a role."""
+        return self.endpoint is None and self.source == "policy" and self.refresh_every is None
 
     @property
     def is_trained(self) -> bool:
         """Whether its tokens are trained on."""
-        return not self.has_weights if self.trained is None else self.trained
+        return self.is_role if self.trained is None else self.trained
 
     @property
     def words(self) -> str:
         """A description for users."""
-        if not self.has_weights:
+        if self.endpoint is not None:
+            return f"{self.endpoint.model} at {self.endpoint.base_url}"
+        if self.is_role:
             return f"role of the policy, {'trained' if self.is_trained else 'not trained'}"
         if self.refresh_every is not None:
             return f"copy of the policy, frozen for {self.refresh_every} versions"

@@ -14,6 +14,7 @@ from typing import get_args
 import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
+from areal_like.external.errors import ExternalError
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
@@ -154,8 +155,8 @@ class SamplePool:
                 self._finish(run, await run.with_teacher_logprobs(sample))
         except SampleCut:
             run.cut("cancelled")
-        except UserError as error:
-            run.cut("rejected", printable(str(error)))
+        except (UserError, ExternalError) as error:  # ExternalError: of an external teacher
+            run.cut("rejected", printable(without_secrets(str(error))))
         except DeadlineExceeded as error:
             log.warning("returned lease %d: %s", lease_id, error)
             run.cut("drain")

@@ -72,7 +72,7 @@ class SampleRun:
         """Why the lease is returned, once it is."""
         self.cut_detail = ""
         """Why it can never run, if cut_reason is "rejected"."""
-        self.engine_error: EngineError | None = None
+        self.engine_error: EngineError | UserError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
         self._stops = stop_strings(bench.tokens, task.sampling)
@@ -306,7 +306,7 @@ class SampleRun:
             generation.cancel()
         self.models.end_sessions()
         if self.request_id and not self.is_resumable:
-            roles = [one for one in self._bench.models.declared.values() if not one.has_weights]
+            roles = [one for one in self._bench.models.declared.values() if one.is_role]
             for role in (*roles, None):
                 self._bench.engine.end_session(self._session_key(role))
 

@@ -33,6 +33,8 @@ def data(arguments: argparse.Namespace) -> int:
         return _card(arguments)
     if arguments.part in ("labels", "relabel"):
         return _labels(arguments)
+    if arguments.part == "answers":
+        return _answers(arguments)
     job = CleaningJob(
         arguments.files, _plan(arguments), arguments.workers or num_cores(), arguments.examples, _Progress().show
     )
@@ -64,6 +66,45 @@ def _labels(arguments: argparse.Namespace) -> int:
         min_agreement=arguments.min_agreement, most=arguments.most, from_version=arguments.from_version,
         as_json=arguments.json,
     )  # fmt: skip
+
+
+def _answers(arguments: argparse.Namespace) -> int:
+    import pydantic
+
+    from areal_like.external.settings import ExternalModelOptions
+    from controller.runs.labels.asking import Asking
+    from controller.runs.labels.command import answers_command
+
+    target = Path(arguments.output).expanduser()
+    names = (
+        "base_url", "model", "key_env", "key_file", "system", "max_cost", "max_tokens_total", "price_in", "price_out",
+    )  # fmt: skip
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    given |= {"records": arguments.records or f"{target}.external.jsonl", "max_concurrency": arguments.concurrency}
+    given |= {"record": "replay"} if arguments.replay else {}
+    given |= {"total_timeout_s": arguments.timeout_s, "extra_body": _json_object(arguments.extra_body)}
+    try:
+        options = ExternalModelOptions.model_validate(given)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-") if first["loc"] else "options"
+        raise UserError(first["msg"].removeprefix("Value error, "), where=where) from error
+    return answers_command(
+        Asking(
+            arguments.files, target, options, _columns(arguments), arguments.num_answers, arguments.temperature,
+            arguments.max_tokens,
+        )
+    )  # fmt: skip
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"is not JSON ({error})", where="--extra-body") from error
+    if not isinstance(found, dict):
+        raise UserError("is not a JSON object", where="--extra-body", remedy="""write '{"top_p": 0.9}'""")
+    return found
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from areal_like.arguments import processes, share, whole
+from areal_like.arguments import number, processes, seconds, share, whole
 from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 
 _EPILOG = """\
@@ -14,6 +14,7 @@ examples:
   areal-like data check train.jsonl --eval test.jsonl --json
   areal-like data clean train.jsonl -o train-clean --stages stages.yaml
   areal-like data card train-clean/rows.jsonl
+  areal-like data answers train.jsonl -o answers.jsonl --base-url http://127.0.0.1:8000/v1 --model NAME
   areal-like data labels quickstart -o review.jsonl
   areal-like data relabel train.jsonl --review review.jsonl -o train-2
 
@@ -80,6 +81,7 @@ def add_data(commands: Any, make: Callable[..., Any]) -> None:
 
 
 def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
+    _add_answers(parts, make)
     labels = make(
         parts, "labels", "list rows whose label is probably wrong", _LABELS_EPILOG,
         "List the rows for which the generated answers agree with each other but not with the row's label. The answers "
@@ -139,6 +141,46 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     )
 
 
+def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
+    answers = make(
+        parts, "answers", "ask an external model about rows", _ANSWERS_EPILOG,
+        "Ask a model behind an OpenAI-compatible endpoint about each row, and write a file of answers, which `labels` "
+        "compares with the labels and `areal-like score` scores.",
+    )  # fmt: skip
+    add = answers.add_argument
+    add("files", nargs="+", metavar="FILE", help="the rows, or a pattern")
+    add("-o", "--output", required=True, metavar="FILE", help="the new file of answers (.jsonl)")
+    add("--base-url", required=True, metavar="URL", help="address up to the version, such as http://HOST:8000/v1")
+    add("--model", required=True, metavar="NAME", help="name of the model at that endpoint")
+    add("--key-env", metavar="NAME", help="environment variable with the key")
+    add("--key-file", metavar="FILE", help="file with the key")
+    add("--num-answers", type=processes, default=4, metavar="N", help="answers to each row (4)")
+    add("--temperature", type=number, default=0.7, metavar="T", help="sampling temperature (0.7)")
+    add("--max-tokens", type=whole, default=1024, metavar="N", help="longest answer in tokens (1024)")
+    add("--system", metavar="TEXT", help="system message")
+    add("--extra-body", default="{}", metavar="JSON", help="further fields of each request")
+    add("--concurrency", type=processes, default=8, metavar="N", help="requests at once (8)")
+    add("--timeout-s", type=seconds, default=120.0, metavar="S", help="seconds for all attempts of a request (120)")
+    add("--price-in", type=number, metavar="P", help="price of a million prompt tokens")
+    add("--price-out", type=number, metavar="P", help="price of a million tokens of answers")
+    add("--max-cost", type=number, metavar="C", help="budget, in the currency of the prices")
+    add("--max-tokens-total", type=whole, metavar="N", help="budget in tokens of prompts and answers")
+    add("--records", metavar="FILE", help="file of the recorded answers (OUTPUT.external.jsonl)")
+    add("--replay", action="store_true", help="take all answers from the records, without the endpoint")
+    add("--columns", action="append", default=[], metavar="ROLE=NAME", help="as for clean")
+
+
+_ANSWERS_EPILOG = """\
+examples:
+  areal-like data answers train.jsonl -o answers.jsonl --base-url http://127.0.0.1:8000/v1 --model Qwen/Qwen3-32B
+  areal-like data labels answers.jsonl -o review.jsonl
+  areal-like score --scorer math --input answers.jsonl --output verdicts.jsonl
+
+Every answer is recorded when it arrives. An interrupted command, or one whose budget is used up, leaves no output; the
+same command continues and asks only for what is missing.
+
+exit status: 0 done; 1 requests had no answer; 2 a user error, such as a budget that is used up; 130 interrupted.
+"""
 _LABELS_EPILOG = """\
 examples:
   areal-like data labels quickstart

@@ -25,6 +25,11 @@ REGISTERED = ENGINES
 """Engines that come with this program, by `rollout.engine.kind`."""
 
 
+def section_keys(section: str) -> frozenset[str]:
+    """Keys of an engine's section of `rollout.engine`, such as `vllm`."""
+    return frozenset(type(getattr(EngineSettings(), section)).model_fields)
+
+
 def configured_engine(config: RunSettings) -> EngineDescriptor:
     """The engine of `rollout.engine.kind`. Raises UserError if there is none."""
     return find_engine(config.rollout.engine.kind)

@@ -5,7 +5,8 @@ combinations in validation/run.py.
 
 An override wins over the file, also over settings of the file that exclude it: `model.path=...` on a config with
 `model.init` replaces the init, `data.train.path=...` replaces a generator, `mode=sync` replaces the file's staleness
-bound, `data.eval=null` its `eval.every_steps`. Each such replacement is noted. Two overrides, or two keys of the file,
+bound, `data.eval=null` its `eval.every_steps`, `rollout.engine.kind=...` the section of another engine with the same
+keys. Each such replacement is noted. Two overrides, or two keys of the file,
 that contradict each other are rejected.
 """
 
@@ -23,6 +24,7 @@ from areal_like.errors import UserError
 from areal_like.regular_file import check_regular
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import REGISTERED, section_keys
 from controller.config.problems import ConfigError, Problem, booleans_for_numbers, nearest, translate
 from controller.config.run_config import RunConfig
 from controller.config.schema import allows_null, is_list, section_of
@@ -280,6 +282,7 @@ def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list
                 _remove(document.data, f"{source}.{key}".split("."))
             if gone:
                 notes.append(f"{source}.{given_kinds[0]} on the command line replaces {source}.{{{', '.join(gone)}}}")
+    notes += _replace_engine(document, parsed.get("rollout.engine.kind"), parsed)
     mode = parsed.get("mode")
     if isinstance(mode, str) and mode in MODE_STALENESS and "staleness.max_staleness" not in parsed:
         old = _get(document.data, ["staleness", "max_staleness"])
@@ -300,6 +303,26 @@ def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list
         )
     if mode == "one_step_off" and "rollout.interruption" not in parsed:
         notes += _drop(document, "rollout.interruption", "mode=one_step_off sets rollout.interruption to drain")
+    return notes
+
+
+def _replace_engine(document: Document, kind: Any, parsed: Mapping[str, Any]) -> list[str]:
+    """Use the section of the file's engine for the one of `kind`, if it has all of its keys; return notes. The
+    interpreter is that of the file's engine, and is left out."""
+    engine = _get(document.data, ["rollout", "engine"])
+    if not isinstance(engine, dict) or kind not in REGISTERED or engine.get("kind") in (None, kind):
+        return []
+    place, notes = "rollout.engine", list[str]()
+    if f"{place}.python" not in parsed:
+        notes += _drop(document, f"{place}.python", f"{place}.kind on the command line replaces {place}.python")
+    old, new = (REGISTERED[name].section if name in REGISTERED else "" for name in (engine["kind"], kind))
+    given = engine.get(old) if old and old != new else None
+    if not new or not isinstance(given, dict) or any(key.startswith(f"{place}.{old}") for key in parsed):
+        return notes
+    if not given.keys() <= section_keys(new):
+        return notes  # reported as a section without effect
+    notes += _drop(document, f"{place}.{old}", f"{place}.kind={kind}: {place}.{old} is used as {place}.{new}")
+    engine[new] = {**given, **(engine.get(new) or {})}
     return notes
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
+from areal_like.external.needs import endpoint_needs, silent
 from areal_like.weights.adapter_folder import base_problem, read_adapter
 from controller.config import model_folder
 from controller.config.problems import Problem
@@ -31,11 +32,27 @@ def problems_of(config: RunConfig, policy: dict[str, Any] | None) -> Iterator[Pr
         if model.has_weights:
             context = model.max_context or config.rollout.engine.max_context
             yield from _folder_problems(f"{KEY}.{index}", model.path, context, policy)
+        if model.endpoint is not None:
+            yield from (
+                Problem((f"{KEY}.{index}.endpoint.{error.where}",), error.what, error.remedy)
+                for error in endpoint_needs(model.endpoint)
+            )
         if model.adapter:
             yield from adapter_problems(config, f"{KEY}.{index}.adapter", model.path, Path(model.adapter))
     if (teacher := config.trainer.teacher) is not None and teacher.path is not None:
         yield from _folder_problems(TEACHER_KEY, teacher.path, config.rollout.engine.max_context, policy)
     yield from tokenizer_problems(config, _policy_tokenizer(config))
+
+
+def silent_endpoints(config: RunConfig) -> Iterator[Problem]:
+    """Endpoints of external models at which nothing listens now."""
+    for index, model in enumerate(config.rollout.models):
+        endpoint = model.endpoint
+        if endpoint is None or endpoint.record == "replay":
+            continue
+        key = f"{KEY}.{index}.endpoint.base_url"
+        if (error := silent(endpoint.base_url, key)) is not None:
+            yield as_problem(key, error)
 
 
 def _folder_problems(key: str, path: str | None, context: int, policy: dict[str, Any] | None) -> Iterator[Problem]:

@@ -71,6 +71,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.absent += reward_services.problems_of(config)
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in sandbox_problems(config.reward)]
+        found.absent += called_models.silent_endpoints(config)
     found.absent += machine.ports(config)
     if purpose in ("train", "validate"):
         look_at_memory(config, found, is_here)

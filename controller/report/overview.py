@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.external.records import FOLDER as EXTERNAL
+from areal_like.external.records import totals_of
 from controller.report.charts import Number, column, elapsed_s, number
 from controller.report.data import RunData
 from controller.report.finding import percent
@@ -77,7 +79,7 @@ def figures(data: RunData) -> list[Figure]:
         _share(shares, shares.rollout_paused, "rollout paused for weights"),
         _staleness(data), _lengths(data), _time(data, found), _cleaned(data), _groups(found),
         _removed(data, "passed over", "draws", "success rate"), _removed(data, "filtered", "groups", "reward"),
-        _audit(found),
+        _audit(found), *_external(data),
     ) if figure is not None]  # fmt: skip
 
 
@@ -207,6 +209,16 @@ def _cleaned(data: RunData) -> Figure | None:
 def _audit(found: Mapping[str, Any]) -> Figure | None:
     audit = found.get("audit")
     return None if audit is None else Figure("audit", text(audit, 80), "invariants recounted from the ledger")
+
+
+def _external(data: RunData) -> list[Figure]:
+    """Requests to external models, from the files of their answers."""
+    found = []
+    for name, sums in totals_of(data.folder.root / EXTERNAL).items():
+        cost = f", cost {sums.cost:.4g}" if sums.cost else ""
+        note = f"answers of an external model; {sums.tokens:,} tokens{cost}"
+        found.append(Figure(text(name, 40), f"{sums.requests:,}", note))
+    return found
 
 
 # ------------------------------------------------------------ waits and events

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
+from areal_like.external.records import FOLDER as EXTERNAL
+from areal_like.external.records import totals_of
 from areal_like.plain_text import printable
 from areal_like.trace import merge_traces
 from controller.coordinator.coordinator import Coordinator
@@ -94,6 +96,8 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
     summary = tally.summary(counts, status=outcome.status, wall_s=wall_s, prepare_s=result.prepare_s)
     if not session.is_evaluation:
         summary |= summary_shares(folder, summary)
+    if external := {name: sums.as_dict() for name, sums in totals_of(folder.root / EXTERNAL).items()}:
+        summary["external"] = external
     write_summary(folder.summary, summary)
     for problem in session.telemetry.sinks.end(summary):
         console.print(problem)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
+from areal_like.external.records import records_file
 from areal_like.settings import DType
 from areal_like.trace import DETAIL_SHARE
 from areal_like.transport.credentials import process_folder
@@ -170,7 +171,7 @@ def process_spec(
         ranks_address=addresses.ranks if role == "trainer" else "",
         trace=trace_settings(config),
         emulation=config.emulation,
-        settings=_section(config, role, name),
+        settings=_section(config, folder, role, name),
     )
 
 
@@ -190,7 +191,7 @@ def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
     return model.model_copy(update={"path": str(model_dir), "init": None, "tokenizer": "from_model"})
 
 
-def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
+def _section(config: RunConfig, folder: RunFolder, role: Role, name: str) -> dict[str, object]:
     if role == "trainer":
         return config.trainer.model_dump(mode="json")
     if role == "reward":
@@ -200,6 +201,8 @@ def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
     section["engine"]["device"] = devices[worker_number(name) % len(devices)]
     for model in section["models"]:
         model["path"] = model["path"] and str(Path(model["path"]).expanduser().resolve())
+        if (endpoint := model["endpoint"]) is not None and endpoint["records"] is None:
+            endpoint["records"] = str(records_file(folder.root, f"model-{model['name']}"))
     return section
 
 

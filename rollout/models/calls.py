@@ -1,47 +1,29 @@
 """The models of one sample, as its workflow calls them: models with separate weights, and roles of the policy.
 
-Engines and weights are in hosting.py, the policy's generation in rollout/sample.py.
+Engines and weights are in hosting.py, external models in external.py, the policy's generation in rollout/sample.py.
 """
 
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
 from areal_like.trajectory import Segment
-from areal_like.wire.messages import SampleTask
 from rollout.answering import STOPS, answer_of, call_sampling, end_of, prompt_tokens
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.model_settings import MODELS_KEY, CalledModelSettings
+from rollout.models.external import ExternalCalls
 from rollout.models.hosting import ModelHost, ModelHosts
-from rollout.models.port import CalledModel, TokenLogprobs
-from rollout.transcript import Answer, Transcript
+from rollout.models.port import CalledModel, Caller, Prompt, TokenLogprobs, as_tokens, call_seed
+from rollout.transcript import Answer
 
-SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd constant as for turns of the policy: each call draws from a separate random stream."""
 SESSION_SHIFT = 48
 """Number of bits of a lease's number in the key of a conversation."""
-
-
-class Caller(Protocol):
-    """The sample that calls (rollout/sample.py)."""
-
-    task: SampleTask
-    engine_error: EngineError | None
-
-    async def generate_as(self, role: CalledModelSettings, prompt: np.ndarray | Transcript, **asked: Any) -> Answer:
-        """Generate an answer of the policy in this role."""
-        ...
-
-    def waiting(self) -> Any:
-        """A context manager whose time counts as spent on other models."""
-        ...
 
 
 def session_key(lease_id: int, declared: Iterable[str], name: str) -> int:
@@ -56,19 +38,16 @@ class CalledModels(Mapping[str, CalledModel]):
 
     def __init__(self, caller: Caller, hosts: ModelHosts, request_ids: Iterator[int], deadline_s: float) -> None:
         lease_id = caller.task.lease_id
-        self._made: dict[str, HostedModel | PolicyRole] = {
-            name: HostedModel(
-                caller,
-                hosts.hosts[name],
-                settings,
-                request_ids,
-                deadline_s,
-                session_key(lease_id, hosts.declared, name),
-            )
-            if settings.has_weights
-            else PolicyRole(caller, settings)
-            for name, settings in hosts.declared.items()
-        }
+
+        def made(name: str, settings: CalledModelSettings) -> HostedModel | ExternalCalls | PolicyRole:
+            if name in hosts.external:
+                return ExternalCalls(caller, hosts.external[name])
+            if settings.is_role:
+                return PolicyRole(caller, settings)
+            key = session_key(lease_id, hosts.declared, name)
+            return HostedModel(caller, hosts.hosts[name], settings, request_ids, deadline_s, key)
+
+        self._made = {name: made(name, settings) for name, settings in hosts.declared.items()}
 
     def __getitem__(self, name: str) -> CalledModel:
         if name not in self._made:
@@ -100,7 +79,7 @@ class PolicyRole:
 
     async def generate(
         self,
-        prompt: np.ndarray | Transcript,
+        prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
@@ -109,14 +88,12 @@ class PolicyRole:
         """See CalledModel."""
         own = self._settings
         return await self._caller.generate_as(
-            own, prompt, stop_token_ids=stop_token_ids,
+            own, as_tokens(prompt, self._caller.tokens), stop_token_ids=stop_token_ids,
             max_new_tokens=own.max_new_tokens if max_new_tokens is None else max_new_tokens,
             temperature=own.temperature if temperature is None else temperature,
         )  # fmt: skip
 
-    async def logprobs(
-        self, prompt: np.ndarray | Transcript, tokens: np.ndarray, *, temperature: float = 1.0
-    ) -> TokenLogprobs:
+    async def logprobs(self, prompt: Prompt, tokens: np.ndarray, *, temperature: float = 1.0) -> TokenLogprobs:
         """See CalledModel."""
         raise UserError(
             f"{self.name} is a role of the policy, which does not compute log-probs of given tokens",
@@ -140,14 +117,14 @@ class HostedModel:
 
     async def generate(
         self,
-        prompt: np.ndarray | Transcript,
+        prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
         stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
         """See CalledModel. Raises EngineError if its engine failed; the worker then exits."""
-        prompt_P, own = prompt_tokens(prompt), self._settings
+        prompt_P, own = prompt_tokens(as_tokens(prompt, self._caller.tokens)), self._settings
         given = msgspec.structs.replace(self._caller.task.sampling, stop=())  # which are the policy's
         sampling = call_sampling(
             given, self._host.end_ids, stop_token_ids=stop_token_ids,
@@ -155,7 +132,7 @@ class HostedModel:
             temperature=own.temperature if temperature is None else temperature,
         )  # fmt: skip
         max_context = self._host.engine.capabilities.max_context
-        seed = self._seed(next(self._numbers))
+        seed = call_seed(self._caller.task.seed, self.name, next(self._numbers))
         if len(prompt_P) >= max_context:
             return answer_of(Segment.empty(), "context", is_trainable=False, model=self.name)
 
@@ -181,11 +158,9 @@ class HostedModel:
             ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
         return answer_of(segment, ended_by, is_trainable=False, model=self.name)
 
-    async def logprobs(
-        self, prompt: np.ndarray | Transcript, tokens: np.ndarray, *, temperature: float = 1.0
-    ) -> TokenLogprobs:
+    async def logprobs(self, prompt: Prompt, tokens: np.ndarray, *, temperature: float = 1.0) -> TokenLogprobs:
         """See CalledModel."""
-        prompt_P = prompt_tokens(prompt)
+        prompt_P = prompt_tokens(as_tokens(prompt, self._caller.tokens))
 
         async def ask() -> tuple[np.ndarray, int]:
             try:
@@ -211,6 +186,3 @@ class HostedModel:
             except EngineError as error:
                 self._caller.engine_error = error
                 raise
-
-    def _seed(self, number: int) -> int:
-        return int((self._caller.task.seed + (zlib.crc32(self.name.encode()) + number) * SEED_STEP) % 2**63)

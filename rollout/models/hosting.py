@@ -20,6 +20,7 @@ from areal_like.config import ProcessSpec
 from areal_like.errors import UserError, WeightError
 from rollout.config import RolloutSettings
 from rollout.model_settings import MODELS_KEY, CalledModelSettings, by_engine
+from rollout.models.external import ExternalModel
 from rollout.tokens import load_tokenizer, stop_ids
 from rollout.weights.versions import VersionGate
 
@@ -83,28 +84,37 @@ class ModelHost:
 
 
 class ModelHosts:
-    """The model hosts of one worker, by name, and the roles of the policy, which have no host."""
+    """The model hosts of one worker and its external models, by name, and the roles of the policy."""
 
     def __init__(
-        self, declared: Sequence[CalledModelSettings] = (), hosts: Sequence[ModelHost] = (), teacher: str = ""
+        self,
+        declared: Sequence[CalledModelSettings] = (),
+        hosts: Sequence[ModelHost] = (),
+        teacher: str = "",
+        external: Sequence[ExternalModel] = (),
+        tokenizer: Any = None,
     ) -> None:
         self.teacher = teacher
         """Name of the model whose log-probs training samples get; empty: none."""
         self.declared: Mapping[str, CalledModelSettings] = {one.name: one for one in declared}
         self.each = tuple(hosts)
         """Every host once."""
+        self.external: Mapping[str, ExternalModel] = {one.settings.name: one for one in external}
+        self._tokenizer = tokenizer
         self.hosts: Mapping[str, ModelHost] = {model.name: host for host in hosts for model in host.models}
         """By the names of the models; models that share an engine have the same host."""
 
     @property
     def has_roles(self) -> bool:
         """Whether the policy is called by its roles only."""
-        return any(not one.has_weights for one in self.declared.values())
+        return any(one.is_role for one in self.declared.values())
 
     async def start(self) -> None:
         """Start the hosts one after the other, because loading temporarily takes host memory."""
         for host in self.each:
             await host.start()
+        for name, external in self.external.items():
+            await external.start(self._tokenizer, is_teacher=name == self.teacher)
 
     async def policy_loaded(self, manifest_path: Path, version: int) -> None:
         """Replace copies that are due. The worker samples with this version of the policy, whose files still exist."""
@@ -115,6 +125,7 @@ class ModelHosts:
     def counters(self) -> dict[str, float]:
         """Monotonic counters by model: tokens of its answers, seconds of generation, log-probs computed and their
         seconds, copies made and failed. All but the tokens of answers are those of the engine, which models may share.
+        Of external models: requests, their tokens, costs and seconds.
         """
         found: dict[str, float] = {}
         for name, host in self.hosts.items():
@@ -122,12 +133,16 @@ class ModelHosts:
             found |= {f"model_{name}_{key}": own.get(key, 0.0) for key in COUNTERS}
             found[f"model_{name}_tokens"] = float(host.tokens[name])
             found[f"model_{name}_failed"] = float(host.num_failed)
+        for name, external in self.external.items():
+            found |= {f"model_{name}_{key}": value for key, value in external.counters().items()}
         return found
 
     async def close(self) -> None:
         """End the engines."""
         for host in self.each:
             await host.engine.close()
+        for external in self.external.values():
+            await external.client.close()
 
 
 def make_hosts(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tokenizer: Any) -> ModelHosts:
@@ -140,6 +155,8 @@ def make_hosts(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, to
             for models in by_engine(settings.models, settings.engine, spec.model.dtype)
         ],
         teacher=spec.teacher_model,
+        external=[ExternalModel(one) for one in settings.models if one.endpoint is not None],
+        tokenizer=tokenizer,
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.external.errors import ExternalStop
 from areal_like.secret_values import without_secrets
 from areal_like.verdict import MAX_REASON_CHARS
 from services.reward.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
@@ -93,7 +94,8 @@ class WeightedSum:
             part.scorer.warm_up()
 
     def score(self, job: Job, began: Callable[[str], None]) -> Outcome:
-        """Score one answer; exceptions of scorers are not raised. `began` is called with each scorer before it runs."""
+        """Score one answer; exceptions of scorers are not raised, except ExternalStop. `began` is called with each
+        scorer before it runs."""
         if job.scorer and job.scorer not in self._parts:
             reason = f"unknown scorer {job.scorer!r}; this service has {', '.join(self._parts)}"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason[:MAX_REASON_CHARS])
@@ -178,6 +180,8 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
         remark = values.pop("remark") if isinstance(values.get("remark"), str) else ""
         remark_text = f"{part.name}: {without_secrets(remark)}"[:MAX_REASON_CHARS] if remark else ""
         return "scored", remark_text, _checked(values)
+    except ExternalStop:
+        raise
     except CannotJudge as error:
         kind, what = "invalid", str(error)
     except TookTooLong as error:

@@ -12,12 +12,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from areal_like import limits
+from areal_like.external.needs import silent
+from areal_like.external.settings import EndpointOptions
 from areal_like.settings import Settings
 from services.environment.config import EnvironmentSettings
 from services.environment.loading import name_fault
 from services.reward.code_options import CodeOptions
-from services.reward.scorer_needs import needs_of, silent, unreachable
-from services.reward.scorer_options import EndpointOptions, OverlongOptions
+from services.reward.scorer_needs import needs_of, unreachable
+from services.reward.scorer_options import OverlongOptions
 from services.reward.scorer_registry import SCORERS
 
 OnFailure = Literal["drop_sample", "drop_group"] | float

@@ -3,7 +3,8 @@
 Framing is in services/processes/framing.py.
 
     service -> process    Setup once, then Job, one at a time; at the end of the stream the process exits
-    process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome
+    process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome; or a Refusal, if
+                          the user must change something before anything can be scored, and the process exits
 """
 
 from __future__ import annotations

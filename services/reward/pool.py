@@ -121,8 +121,8 @@ class Pool:
             tasks.create_task(self._hosts.run(), name="reward models")
 
     async def attempt(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
-        """Score one framed job. Always returns an Outcome; `timed_out` and `crashed` are returned after the whole
-        process tree was killed."""
+        """Score one framed job. `timed_out` and `crashed` are returned after the whole process tree was killed. Raises
+        UserError if nothing can be scored before the user changes something (areal_like/external/errors.py)."""
         process = await self._take_idle()
         started_s = time.monotonic()
         try:

@@ -58,9 +58,12 @@ class ScoringProcess(ChildProcess):
         return answer
 
     async def score(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
-        """One exchange. `job` is a framed Job. Raises Overdue or Died; the process cannot be used afterwards."""
+        """One exchange. `job` is a framed Job. Raises Overdue, Died, or UserError if the user must change something
+        before anything can be scored; the process cannot be used afterwards."""
         self._scorer = ""
         outcome = await self._within(self._exchange(job, job_id), limit_s, "")
+        if isinstance(outcome, Refusal):
+            raise UserError(outcome.sentence)
         self.num_scored += 1
         return outcome
 
@@ -92,13 +95,13 @@ class ScoringProcess(ChildProcess):
         await self._send(frame(setup))
         return await self._receive()
 
-    async def _exchange(self, job: bytes, job_id: int) -> Outcome:
+    async def _exchange(self, job: bytes, job_id: int) -> Outcome | Refusal:
         await self._send(job)
         while True:
             message = await self._receive()
             if isinstance(message, Began) and message.job_id == job_id:
                 self._scorer = message.scorer
-            elif isinstance(message, Outcome) and message.job_id == job_id:
+            elif (isinstance(message, Outcome) and message.job_id == job_id) or isinstance(message, Refusal):
                 return message
             else:
                 raise ValueError(f"unexpected {type(message).__name__}")

@@ -32,6 +32,7 @@ from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings, contradictions
 from services.reward.job import Job, Outcome
 from services.reward.pool import Pool
+from services.reward.record_files import with_file_next_to
 from services.reward.score_output import Totals, VerdictFile, verdict_line
 from services.reward.score_rows import Row, num_lines, only_gold, rows_of
 
@@ -176,7 +177,7 @@ class _Work:
 
     async def _score(self) -> None:
         standing = self._standing
-        pool = Pool(self._settings)
+        pool = Pool(with_file_next_to(self._settings, self._order.target))
         try:
             await pool.start()
             standing.scorer = _scorer_text(pool.label, self._order.options)

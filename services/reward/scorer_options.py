@@ -6,26 +6,13 @@ Does not import torch. Requirements on the machine are in scorer_needs.py, score
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from areal_like import limits
+from areal_like.external.settings import EndpointOptions, ModelEndpointOptions, checked_url
 from areal_like.settings import DType, Settings
-
-
-def _checked_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        port_is_wrong = parts.port == 0
-    except ValueError as error:
-        raise ValueError(f"`{url}` is not a valid URL ({error})") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
-        raise ValueError(f"`{url}` is not a valid URL; expected http://host:port/path or https://...")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
-    return url
 
 
 def _checked_regex(pattern: str) -> str:
@@ -101,32 +88,6 @@ class NoOptions(Settings):
     """Options of scorer `running_sum`: there are none."""
 
 
-class EndpointOptions(Settings):
-    """Options of requests to a server. All attempts of one answer, including pauses, end within `total_timeout_s`."""
-
-    total_timeout_s: float = Field(8.0, gt=0, le=limits.SECONDS)
-    """Seconds for all attempts together; must be below the service's timeout_s."""
-    retries: int = Field(3, ge=0, le=limits.STEPS)
-    """Number of further attempts after a failed or broken connection, or status 408, 425, 429 or 5xx."""
-    backoff_s: float = Field(0.2, gt=0, le=limits.SECONDS)
-    """Pause before the second attempt; each further one is twice as long, randomly shortened by up to a half."""
-    key_env: str | None = None
-    """Environment variable with the key, which is sent as `Authorization: Bearer`."""
-    key_file: str | None = None
-    """File with the key."""
-    max_reply_kb: int = Field(256, gt=0, le=limits.KILOBYTES)
-    """Largest reply; a larger one is rejected."""
-
-    ROOM_S: ClassVar[float] = 0.5
-    """Longest time of an answer beyond `total_timeout_s`."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> EndpointOptions:
-        if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_env and key_file are mutually exclusive; set only one of them")
-        return self
-
-
 class HttpOptions(EndpointOptions):
     """Options of scorer `http`: a server that scores answers."""
 
@@ -142,7 +103,7 @@ class HttpOptions(EndpointOptions):
     @field_validator("url")
     @classmethod
     def _url_is_one(cls, url: str) -> str:
-        return _checked_url(url)
+        return checked_url(url)
 
     @field_validator("headers")
     @classmethod
@@ -155,13 +116,9 @@ class HttpOptions(EndpointOptions):
         return headers
 
 
-class JudgeOptions(EndpointOptions):
+class JudgeOptions(ModelEndpointOptions):
     """Options of scorer `llm_judge`: a model behind an OpenAI-compatible endpoint reads a rubric and gives a score."""
 
-    base_url: str
-    """Address up to the version, such as http://127.0.0.1:8000/v1; `/chat/completions` is added."""
-    model: str = Field(min_length=1)
-    """Name of the judge model at that endpoint."""
     rubric: str | None = None
     """Prompt of the judge, a Jinja template over `prompt`, `response`, `answer` and `row`."""
     rubric_file: str | None = None
@@ -184,15 +141,8 @@ class JudgeOptions(EndpointOptions):
     """Sampling temperature of the judge; above 0 its scores are not cached."""
     max_tokens: int = Field(512, gt=0, le=limits.TOKENS)
     """Longest reply of the judge, in its tokens."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the request, such as `seed`, `response_format` or `chat_template_kwargs`."""
     max_response_chars: int = Field(50_000, gt=0, le=limits.CHARACTERS)
     """Number of characters at an answer's end that the judge sees."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _url_is_one(cls, url: str) -> str:
-        return _checked_url(url).rstrip("/")
 
     @field_validator("score_regex")
     @classmethod
@@ -212,7 +162,8 @@ class JudgeOptions(EndpointOptions):
             raise ValueError(f"min_score ({self.min_score:g}) must be less than max_score ({self.max_score:g})")
         if self.correct_at is not None and not self.min_score < self.correct_at <= self.max_score:
             raise ValueError(f"correct_at ({self.correct_at:g}) must be between min_score and max_score")
-        if taken := sorted({"model", "messages", "temperature", "max_tokens", "stream", "n"} & set(self.extra_body)):
+        names = {"model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"}
+        if taken := sorted(names & set(self.extra_body)):
             raise ValueError(f"extra_body.{taken[0]} is set by the scorer and cannot be changed")
         return self
 

@@ -18,6 +18,7 @@ import sys
 import msgspec
 
 from areal_like.errors import UserError
+from areal_like.external.errors import ExternalStop
 from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, freeze_heap, start_logging
 from areal_like.secret_values import print_traceback, without_secrets
@@ -80,7 +81,12 @@ def serve(stream: Stream) -> int:
         def began(name: str, job_id: int = job_id) -> None:
             stream.send(Began(job_id=job_id, scorer=name))
 
-        outcome = loaded.score(job, began)
+        try:
+            outcome = loaded.score(job, began)
+        except ExternalStop as error:  # ends the service, and so the run
+            flush_output()
+            stream.send(Refusal(sentence=without_secrets(str(error))))
+            return 2
         flush_output()
         stream.send(outcome)
     return 0

@@ -53,6 +53,7 @@ from services.processes import process_tree
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings, contradictions, scorer_names
 from services.reward.pool import Pool
+from services.reward.record_files import with_record_files
 from services.reward.request_scheduler import Entry, RequestScheduler
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class RewardServer:
         self, spec: ServiceSpec, settings: RewardSettings, on_address: Callable[[str], None] = lambda address: None
     ) -> None:
         """`on_address` is called with the address (with the real port) once it listens."""
+        settings = with_record_files(settings, spec.run_dir)
         self._spec, self._settings, self._on_address = spec, settings, on_address
         self._state, self._drain_s, self._began_s = "start", settings.drain_s, time.monotonic()
         self._environments = (

@@ -26,8 +26,9 @@ from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest
+from rollout.engine.server.process import ServerSetup
 from rollout.engine.sglang.client import SGLangClient
-from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
+from rollout.engine.sglang.engine import SGLangEngine
 from trainer.adapter import PolicyAdapter
 from trainer.config import LoraSettings
 from trainer.export import named_tensors

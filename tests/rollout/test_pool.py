@@ -16,6 +16,7 @@ import pytest
 
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from areal_like.external.errors import ExternalStop, RequestFailed
 from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
@@ -497,6 +498,37 @@ def test_what_is_no_sample_is_the_mistake_of_the_workflow(tmp_path: Path, wrong:
         assert message.reason == "rejected"
         assert "TypeError" in message.detail
         assert bench.book.unacked == {}
+
+    with_pool(tmp_path, test)
+
+
+def test_what_an_external_model_needs_of_the_user_ends_the_group(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        stop = ExternalStop("the budget is used up")
+        bench.workflow.runs[1].engine_error = stop
+        await bench.end(1, stop)
+        raise AssertionError("the group goes on")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        with_pool(tmp_path, test)
+    assert [str(error) for error in caught.value.exceptions] == ["the budget is used up"]
+
+
+def test_a_failed_request_to_an_external_teacher_costs_its_sample_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(run: SampleRun, sample: Sample) -> Sample:
+        raise RequestFailed("http://h failed 3 times")
+
+    monkeypatch.setattr(SampleRun, "with_teacher_logprobs", no_answer)
+
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        await bench.end(1, sample())
+        (message,) = bench.posted
+        assert isinstance(message, SampleReturned)
+        assert (message.reason, message.detail) == ("rejected", "http://h failed 3 times")
 
     with_pool(tmp_path, test)
 

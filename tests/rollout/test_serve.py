@@ -18,6 +18,10 @@ import msgspec
 import pytest
 
 from areal_like.errors import EngineError, UserError
+from areal_like.external.chat import CHAT, chat_choice
+from areal_like.external.client import ModelClient
+from areal_like.external.errors import ExternalStop
+from areal_like.external.settings import ModelEndpointOptions
 from areal_like.serve_files import ServeSpec
 from rollout import serve as module
 from rollout.serve import serve
@@ -181,10 +185,12 @@ def test_a_model_is_served_until_a_signal_and_nothing_is_left(tmp_path: Path) ->
             (folder,) = scratch.iterdir()
             assert key not in "".join(path.read_text() for path in folder.glob("*.json"))
             answers = asyncio.run(ask(address, key))
+            said = asyncio.run(ask_as_external_model(address, key, tmp_path / "answers.jsonl"))
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) == 0
         finally:
             server.kill()
+    assert asyncio.run(ask_as_external_model("http://127.0.0.1:9", "", tmp_path / "answers.jsonl")) == said
     assert names == "tiny, sql"
     (first, status), (second, _), (_, stranger), (long, refused), (adapted, _), (_, unknown) = answers
     assert (status, stranger, refused, unknown) == (200, 401, 400, 404)
@@ -207,6 +213,31 @@ async def ask(address: str, key: str) -> list[tuple[Any, int]]:
         adapted, unknown = {**ASK, "model": "sql"}, {**ASK, "model": "other"}
         asked = (ASK, key), (ASK, key), (ASK, "x"), (long, key), (adapted, key), (unknown, key)
         return list(await asyncio.gather(*(post(body, bearer) for body, bearer in asked)))
+
+
+async def ask_as_external_model(address: str, key: str, file: Path) -> str:
+    """The answer to a client of external models; without a key from its records. A wrong key ends a run."""
+    key_file = file.with_name("key")
+    key_file.write_text(key or "none")
+
+    def client(**options: Any) -> ModelClient:
+        fields = {"base_url": f"{address}/v1", "model": "tiny", "records": str(file), **options}
+        return ModelClient(ModelEndpointOptions.model_validate(fields), CHAT, "the test")
+
+    body = {key: ASK[key] for key in ("messages", "temperature", "max_tokens")}
+    if not key:
+        return chat_choice(await client(record="replay").ask(body), "here").message.content or ""
+    one = client(key_file=str(key_file), max_tokens_total=1000)
+    said = chat_choice(await one.ask(body), one.shown_url).message.content or ""
+    assert one.counters()["tokens_out"] >= 1, "the server counts tokens"
+    key_file.write_text("not-the-key")
+    strangers = [client(record="write"), client(key_file=str(key_file), record="write")]
+    for stranger in strangers:
+        with pytest.raises(ExternalStop, match="refuses the key"):
+            await stranger.ask(body)
+    for made in (one, *strangers):
+        await made.close()
+    return said
 
 
 def test_an_order_with_an_unknown_field_is_not_read() -> None:

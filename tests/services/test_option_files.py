@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from areal_like.errors import UserError
-from services.reward.option_files import read_key, read_rubric
+from areal_like.external.key import read_key
+from services.reward.option_files import read_rubric
 from services.reward.scorer_options import HttpOptions
 
 URL = "http://127.0.0.1:1/score"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from odd_server import OddServer, chat, hang, reply
-from reward_harness import Service
+from reward_harness import PATIENCE_S, Service
 
 pytestmark = pytest.mark.e2e
 
@@ -73,3 +73,23 @@ def test_a_server_that_hangs_costs_a_verdict_and_no_process(service: Service) ->
 def test_a_number_no_json_can_hold_is_invalid(service: Service, tmp_path: Path) -> None:
     assert service.ask("", "ok", prompt="p", gives="NaN").kind == "invalid"
     assert service.ask("", "ok").kind == "invalid"  # the rubric names `prompt`, and the row has none
+
+
+def test_a_budget_that_is_used_up_ends_the_service_with_one_sentence(server: OddServer, tmp_path: Path) -> None:
+    def counts(number: int, handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        reply(handler, chat('{"score": 8}', usage=(10, 5)))
+
+    paid = OddServer(counts)
+    options = {"base_url": paid.url, "model": "m", "rubric": "{{ response }}?", "max_tokens_total": 25}
+    service = Service(tmp_path, {"scorers": [{"kind": "llm_judge", "options": options}]})
+    try:
+        assert [service.ask("", f"answer {number}").value for number in range(2)] == [0.8, 0.8]
+        service.send(service.request("", "answer 3"))
+        assert service.process.wait(PATIENCE_S) == 2
+    finally:
+        service.close()
+        paid.close()
+    last = service.log.strip().splitlines()[-1]
+    assert last.startswith("error: reward scorer llm_judge: the budget of model m at http://127.0.0.1")
+    assert "used up (30 of 25 tokens)" in last
+    assert len((tmp_path / "external" / "llm_judge.jsonl").read_text().splitlines()) == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
+from areal_like.external import needs as external_needs
 from areal_like.settings import Settings
 from services.reward import classifier_folder, scorer_needs
 from services.reward.config import RewardSettings, missing, silent_endpoints
@@ -35,7 +36,8 @@ def needs(kind: str, **values: Any) -> list[tuple[str, str, str]]:
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Nothing is installed; what was looked for."""
     asked: list[str] = []
-    monkeypatch.setattr(scorer_needs, "find_spec", lambda name: asked.append(name))
+    for module in (scorer_needs, external_needs):
+        monkeypatch.setattr(module, "find_spec", lambda name: asked.append(name))
     return asked
 
 
@@ -54,7 +56,8 @@ def test_package_that_is_missing_is_named_with_its_command(no_packages: list[str
 
 
 def test_installed_package_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer_needs, "find_spec", lambda name: object())
+    for module in (scorer_needs, external_needs):
+        monkeypatch.setattr(module, "find_spec", lambda name: object())
     assert needs("reasoning_gym") == []
     assert needs("http") == []
 

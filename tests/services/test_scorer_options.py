@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from areal_like.external.settings import EndpointOptions
 from areal_like.settings import Settings
-from services.reward.scorer_options import ALL_RULES, EndpointOptions
+from services.reward.scorer_options import ALL_RULES
 from services.reward.scorer_registry import SCORERS
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -24,7 +25,8 @@ def options(kind: str, **values: Any) -> Any:
 
 
 ENDPOINT = {
-    "total_timeout_s": 8.0, "retries": 3, "backoff_s": 0.2, "key_env": None, "key_file": None, "max_reply_kb": 256
+    "total_timeout_s": 8.0, "attempt_timeout_s": None, "retries": 3, "backoff_s": 0.2, "key_env": None,
+    "key_file": None, "max_reply_kb": 256,
 }  # fmt: skip
 
 
@@ -40,7 +42,9 @@ ENDPOINT = {
                        "rubric_file": None,
                        "system": None, "parse": "json", "score_key": "score", "min_score": 0.0, "max_score": 10.0,
                        "score_regex": r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)", "correct_at": None,
-                       "temperature": 0.0, "max_tokens": 512, "extra_body": {}, "max_response_chars": 50_000}),
+                       "temperature": 0.0, "max_tokens": 512, "extra_body": {}, "max_response_chars": 50_000,
+                       "max_tokens_key": "max_tokens", "record": "reuse", "records": None, "price_in": 0.0,
+                       "price_out": 0.0, "max_cost": None, "max_tokens_total": None, "on_exhausted": "end"}),
         ("overlong", {"max_tokens": 100, "soft_tokens": 10, "penalty": 1.0, "cut_is_overlong": False}),
         ("length", {"min_tokens": 1, "max_tokens": None, "margin_tokens": 0}),
         ("reasoning_gym", {"extract": "tag", "must_stop": False, "max_answer_chars": 4000}),

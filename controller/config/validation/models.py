@@ -37,7 +37,7 @@ def called_model_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem((KEY,), f"{count} models have the name `{name}`", "give each model a different name")
     for index, model in enumerate(models):
         yield from _model_problems(config, f"{KEY}.{index}", model)
-    roles = [model for model in models if not model.has_weights]
+    roles = [model for model in models if model.is_role]
     if roles and not any(model.is_trained for model in roles):
         what = (
             f"the policy is called in the roles {', '.join(one.name for one in roles)}, but none of these roles is "
@@ -51,12 +51,14 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
         what = f"`{model.name}` cannot be the name of a model"
         remedy = f"use lower-case letters, digits and _, beginning with a letter; not `{RESERVED}`"
         yield Problem((f"{key}.name",), what, remedy)
+    if model.endpoint is not None:
+        yield from _endpoint_problems(key, model)
+        return
     yield from _adapter_problems(key, model)
     if (model.source is None) == (model.path is None) and (model.adapter is None or model.path is not None):
         what = "neither source nor path is given" if model.path is None else "source and path are mutually exclusive"
-        yield Problem(
-            (f"{key}.path", f"{key}.source", key), what, "set path to a model folder, or set source to start or policy"
-        )
+        remedy = "set path to a model folder, set source to start or policy, or set endpoint"
+        yield Problem((f"{key}.path", f"{key}.source", key), what, remedy)
         return
     if model.path == "":
         yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face folder")
@@ -67,6 +69,17 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
         yield from _weights_problems(config, key, model)
     else:
         yield from _role_problems(config, key, model)
+
+
+def _endpoint_problems(key: str, model: CalledModelSettings) -> Iterator[Problem]:
+    """Problems of an external model, which has nothing in the worker."""
+    for name in ("source", "path", "adapter", "refresh_every", *OWN_WEIGHTS_KEYS):
+        if getattr(model, name) is not None:
+            what = "has no effect on a model behind an endpoint"
+            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, "leave one of the two out")
+    if model.trained:
+        what = "a model behind an endpoint cannot be trained"
+        yield Problem((f"{key}.trained", f"{key}.endpoint"), what, "set trained: false")
 
 
 def _adapter_problems(key: str, model: CalledModelSettings) -> Iterator[Problem]:

@@ -30,6 +30,19 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _model_problems(config, teacher.model)
 
 
+def _endpoint_problems(config: RunConfig, key: str, name: str) -> Iterator[Problem]:
+    """Problems of a teacher behind an endpoint; that it returns log-probs is checked when a worker starts."""
+    endpoint = next(one.endpoint for one in config.rollout.models if one.name == name)
+    assert endpoint is not None
+    if endpoint.api != "tokens":
+        what = f"the teacher `{name}` must return log-probs of given tokens, which chat completions do not"
+        yield Problem((f"{key}.api", KEY), what, "api: tokens, at a server such as vLLM's")
+    if config.sampling.temperature != 1.0:
+        heat = config.sampling.temperature
+        what = f"the endpoint of `{name}` returns log-probs at temperature 1, but samples are drawn at {heat:g}"
+        yield Problem((key, "sampling.temperature"), what, "sampling.temperature: 1, or a teacher with weights (path)")
+
+
 def _model_problems(config: RunConfig, name: str) -> Iterator[Problem]:
     key, models = f"{KEY}.model", config.rollout.models
     place = next((place for place, model in enumerate(models) if model.name == name), None)
@@ -39,7 +52,9 @@ def _model_problems(config: RunConfig, name: str) -> Iterator[Problem]:
         yield Problem((key, MODELS), f"there is no model `{name}` in {MODELS}", remedy)
         return
     model, longest = models[place], config.rollout.engine.max_context
-    if not model.has_weights:
+    if model.endpoint is not None:
+        yield from _endpoint_problems(config, f"{MODELS}.{place}.endpoint", name)
+    elif not model.has_weights:
         what = f"`{name}` is a role of the policy, which has no separate weights"
         yield Problem(
             (key, f"{MODELS}.{place}"), what, "declare the model with a path, with source: start, or with refresh_every"

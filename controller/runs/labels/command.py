@@ -12,6 +12,7 @@ from areal_like.plain_text import one_line
 from controller.preflight.dataset.text import excerpt
 from controller.run_folder.locate import find_run_to_read
 from controller.runs.labels.answers import answers_of_file, answers_of_run, reader_of
+from controller.runs.labels.asking import Asking, write_answers
 from controller.runs.labels.disputed import Found, find_disputed
 from controller.runs.labels.relabel import relabel
 
@@ -94,6 +95,22 @@ def _print(found: Found, notes: list[str]) -> None:
         print(f"  and {len(found.disputed) - MAX_SHOWN:,} more")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def answers_command(asking: Asking) -> int:
+    """Ask an external model about rows; return the exit status, 1 if requests had no answer. Raises UserError,
+    OperationError.
+    """
+    done, counters = write_answers(asking)
+    paid = f"{counters['requests']:,.0f} asked for, {counters['recorded']:,.0f} recorded before"
+    tokens = f"{counters['tokens_in'] + counters['tokens_out']:,.0f} tokens"
+    cost = f", cost {counters['cost']:.4g}" if counters["cost"] else ""
+    print(
+        f"{done.num_answers:,} answers to {done.num_rows:,} rows ({paid}; {tokens}{cost}); written to {asking.target}"
+    )
+    if done.num_failed:
+        print(f"{done.num_failed:,} requests had no answer; the first: {done.first_failure}", file=sys.stderr)
+    return int(done.num_failed > 0)
 
 
 def relabel_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_like.errors import UserError
 from rollout.engine.descriptor import EngineContext
-from rollout.engine.server.process import ServerSetup
+from rollout.engine.server.engine import served
 from rollout.engine.sglang.engine import SGLangEngine
 
 
@@ -16,18 +16,7 @@ def make(context: EngineContext) -> SGLangEngine:
     return SGLangEngine(
         context.model_dir,
         context.settings,
-        dtype=context.dtype,
-        num_threads=context.num_threads,
-        interruption=context.interruption,
-        setup=ServerSetup(
-            context.worker,
-            context.log_dir / f"{context.worker}-sglang.log",
-            context.seed + context.index,
-            port=sglang.port_of(context.index),
-            start_timeout_s=context.startup_timeout_s,
-        ),
         attach=sglang.attach[context.index] if sglang.attach else None,
-        tracer=context.tracer,
-        report=context.report,
         starts_empty=context.starts_empty,
+        **served(context, "sglang", sglang.port_of(context.index)),
     )

@@ -30,6 +30,12 @@ def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
             "max_context",
             "remove this setting",
         )
+    if vllm.tp_size > 1 and is_cpu:
+        yield SettingProblem(
+            (f"{KEY}.tp_size", "rollout.engine.device"),
+            "divides the model among GPUs",
+            "tp_size: 1; on CPUs use more workers (rollout.num_workers)",
+        )
     if vllm.probe and not is_cpu:
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.device"),
@@ -48,6 +54,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
     """Conflicts of the model's config.json (or `model.init`) with the engine."""
     heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
     size = model.get("head_dim") or (hidden // heads if heads and hidden else None)
+    yield from _head_problems(job.settings.vllm.tp_size, heads, model.get("num_key_value_heads") or heads)
     if names_cpu(job.settings.device) and size is not None and size not in CPU_HEAD_SIZES:
         yield SettingProblem(
             (KIND_KEY, "model"),
@@ -64,3 +71,15 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
             )
         elif job.settings.vllm.probe:
             yield SettingProblem((f"{KEY}.probe", "model"), "can only compare dense models", "set probe: false")
+
+
+def _head_problems(tp_size: int, heads: Any, key_heads: Any) -> Iterator[SettingProblem]:
+    """Heads that cannot be divided among the GPUs: vLLM gives each the same number of heads, and copies heads of keys
+    only if there are fewer of them than GPUs."""
+    if tp_size == 1 or not isinstance(heads, int) or not isinstance(key_heads, int):
+        return
+    is_divided = key_heads % tp_size == 0 if key_heads >= tp_size else tp_size % key_heads == 0
+    if heads % tp_size or not is_divided:
+        what = f"{heads} heads with {key_heads} heads of keys cannot be divided among {tp_size} GPUs"
+        sizes = [size for size in range(1, heads + 1) if heads % size == 0 and not key_heads % size]
+        yield SettingProblem((f"{KEY}.tp_size", "model"), what, f"set tp_size: {', '.join(map(str, sizes))}")

@@ -1,8 +1,8 @@
 """Scorer `llm_judge`: a model behind an OpenAI-compatible endpoint reads a rubric and the answer, and gives a score.
 
-Connections, retries, deadlines and the key are in endpoint.py. Replies are cached by the service's cache of exact
-duplicates: at temperature 0 a judge counts as deterministic. A reply without a score within the rubric's bounds is
-`invalid`: no score is guessed. A reply without a score within the rubric's bounds is `invalid`: no score is guessed.
+Connections, retries, deadlines, budget and recorded answers are in areal_like/external/. Scores are cached by the
+service's cache of exact duplicates: at temperature 0 a judge counts as deterministic. A reply without a score within
+the rubric's bounds is `invalid`: no score is guessed.
 
 An answer may try to influence its judge. It is data in the template, but a language model reads it: if that matters,
 use a rubric that persuasion cannot satisfy, and compare with `math` or `code` on rows that have both.
@@ -19,9 +19,13 @@ from typing import Any
 
 import msgspec
 
+from areal_like.external.chat import CHAT, chat_choice
+from areal_like.external.client import ModelClient
+from areal_like.external.errors import RequestRefused
+from areal_like.external.http_client import SHOWN_CHARS
 from services.reward.option_files import read_rubric
 from services.reward.scorer_options import JudgeOptions
-from services.reward.scorers.endpoint import SHOWN_CHARS, Endpoint, shown
+from services.reward.scorers.endpoint import Requests
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.templates import SampleTemplate
 
@@ -31,40 +35,24 @@ MAX_OBJECTS = 200
 END_OF_THOUGHT = "</think>"
 
 
-class Message(msgspec.Struct):
-    """The judge's message; None if it only called tools or reasoned."""
-
-    content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """One of the completion's choices; the first is used."""
-
-    message: Message
-    finish_reason: str | None = None
-
-
-class Completion(msgspec.Struct):
-    """The part of a chat completion that is used."""
-
-    choices: list[Choice]
-
-
-_decoder = msgspec.json.Decoder(Completion)
+NOT_IN_VERSION = {
+    "key_env", "key_file", "rubric_file", "attempt_timeout_s", "max_tokens_key", "record", "records", "price_in",
+    "price_out", "max_cost", "max_tokens_total", "on_exhausted",
+}  # fmt: skip
+"""Options on which a score does not depend."""
 
 
 class JudgeScorer:
     """The rubric's score, from 0 (`min_score`) to 1 (`max_score`); component `raw` is the judge's score."""
 
     def __init__(self, options: JudgeOptions) -> None:
-        """Raises UserError: no rubric, no key, no HTTP library."""
+        """Raises UserError: no rubric, no key, no HTTP library, no file for a budget or a replay."""
         self._options = options
         rubric = options.rubric if options.rubric is not None else read_rubric(options.rubric_file or "", WHERE)
         self._template = SampleTemplate(rubric)
         self._regex = re.compile(options.score_regex)
-        self._url = f"{options.base_url}/chat/completions"
-        self._endpoint = Endpoint(self._url, options, {}, WHERE)
-        facts = options.model_dump(mode="json", exclude={"key_env", "key_file", "rubric_file"}) | {"rubric": rubric}
+        self._client, self._requests = ModelClient(options, CHAT, WHERE), Requests()
+        facts = options.model_dump(mode="json", exclude=NOT_IN_VERSION) | {"rubric": rubric}
         digest = hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=6).hexdigest()
         self.version = f"1/{options.model}/{digest}"
         self.is_deterministic = options.temperature == 0.0
@@ -77,30 +65,23 @@ class JudgeScorer:
         options = self._options
         question = {"role": "user", "content": self._template.fill(sample, options.max_response_chars)}
         system = [{"role": "system", "content": options.system}] if options.system is not None else []
-        reply = self._endpoint.post(
-            {
-                "model": options.model,
-                "messages": [*system, question],
-                "temperature": options.temperature,
-                "max_tokens": options.max_tokens,
-                **options.extra_body,
-            }
-        )
+        body = {
+            "messages": [*system, question],
+            "temperature": options.temperature,
+            options.max_tokens_key: options.max_tokens,
+        }
+        is_repeatable = options.temperature == 0.0 or "seed" in options.extra_body
+        reply = self._requests.run(self._client.ask(body, is_repeatable=is_repeatable))
         raw = self._score_in(self._said(reply))
         span = options.max_score - options.min_score
         correct = {} if options.correct_at is None else {"correct": float(raw >= options.correct_at)}
         return {"value": (raw - options.min_score) / span, "raw": raw, **correct}
 
-    def _said(self, reply: bytes) -> str:
+    def _said(self, reply: Any) -> str:
         try:
-            completion = _decoder.decode(reply)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CannotJudge(
-                f"{shown(self._url)} replied with something other than a chat completion ({error})"
-            ) from error
-        if not completion.choices:
-            raise CannotJudge(f"{shown(self._url)} replied without choices")
-        choice = completion.choices[0]
+            choice = chat_choice(reply, self._client.shown_url)
+        except RequestRefused as error:
+            raise CannotJudge(str(error)) from error
         said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
         if not said:
             cut = f" (truncated at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from areal_like.external.http_client import shown
 from services.reward.scorer_options import HttpOptions
-from services.reward.scorers.endpoint import Endpoint, shown
+from services.reward.scorers.endpoint import Endpoint
 from services.reward.scorers.port import CannotJudge, ScorerInput
 
 

@@ -10,7 +10,7 @@ import pytest
 from areal_like.errors import UserError
 from controller.config.loading import _remove, apply_overrides, find_config, load_config
 from controller.config.problems import ConfigError
-from controller.config.yaml_document import parse_document
+from controller.config.yaml_document import Document, parse_document
 
 INIT = "model:\n  init: {model_type: qwen3}\n  tokenizer: bytes\n"
 GENERATED = "data:\n  train: {generator: running_sum, options: {bias: 0.5}, limit: 9}\n"
@@ -245,3 +245,25 @@ def test_key_is_taken_out_where_it_is_and_nothing_where_it_is_not(path: str, val
     data = {"a": [{"b": 1}], "n": None, "t": "text"}
     assert _remove(data, path.split(".")) == value
     assert data == {"a": [{} if value else {"b": 1}], "n": None, "t": "text"}
+
+
+def test_another_engine_takes_the_section_of_the_files_engine_unless_it_has_other_keys() -> None:
+    def loaded(*overrides: str, **section: Any) -> tuple[Any, list[str]]:
+        engine = {"kind": "sglang", "python": "/x/python", "sglang": section}
+        document = Document({"rollout": {"engine": engine}})
+        notes, problems = apply_overrides(document, overrides)
+        assert not problems
+        return document.data["rollout"]["engine"], notes
+
+    kind, python = "rollout.engine.kind=vllm", "rollout.engine.kind on the command line replaces rollout.engine.python"
+    engine, notes = loaded(kind, tp_size=2)
+    assert engine == {"kind": "vllm", "vllm": {"tp_size": 2}}
+    assert notes == [python, f"{kind}: rollout.engine.sglang is used as rollout.engine.vllm"]
+    engine, notes = loaded(kind, "rollout.engine.vllm.tp_size=4", "rollout.engine.python=/y", tp_size=2, port=7)
+    assert engine == {"kind": "vllm", "python": "/y", "vllm": {"tp_size": 4, "port": 7}}
+    engine, notes = loaded(kind, tp_size=2, quantization="fp8")
+    assert (engine["sglang"], "vllm" in engine, notes) == ({"tp_size": 2, "quantization": "fp8"}, False, [python])
+    engine, notes = loaded("rollout.engine.kind=embedded", tp_size=2)
+    assert engine["sglang"] == {"tp_size": 2}
+    engine, notes = loaded("rollout.engine.kind=sglang", tp_size=2)
+    assert (engine["sglang"], engine["python"], notes) == ({"tp_size": 2}, "/x/python", [])

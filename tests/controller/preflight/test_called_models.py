@@ -13,7 +13,7 @@ from valid_config import make
 
 from areal_like.errors import UserError
 from controller.config.run_config import RunConfig
-from controller.preflight.called_models import check_tokenizers, problems_of, vocabulary_of
+from controller.preflight.called_models import check_tokenizers, problems_of, silent_endpoints, vocabulary_of
 
 VOCAB = {"<eos>": 0, "a": 1, "b": 2}
 
@@ -160,3 +160,24 @@ def test_a_vocabulary_has_added_tokens_and_is_unknown_without_a_file(tmp_path: P
     assert vocabulary_of(place) == {**VOCAB, "<|im_end|>": 3}
     (place / "tokenizer.json").write_text("[")
     assert vocabulary_of(place) is vocabulary_of(None) is vocabulary_of(tmp_path) is None
+
+
+def external(**fields: Any) -> dict[str, Any]:
+    return {"name": "helper", "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m", **fields}}
+
+
+def test_an_external_model_needs_its_key_and_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    policy = folder(tmp_path / "policy")
+    assert said(config(policy, external())) == []
+    (problem,) = said(config(policy, external(key_env="NO_SUCH_KEY")))
+    assert problem.startswith("rollout.models.0.endpoint.key_env: environment variable NO_SUCH_KEY contains no key")
+    (problem,) = said(config(policy, external(record="replay", key_env="NO_SUCH_KEY")))
+    assert problem.startswith("rollout.models.0.endpoint.records: no recorded answers are named")
+
+
+def test_an_endpoint_at_which_nothing_listens_is_named_unless_its_answers_are_replayed(tmp_path: Path) -> None:
+    policy = folder(tmp_path / "policy")
+    (problem,) = map(str, silent_endpoints(config(policy, external())))
+    assert problem.startswith("rollout.models.0.endpoint.base_url: nothing listens at 127.0.0.1:9")
+    assert not list(silent_endpoints(config(policy, external(record="replay", records="x"))))

@@ -107,6 +107,15 @@ def test_workers_know_which_model_is_the_teacher() -> None:
         assert spec_of(config, "rollout", "rollout-0").teacher_model == name
 
 
+def test_answers_of_external_models_are_recorded_in_the_run_unless_a_file_is_named() -> None:
+    endpoint = {"base_url": "http://h/v1", "model": "m"}
+    models = [{"name": "a", "endpoint": endpoint}, {"name": "b", "endpoint": {**endpoint, "records": "mine.jsonl"}}]
+    config = make(rollout={"workflow": "my:Own", "models": models})
+    spec = spec_of(config, "rollout", "rollout-0")
+    files = [one["endpoint"]["records"] for one in spec.settings["models"]]
+    assert files == [f"{spec.run_dir}/external/model-a.jsonl", "mine.jsonl"]
+
+
 def test_a_trainer_continues_from_its_checkpoint_and_each_rank_knows_its_place() -> None:
     config = make(trainer__ranks=3)
     spec = spec_of(config, "trainer", "trainer-2", resume_from=Path("/c"))

@@ -24,7 +24,8 @@ from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import GenerationRequest
-from rollout.engine.sglang.engine import ServerSetup, SGLangEngine
+from rollout.engine.server.process import ServerSetup
+from rollout.engine.sglang.engine import SGLangEngine
 from rollout.stop_strings import StopStrings
 
 HERE = Path(__file__).resolve().parent

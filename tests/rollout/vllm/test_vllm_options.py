@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ VENV: Any = "/env/bin/python"
     ("job", "key"),
     [
         (job(memory_fraction=0.5), "memory_fraction"),
+        (job(tp_size=2), "tp_size"),
         (job("cuda", probe=True), "probe"),
         (job(dtype="bfloat16", probe=True), "probe"),
     ],
@@ -68,6 +70,26 @@ def test_models_that_vllm_cannot_run_here_are_refused() -> None:
     assert list(VLLM.model_problems(job(), moe)) == []
     (problem,) = VLLM.model_problems(job(probe=True), moe)
     assert problem.keys[0] == f"{KEY}.probe"
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "heads", "key_heads", "remedy"),
+    [
+        (2, 32, 8, None), (8, 32, 8, None), (8, 16, 2, None), (16, 32, 8, None), (2, 32, None, None),
+        (3, 32, 8, "tp_size: 1, 2, 4, 8"), (8, 32, 3, "tp_size: 1"), (4, 14, 2, "tp_size: 1, 2"),
+    ],
+)  # fmt: skip
+def test_heads_must_be_divisible_among_the_gpus(tp_size: int, heads: int, key_heads: Any, remedy: str | None) -> None:
+    model = {"model_type": "qwen3", "num_attention_heads": heads, "head_dim": 128, "num_key_value_heads": key_heads}
+    found = list(VLLM.model_problems(job("cuda", tp_size=tp_size), model))
+    assert [problem.remedy for problem in found] == ([] if remedy is None else [remedy])
+    assert list(VLLM.model_problems(job("cuda"), model)) == []
+
+
+def test_the_size_of_tensor_parallelism_is_passed_to_the_server_with_as_many_gpus() -> None:
+    command = launch("cuda:2", tp_size=2).command(Path("/model"), 0, port=1, seed=0)
+    assert command[command.index("--tensor-parallel-size") + 1] == "2"
+    assert launch("cuda:2", tp_size=2).variables(Path("/tmp"), "k")["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_what_it_cannot_do_is_refused_by_its_descriptor() -> None:

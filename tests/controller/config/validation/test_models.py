@@ -18,6 +18,7 @@ from controller.config.validation.run import cross_check
 
 JUDGE, RIVAL = {"name": "judge", "source": "start"}, {"name": "rival", "source": "policy", "refresh_every": 3}
 ROLE = {"name": "player", "source": "policy"}
+EXTERNAL = {"name": "helper", "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
 
 
 def declared(*models: dict[str, Any], workflow: str = "my:Own", **sections: Any) -> RunConfig:
@@ -31,7 +32,7 @@ def said(config: RunConfig) -> list[str]:
 @pytest.mark.parametrize(
     "models",
     [
-        (JUDGE,), (RIVAL, JUDGE), (ROLE,), (ROLE, {**ROLE, "name": "critic"}, RIVAL),
+        (JUDGE,), (RIVAL, JUDGE), (ROLE,), (EXTERNAL,), (EXTERNAL, ROLE), (ROLE, {**ROLE, "name": "critic"}, RIVAL),
         ({"name": "sql", "adapter": "a"}, {**JUDGE, "adapter": "b"}, {"name": "m", "path": "x", "adapter": "a"}),
     ],
 )  # fmt: skip
@@ -78,6 +79,9 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
             "temperature 1",
         ),
         ({**ROLE, "trained": False}, "rollout.models: the policy is called in the roles player, but none of these"),
+        ({**EXTERNAL, "path": "x"}, "rollout.models.0.path: has no effect on a model behind an endpoint"),
+        ({**EXTERNAL, "num_slots": 3}, "rollout.models.0.num_slots: has no effect on a model behind an endpoint"),
+        ({**EXTERNAL, "trained": True}, "rollout.models.0.trained: a model behind an endpoint cannot be trained"),
     ],
 )
 def test_what_cannot_be_is_refused_under_its_key(model: dict[str, Any], words: str) -> None:

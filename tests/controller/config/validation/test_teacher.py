@@ -17,6 +17,8 @@ from controller.config.validation.run import cross_check
 
 FROZEN, COPY = {"name": "big", "source": "start"}, {"name": "big", "source": "policy", "refresh_every": 3}
 ROLE = {"name": "player", "source": "policy"}
+ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+EXTERNAL = {"name": "big", "endpoint": {**ENDPOINT, "api": "tokens"}}
 DISTILLATION = {"kind": "distillation"}
 
 
@@ -32,7 +34,7 @@ def said(config: RunConfig) -> list[str]:
 
 
 @pytest.mark.parametrize("workflow", ["single_turn", "my:Own"])
-@pytest.mark.parametrize("models", [(FROZEN,), (COPY,), ({"name": "big", "path": "x/y"},)])
+@pytest.mark.parametrize("models", [(FROZEN,), (COPY,), ({"name": "big", "path": "x/y"},), (EXTERNAL,)])
 def test_a_model_with_weights_of_its_own_can_teach_whether_a_workflow_calls_it_or_not(
     workflow: str, models: tuple[dict[str, Any], ...]
 ) -> None:
@@ -68,6 +70,11 @@ def test_a_policy_that_plays_roles_can_have_a_teacher() -> None:
             {"model": "player"},
             (ROLE,),
             "trainer.teacher.model: `player` is a role of the policy, which has no separate weights",
+        ),
+        (
+            {"model": "big"},
+            ({"name": "big", "endpoint": ENDPOINT},),
+            "rollout.models.0.endpoint.api: the teacher `big` must return log-probs of given tokens",
         ),
         (
             {"model": "big"},
@@ -126,3 +133,9 @@ def test_validate_says_which_model_teaches_and_that_it_needs_no_slots() -> None:
         taught({"model": "big"}, FROZEN, workflow="my:Own"),
     ):
         assert not [one for one in advise(other) if one.startswith(advice)]
+
+
+def test_an_external_teacher_needs_samples_at_temperature_1() -> None:
+    trainer = {"teacher": {"model": "big"}, "advantage": DISTILLATION}
+    config = make(trainer=trainer, rollout={"models": [EXTERNAL]}, sampling={"temperature": 0.7})
+    assert any("returns log-probs at temperature 1, but samples are drawn at 0.7" in one for one in said(config))

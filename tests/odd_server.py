@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that behaves as configured: the servers that scorers meet."""
+"""A real HTTP server on loopback that behaves as configured: the servers that scorers and external models meet."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def hang_up(handler: BaseHTTPRequestHandler) -> None:
     handler.connection.close()
 
 
-def chat(text: str | None, finish_reason: str = "stop") -> dict[str, Any]:
-    """A chat completion that says `text`."""
-    return {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}]
-    }
+def chat(text: str | None, finish_reason: str = "stop", usage: tuple[int, int] | None = None) -> dict[str, Any]:
+    """A chat completion that says `text`. usage: tokens of prompt and reply."""
+    counts = {} if usage is None else {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
+    message = {"role": "assistant", "content": text}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], **counts}

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from services.reward.scorer_options import EndpointOptions
-from services.reward.scorers import endpoint as module
-from services.reward.scorers.endpoint import MAX_PAUSE_S, Endpoint, EndpointFailed, read_key, shown
-from services.reward.scorers.port import CannotJudge
+from areal_like.external import http_client as module
+from areal_like.external.errors import RequestFailed, RequestRefused
+from areal_like.external.http_client import MAX_PAUSE_S, HttpClient, shown
+from areal_like.external.key import read_key
+from areal_like.external.settings import EndpointOptions
 
 URL = "http://127.0.0.1:1/score?token=secret"
 Answer = tuple[int, bytes, float]
@@ -31,7 +32,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def asked(answers: list[Answer | Exception], give_up_s: float = 1e12, **options: Any) -> tuple[bytes, list[str]]:
-    endpoint = Endpoint(URL, EndpointOptions(**{"retries": 9, **options}), {}, "here")
+    endpoint = HttpClient(URL, EndpointOptions(**{"retries": 9, **options}), {}, "here")
     failures: list[str] = []
 
     async def attempt(content: bytes) -> Answer:
@@ -72,7 +73,7 @@ def test_server_that_names_a_longer_pause_gets_it(pauses: list[float]) -> None:
 
 
 def test_it_gives_up_after_so_many_retries(pauses: list[float]) -> None:
-    with pytest.raises(EndpointFailed, match=r"failed 3 times; last failure: status 503 \(busy\)") as raised:
+    with pytest.raises(RequestFailed, match=r"failed 3 times; last failure: status 503 \(busy\)") as raised:
         asked([BUSY] * 5, retries=2)
     assert len(pauses) == 2
     assert "secret" not in str(raised.value)
@@ -82,7 +83,7 @@ def test_it_gives_up_where_a_pause_would_end_after_the_time(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
-    with pytest.raises(EndpointFailed, match="failed 2 times, and no time is left to retry"):
+    with pytest.raises(RequestFailed, match="failed 2 times, and no time is left to retry"):
         asked([BUSY] * 5, backoff_s=0.2, give_up_s=100.4)
     assert pauses == [0.2]
 
@@ -91,7 +92,7 @@ def test_it_gives_up_where_a_pause_would_end_after_the_time(
 def test_only_answers_that_may_change_are_asked_for_again(status: int, is_final: bool, pauses: list[float]) -> None:
     answers: list[Answer | Exception] = [(status, b"why\x07", 0.0), (299, b"yes", 0.0)]
     if is_final:
-        with pytest.raises(CannotJudge, match=rf"refuses: status {status} \(why\?\)"):
+        with pytest.raises(RequestRefused, match=rf"refuses: status {status} \(why\?\)"):
             asked(answers)
     else:
         assert asked(answers)[0] == b"yes"

@@ -1,0 +1,204 @@
+"""Requests to one external model: its budget, its recorded answers, and its counters.
+
+Attempts and deadlines are in http_client.py, the file in records.py. What is asked, and what a reply means, is up to
+the caller; chat.py reads replies.
+
+A budget is checked before each request against the sums of the file, which all processes of the run share. Requests
+that are under way when it is used up are still paid, so it may be exceeded by what runs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.external.errors import BudgetUsedUp, ExternalStop, RequestRefused
+from areal_like.external.http_client import HttpClient, shown
+from areal_like.external.records import AnswerRecords, Totals
+from areal_like.external.settings import ModelEndpointOptions
+from areal_like.secret_values import replaced
+
+
+class ModelClient:
+    """Call `ask` on one event loop."""
+
+    def __init__(self, options: ModelEndpointOptions, path: str, where: str, *, max_concurrency: int = 8) -> None:
+        """Args:
+            options: endpoint, budget and records; `options.records` names the file.
+            path: below `base_url`, such as `/chat/completions`.
+            where: the setting, for errors.
+            max_concurrency: number of requests at once.
+
+        Raises:
+            UserError: no key, no HTTP library, or a budget or replay without a file.
+        """
+        self.options, self.where = options, where
+        self._path, self._url = path, f"{options.base_url}{path}"
+        file = None if options.records is None else Path(options.records).expanduser()
+        if file is None and options.has_budget:
+            what = "a budget is counted in a file that all processes share, and none is named"
+            raise UserError(what, where=where, remedy="set records: FILE")
+        if options.record == "replay" and (file is None or not file.is_file()):
+            what = "there is no such file" if file is not None else "nothing is named to replay"
+            remedy = "set records to the file of an earlier run, such as RUN/external/NAME.jsonl"
+            raise UserError(what, where=f"{where}: records {file or ''}".rstrip(), remedy=remedy)
+        self._records = AnswerRecords(file)
+        self._http: HttpClient | None = None
+        if options.record != "replay":
+            self._http = HttpClient(
+                self._url, options, {}, where, max_connections=max_concurrency, ends_without_key=True
+            )
+        self._free = asyncio.Semaphore(max_concurrency)
+        self._sent = Totals()
+        self._num_recorded = 0
+
+    @property
+    def shown_url(self) -> str:
+        """Its address for messages."""
+        return shown(self._url)
+
+    async def ask(self, body: Mapping[str, Any], *, salt: int | None = None, is_repeatable: bool = True) -> Any:
+        """The reply to a request, decoded from JSON: recorded, or of the endpoint.
+
+        Args:
+            body: of the request, without `model` and `extra_body`, which are added.
+            salt: part of the key in addition to the body, for a request that does not contain its seed.
+            is_repeatable: equal requests may get the same answer.
+
+        Raises:
+            ExternalStop: the run must end: budget used up, key refused, answer not recorded, file not writable.
+            ExternalError: this request has no answer.
+        """
+        options = self.options
+        full = {"model": options.model, **body, **options.extra_body}
+        key = _key(self._path, full, salt)
+        if options.record == "replay" or (options.record == "reuse" and is_repeatable):
+            reply = self._recorded(key)
+            if reply is not None:
+                self._num_recorded += 1
+                return reply
+        if options.record == "replay":
+            what = f"{options.records} has no answer to a request of this run ({_start_of(body)})"
+            remedy = "use the configuration, seed and data of the recorded run, or record: reuse to ask the endpoint"
+            raise ExternalStop(what, where=self.where, remedy=remedy)
+        async with self._free:
+            self._check_budget()
+            return await self._send(full, key)
+
+    def _recorded(self, key: str) -> Any:
+        try:
+            self._records.refresh()
+            return self._records.find(key)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ExternalStop:
+        what = f"{self._records.path}: the recorded answers cannot be read ({error})"
+        return ExternalStop(what, where=self.where, remedy="name another file with records")
+
+    async def _send(self, full: dict[str, Any], key: str) -> Any:
+        assert self._http is not None
+        try:
+            content = msgspec.json.encode(full)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise RequestRefused(f"the request cannot be sent as JSON ({error})") from error
+        started_s = time.monotonic()
+        received = await self._http.post(content)
+        seconds = time.monotonic() - started_s
+        text = replaced(received.decode(errors="replace"), self._http.secrets)
+        try:
+            reply = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RequestRefused(f"{self.shown_url} replied with something other than JSON ({error})") from error
+        tokens = _usage(reply)
+        tokens_in, tokens_out = tokens or (0, 0)
+        cost = self.options.cost(tokens_in, tokens_out)
+        is_kept = self.options.record != "off"
+        try:
+            self._records.add(
+                key, model=self.options.model, tokens_in=tokens_in, tokens_out=tokens_out, cost=cost, seconds=seconds,
+                request=full if is_kept else None, reply=reply if is_kept else None,
+            )  # fmt: skip
+        except OSError as error:
+            what = f"{error.filename or self._records.path}: {error.strerror or error}: answers cannot be recorded"
+            raise ExternalStop(what, where=self.where, remedy="make room, or name another file with records") from error
+        sums = self._sent
+        sums.requests, sums.seconds = sums.requests + 1, sums.seconds + seconds
+        sums.tokens_in, sums.tokens_out = sums.tokens_in + tokens_in, sums.tokens_out + tokens_out
+        sums.cost += cost
+        if tokens is None and self.options.has_budget:
+            what = f"{self.shown_url} reports no token counts (`usage`), so the budget cannot be counted"
+            raise ExternalStop(what, where=self.where, remedy="leave out max_cost and max_tokens_total")
+        return reply
+
+    def _check_budget(self) -> None:
+        options = self.options
+        if not options.has_budget:
+            return
+        try:
+            spent = self._records.refresh()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if options.max_tokens_total is not None and spent.tokens >= options.max_tokens_total:
+            limit, used = "max_tokens_total", f"{spent.tokens:,} of {options.max_tokens_total:,} tokens"
+        elif options.max_cost is not None and spent.cost >= options.max_cost:
+            limit, used = "max_cost", f"a cost of {spent.cost:.6g} of {options.max_cost:g}"
+        else:
+            return
+        what = f"the budget of model {options.model} at {shown(options.base_url)} is used up ({used})"
+        if options.on_exhausted == "fail":
+            raise BudgetUsedUp(what)
+        remedy = f"raise {limit}, and start or resume again: answers so far are in {self._records.path}"
+        raise ExternalStop(what, where=self.where, remedy=remedy)
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic counters of this process: requests answered by the endpoint and by the records, failed attempts,
+        tokens, cost and seconds."""
+        sent = self._sent
+        return {
+            "requests": sent.requests,
+            "recorded": self._num_recorded,
+            "failed_attempts": self._http.num_failures if self._http is not None else 0,
+            "tokens_in": sent.tokens_in,
+            "tokens_out": sent.tokens_out,
+            "cost": sent.cost,
+            "request_s": sent.seconds,
+        }
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+
+def _key(path: str, body: Mapping[str, Any], salt: int | None) -> str:
+    """Hash of a request. The address is no part of it, so that records can be used with another server."""
+    try:
+        facts = msgspec.json.encode([path, body, salt], order="deterministic")
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise RequestRefused(f"the request cannot be sent as JSON ({error})") from error
+    return hashlib.blake2b(facts, digest_size=16).hexdigest()
+
+
+def _usage(reply: Any) -> tuple[int, int] | None:
+    """Tokens of prompt and reply, as the endpoint counts them; None if it does not."""
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    given, made = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    is_plain = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in (given, made))
+    return (given, made) if is_plain else None
+
+
+def _start_of(body: Mapping[str, Any]) -> str:
+    said = body.get("messages") or body.get("prompt") or ""
+    last = said[-1].get("content", "") if isinstance(said, list) and said and isinstance(said[-1], dict) else said
+    text = " ".join(str(last).split())[:80]
+    return "".join(character if character.isprintable() else "?" for character in text)
