@@ -193,8 +193,8 @@ def _usage(reply: Any) -> tuple[int, int] | None:
     if not isinstance(usage, dict):
         return None
     given, made = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-    is_plain = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in (given, made))
-    return (given, made) if is_plain else None
+    counts = [count for count in (given, made) if isinstance(count, int) and not isinstance(count, bool) and count >= 0]
+    return (counts[0], counts[1]) if len(counts) == 2 else None
 
 
 def _start_of(body: Mapping[str, Any]) -> str:

@@ -135,10 +135,10 @@ class ExternalCalls:
         if temperature != 1.0:
             what = f"an endpoint returns log-probs at temperature 1, not {temperature:g}"
             raise UserError(what, where=self._model.where, remedy="use temperature 1, or a model with weights (path)")
-        prompt_P, tokens_R = prompt_tokens(_ids(prompt, self._caller.tokens)), np.asarray(tokens)
-        if not len(prompt_P):
+        prompt_P, tokens_R = _ids(prompt, self._caller.tokens), np.asarray(tokens)
+        if not prompt_P:
             raise UserError("log-probs need a prompt of at least one token", where=self._model.where)
-        known = [*map(int, prompt_P), *map(int, tokens_R)]
+        known = [*prompt_P, *map(int, tokens_R)]
         with self._caller.waiting():
             try:
                 made = await self._model.logprobs(known, len(prompt_P))
