@@ -87,7 +87,7 @@ def sampled_tokens(choice: TokenChoice, shown_url: str) -> tuple[list[int], list
         what = "the ids of the sampled tokens" if ids is None else "log-probs of the sampled tokens"
         raise RequestRefused(f"{shown_url} does not return {what} (`api: tokens` needs an endpoint such as vLLM's)")
     if len(ids) != len(logprobs) or not all(one is not None and math.isfinite(one) for one in logprobs):
-        raise RequestRefused(f"{shown_url} returned {len(ids)} tokens with other log-probs")
+        raise RequestRefused(f"{shown_url} returned {len(ids)} tokens with a different number of log-probs")
     return ids, [float(one) for one in logprobs if one is not None]
 
 

@@ -43,10 +43,10 @@ class ModelClient:
         self._path, self._url = path, f"{options.base_url}{path}"
         file = None if options.records is None else Path(options.records).expanduser()
         if file is None and options.has_budget:
-            what = "a budget is counted in a file that all processes share, and none is named"
-            raise UserError(what, where=where, remedy="set records: FILE")
+            what = "a budget requires a file that all processes share, but no file is set"
+            raise UserError(what, where=where, remedy="set records to the path of a file")
         if options.record == "replay" and (file is None or not file.is_file()):
-            what = "there is no such file" if file is not None else "nothing is named to replay"
+            what = "there is no such file" if file is not None else "no file is set to replay answers from"
             remedy = "set records to the file of an earlier run, such as RUN/external/NAME.jsonl"
             raise UserError(what, where=f"{where}: records {file or ''}".rstrip(), remedy=remedy)
         self._records = AnswerRecords(file)
@@ -85,7 +85,7 @@ class ModelClient:
                 self._num_recorded += 1
                 return reply
         if options.record == "replay":
-            what = f"{options.records} has no answer to a request of this run ({_start_of(body)})"
+            what = f"{options.records} contains no answer to a request of this run ({_start_of(body)})"
             remedy = "use the configuration, seed and data of the recorded run, or record: reuse to ask the endpoint"
             raise ExternalStop(what, where=self.where, remedy=remedy)
         async with self._free:
@@ -101,7 +101,7 @@ class ModelClient:
 
     def _unreadable(self, error: Exception) -> ExternalStop:
         what = f"{self._records.path}: the recorded answers cannot be read ({error})"
-        return ExternalStop(what, where=self.where, remedy="name another file with records")
+        return ExternalStop(what, where=self.where, remedy="set records to another file")
 
     async def _send(self, full: dict[str, Any], key: str) -> Any:
         assert self._http is not None
@@ -128,14 +128,16 @@ class ModelClient:
             )  # fmt: skip
         except OSError as error:
             what = f"{error.filename or self._records.path}: {error.strerror or error}: answers cannot be recorded"
-            raise ExternalStop(what, where=self.where, remedy="make room, or name another file with records") from error
+            raise ExternalStop(
+                what, where=self.where, remedy="free disk space, or set records to another file"
+            ) from error
         sums = self._sent
         sums.requests, sums.seconds = sums.requests + 1, sums.seconds + seconds
         sums.tokens_in, sums.tokens_out = sums.tokens_in + tokens_in, sums.tokens_out + tokens_out
         sums.cost += cost
         if tokens is None and self.options.has_budget:
-            what = f"{self.shown_url} reports no token counts (`usage`), so the budget cannot be counted"
-            raise ExternalStop(what, where=self.where, remedy="leave out max_cost and max_tokens_total")
+            what = f"{self.shown_url} reports no token counts (`usage`), so the budget cannot be checked"
+            raise ExternalStop(what, where=self.where, remedy="remove max_cost and max_tokens_total")
         return reply
 
     def _check_budget(self) -> None:
@@ -155,7 +157,7 @@ class ModelClient:
         what = f"the budget of model {options.model} at {shown(options.base_url)} is used up ({used})"
         if options.on_exhausted == "fail":
             raise BudgetUsedUp(what)
-        remedy = f"raise {limit}, and start or resume again: answers so far are in {self._records.path}"
+        remedy = f"increase {limit} and resume; the answers so far are in {self._records.path}"
         raise ExternalStop(what, where=self.where, remedy=remedy)
 
     def counters(self) -> dict[str, float]:

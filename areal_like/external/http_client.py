@@ -50,7 +50,7 @@ class HttpClient:
         try:
             import httpx2 as httpx
         except ImportError as error:
-            raise UserError("needs the package httpx2", where=where, remedy="pip install httpx2") from error
+            raise UserError("this requires the `httpx2` package", where=where, remedy="pip install httpx2") from error
         self.shown_url = shown(url)
         try:
             httpx.URL(url)
@@ -83,8 +83,8 @@ class HttpClient:
             async with asyncio.timeout(total_s):  # owner of the wait: the server
                 return await self._attempts(content, time.monotonic() + total_s, failures)
         except TimeoutError:
-            before = f"; before that: {failures[-1]}" if failures else ""
-            raise RequestTimedOut(f"no reply from {self.shown_url} within {total_s:g} s{before}") from None
+            before = f"; the previous failure: {failures[-1]}" if failures else ""
+            raise RequestTimedOut(f"{self.shown_url} did not reply within {total_s:g} s{before}") from None
         finally:
             self.num_failures += len(failures)
 
@@ -109,10 +109,10 @@ class HttpClient:
                     return reply
                 words = f"status {status}{_start_of(reply, self.secrets)}"
                 if status in KEY_REFUSED and self._ends_without_key:
-                    what = f"{self.shown_url} refuses the key ({key_place(options)}): {words}"
+                    what = f"{self.shown_url} rejected the key ({key_place(options)}): {words}"
                     raise ExternalStop(what, where=self._where, remedy="correct the key, and resume the run")
                 if status < 500 and status not in TRY_AGAIN:
-                    raise RequestRefused(f"{self.shown_url} refuses: {words}")
+                    raise RequestRefused(f"{self.shown_url} rejected the request: {words}")
                 failures.append(words)
             if len(failures) > options.retries:
                 raise RequestFailed(f"{self.shown_url} failed {len(failures)} times; last failure: {failures[-1]}")

@@ -33,7 +33,9 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
         return None
     key = key.strip()
     if not key:
-        raise UserError(f"{place} contains no key", where=where, remedy="set it where the job is started")
+        raise UserError(
+            f"{place} contains no key", where=where, remedy="set the key in the environment in which the job is started"
+        )
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"the key in {place} contains white space, control or non-ASCII characters", where=where)
     return key

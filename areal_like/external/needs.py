@@ -21,11 +21,13 @@ REACH_TIMEOUT_S = 3.0
 def endpoint_needs(options: EndpointOptions) -> Iterator[UserError]:
     """Missing requirements; `where` of an error is the option, empty for the package."""
     if find_spec("httpx2") is None:
-        yield UserError("needs the package httpx2", remedy="pip install httpx2")
+        yield UserError("this requires the `httpx2` package", remedy="pip install httpx2")
     if isinstance(options, ModelEndpointOptions) and options.record == "replay":
         if options.records is None or not Path(options.records).expanduser().is_file():
-            what = f"there is no file {options.records}" if options.records else "no recorded answers are named"
-            yield UserError(what, where="records", remedy="such as RUN/external/NAME.jsonl of an earlier run")
+            what = f"there is no file {options.records}" if options.records else "no file of recorded answers is set"
+            yield UserError(
+                what, where="records", remedy="set it to a file of an earlier run, such as RUN/external/NAME.jsonl"
+            )
         return
     try:
         read_key(options, "")
@@ -51,5 +53,7 @@ def silent(url: str, key: str) -> UserError | None:
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return UserError(f"nothing listens at {host}:{port} ({reason})", where=key, remedy="start the server first")
+        return UserError(
+            f"no server is listening at {host}:{port} ({reason})", where=key, remedy="start the server first"
+        )
     return None

@@ -33,7 +33,7 @@ def checked_url(url: str) -> str:
     except ValueError as error:
         raise ValueError(f"`{url}` is not a valid URL ({error})") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
-        raise ValueError(f"`{url}` is not a valid URL; http://host:port/path or https://... is expected")
+        raise ValueError(f"`{url}` is not a valid URL; expected http://host:port/path or https://...")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
     return url
@@ -64,7 +64,7 @@ class EndpointOptions(Settings):
     @model_validator(mode="after")
     def _one_key(self) -> EndpointOptions:
         if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_env and key_file are both given; set only one")
+            raise ValueError("key_env and key_file are mutually exclusive; set only one of them")
         return self
 
 
@@ -106,7 +106,7 @@ class ModelEndpointOptions(EndpointOptions):
     @model_validator(mode="after")
     def _budget_can_be_counted(self) -> ModelEndpointOptions:
         if self.max_cost is not None and not (self.price_in or self.price_out):
-            raise ValueError("max_cost needs price_in and price_out, the prices of a million tokens")
+            raise ValueError("max_cost requires price_in or price_out, the prices of a million tokens")
         return self
 
     @property
@@ -140,5 +140,5 @@ class ExternalModelOptions(ModelEndpointOptions):
     @model_validator(mode="after")
     def _fields_are_free(self) -> ExternalModelOptions:
         if found := sorted(OF_A_CALL & set(self.extra_body)):
-            raise ValueError(f"extra_body.{found[0]} is set by each call")
+            raise ValueError(f"extra_body.{found[0]} is set by each call and cannot be changed")
         return self

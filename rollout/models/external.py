@@ -122,8 +122,8 @@ class ExternalCalls:
             body |= {"return_token_ids": True, "skip_special_tokens": False, "stop_token_ids": stops}
             return self._token_answer(await self._ask(body, seed), stops)
         if stop_token_ids is not None:
-            what = "`api: chat` exchanges text, so stop_token_ids have no meaning"
-            raise UserError(what, where=self._model.where, remedy="leave them out, or use api: tokens")
+            what = "`api: chat` exchanges text, so it cannot use stop_token_ids"
+            raise UserError(what, where=self._model.where, remedy="remove stop_token_ids, or use api: tokens")
         body |= {"messages": _messages(prompt, self._caller.tokens, options), options.max_tokens_key: int(limit)}
         return self._text_answer(await self._ask(body, seed))
 

@@ -117,7 +117,7 @@ def test_all_attempts_together_end_at_the_deadline(behaviour: Callable[[BaseHTTP
     started_s = time.monotonic()
     outcome = score(scorer_of(server.url, total_timeout_s=2.0, retries=5))
     assert outcome.kind == "timed_out"
-    assert "within 2 s; before that: status 503" in outcome.reason
+    assert "within 2 s; the previous failure: status 503" in outcome.reason
     assert time.monotonic() - started_s < 10  # far below what the server would take
 
 

@@ -51,7 +51,7 @@ def test_package_that_is_missing_is_named_with_its_command(no_packages: list[str
     remedy = "pip install 'areal-like[reasoning-gym]'"
     assert needs("reasoning_gym") == [("", "the package reasoning-gym is not installed", remedy)]
     for kind in ("http", "llm_judge"):
-        assert needs(kind) == [("", "the scorer requires the package httpx2", "pip install httpx2")]
+        assert needs(kind) == [("", "this requires the `httpx2` package", "pip install httpx2")]
     assert no_packages == ["reasoning_gym", "httpx2", "httpx2"]
 
 

@@ -52,8 +52,8 @@ def test_sampled_tokens_come_with_their_log_probs() -> None:
     [
         ({"logprobs": {"token_logprobs": [-1.0]}}, "the ids of the sampled tokens"),
         ({"token_ids": [1]}, "log-probs of the sampled tokens"),
-        ({"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}, "2 tokens with other log-probs"),
-        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "1 tokens with other log-probs"),
+        ({"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}, "2 tokens with a different number"),
+        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "1 tokens with a different number"),
     ],
 )
 def test_an_answer_without_ids_or_log_probs_is_refused(choice: dict[str, Any], words: str) -> None:

@@ -100,12 +100,12 @@ def test_an_attempt_that_hangs_is_given_up_for_the_next_one(serve: Any) -> None:
     ("behave", "kind", "words"),
     [
         (says(503), RequestFailed, "failed 3 times; last failure: status 503"),
-        (lambda n, h, a: hang(h), RequestTimedOut, "no reply from http://127.0.0.1"),
+        (lambda n, h, a: hang(h), RequestTimedOut, "did not reply within"),
         (lambda n, h, a: hang_up(h), RequestFailed, "failed 3 times"),
         (lambda n, h, a: flood(h), RequestRefused, "more than 256 KB"),
         (says(b'{"choices": ['), RequestRefused, "something other than JSON"),
         (says(b"\xff"), RequestRefused, "something other than JSON"),
-        (says(404), RequestRefused, "refuses: status 404"),
+        (says(404), RequestRefused, "rejected the request: status 404"),
     ],
 )
 def test_each_failure_has_its_kind_and_nothing_is_recorded(
@@ -126,7 +126,7 @@ def test_a_refused_key_ends_everything_and_is_shown_nowhere(
     with pytest.raises(ExternalStop) as raised:
         ask(client_of(server, key_env="THE_KEY"), BODY)
     text = str(raised.value)
-    assert "refuses the key (environment variable THE_KEY)" in text
+    assert "rejected the key (environment variable THE_KEY)" in text
     assert "sk-verysecret" not in text
     assert (len(server.asked), server.headers[0]["Authorization"]) == (1, "Bearer sk-verysecret")
 
@@ -175,7 +175,7 @@ def test_a_run_is_repeated_from_its_records_without_the_server(serve: Any, tmp_p
     replayed = client_of("http://127.0.0.1:9/v1", file, record="replay", key_env="NOT_SET_ANYWHERE")
     assert ask(replayed, other(1), other(2), other(1)) == first
     missing = client_of("http://127.0.0.1:9/v1", file, record="replay")
-    with pytest.raises(ExternalStop, match=r"has no answer to a request of this run \(3\?\)"):
+    with pytest.raises(ExternalStop, match=r"contains no answer to a request of this run \(3\?\)"):
         ask(missing, other(3))
 
 
@@ -221,7 +221,7 @@ def test_records_that_cannot_be_written_end_everything(record: str, serve: Any, 
 def test_a_replay_without_its_file_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         client_of("http://h/v1", tmp_path / "none.jsonl", record="replay")
-    with pytest.raises(UserError, match="nothing is named to replay"):
+    with pytest.raises(UserError, match="no file is set to replay answers from"):
         client_of("http://h/v1", record="replay")
 
 
@@ -231,8 +231,8 @@ def test_a_replay_without_its_file_is_refused_at_the_start(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        ({"max_tokens_total": 30}, r"36 of 30 tokens.*raise max_tokens_total"),
-        ({"max_cost": 0.03, "price_in": 1000.0, "price_out": 1000.0}, r"a cost of 0.036 of 0.03.*raise max_cost"),
+        ({"max_tokens_total": 30}, r"36 of 30 tokens.*increase max_tokens_total"),
+        ({"max_cost": 0.03, "price_in": 1000.0, "price_out": 1000.0}, r"a cost of 0.036 of 0.03.*increase max_cost"),
     ],
 )
 def test_a_budget_ends_the_requests_with_one_sentence_and_nothing_is_lost(
@@ -282,5 +282,5 @@ def test_a_server_that_counts_no_tokens_has_no_budget(serve: Any, tmp_path: Path
 
 
 def test_a_budget_needs_a_file() -> None:
-    with pytest.raises(UserError, match="set records: FILE"):
+    with pytest.raises(UserError, match="set records to the path of a file"):
         client_of("http://h/v1", max_tokens_total=1)

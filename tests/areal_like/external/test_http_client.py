@@ -92,7 +92,7 @@ def test_it_gives_up_where_a_pause_would_end_after_the_time(
 def test_only_answers_that_may_change_are_asked_for_again(status: int, is_final: bool, pauses: list[float]) -> None:
     answers: list[Answer | Exception] = [(status, b"why\x07", 0.0), (299, b"yes", 0.0)]
     if is_final:
-        with pytest.raises(RequestRefused, match=rf"refuses: status {status} \(why\?\)"):
+        with pytest.raises(RequestRefused, match=rf"rejected the request: status {status} \(why\?\)"):
             asked(answers)
     else:
         assert asked(answers)[0] == b"yes"

@@ -173,11 +173,11 @@ def test_an_external_model_needs_its_key_and_its_records(tmp_path: Path, monkeyp
     (problem,) = said(config(policy, external(key_env="NO_SUCH_KEY")))
     assert problem.startswith("rollout.models.0.endpoint.key_env: environment variable NO_SUCH_KEY contains no key")
     (problem,) = said(config(policy, external(record="replay", key_env="NO_SUCH_KEY")))
-    assert problem.startswith("rollout.models.0.endpoint.records: no recorded answers are named")
+    assert problem.startswith("rollout.models.0.endpoint.records: no file of recorded answers is set")
 
 
 def test_an_endpoint_at_which_nothing_listens_is_named_unless_its_answers_are_replayed(tmp_path: Path) -> None:
     policy = folder(tmp_path / "policy")
     (problem,) = map(str, silent_endpoints(config(policy, external())))
-    assert problem.startswith("rollout.models.0.endpoint.base_url: nothing listens at 127.0.0.1:9")
+    assert problem.startswith("rollout.models.0.endpoint.base_url: no server is listening at 127.0.0.1:9")
     assert not list(silent_endpoints(config(policy, external(record="replay", records="x"))))

@@ -436,7 +436,7 @@ def test_names_and_roles_are_checked_when_they_are_called(at_desk: Any) -> None:
     async def test(desk: Any) -> None:
         class Ask(Talk):
             async def run(self, task: Any, tools: Any) -> Sample:
-                with pytest.raises(UserError, match=r"a model `judge` that is not declared .*first, second"):
+                with pytest.raises(UserError, match=r"a model `judge`, which is not declared .*first, second"):
                     tools.models["judge"]
                 with pytest.raises(UserError, match="the policy has roles, so the workflow must call one"):
                     await tools.generate(tools.tokens.prompt(task.row))

@@ -150,7 +150,7 @@ def test_what_ends_the_worker_is_kept_even_if_the_workflow_hides_it(at_desk: Any
 
     at_desk(test, models=[helper(server)])
     assert isinstance(seen[0].engine_error, ExternalStop)
-    assert "refuses the key" in str(seen[0].engine_error)
+    assert "rejected the key" in str(seen[0].engine_error)
 
 
 # ---------------------------------------------------------------- tokens and teachers
@@ -226,7 +226,7 @@ def test_a_teacher_behind_an_endpoint_gives_the_log_probs_of_its_model(at_desk: 
     ("behave", "words"),
     [
         (lambda n, h, a: reply(h, {"choices": [{"text": "x"}], **USAGE}), "does not return log-probs of given tokens"),
-        (lambda n, h, a: reply(h, b"no such route", 404), "refuses: status 404"),
+        (lambda n, h, a: reply(h, b"no such route", 404), "rejected the request: status 404"),
     ],
 )
 def test_a_teacher_without_log_probs_of_given_tokens_is_refused_at_the_start(

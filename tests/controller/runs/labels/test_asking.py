@@ -87,7 +87,7 @@ def test_a_budget_that_is_used_up_loses_nothing_and_the_records_replace_the_endp
     assert (status, target.exists()) == (2, False)
     error = capsys.readouterr().err
     assert "the budget of model big" in error
-    assert "raise max_tokens_total" in error
+    assert "increase max_tokens_total" in error
     assert len(server.asked) == 5
     assert answers(rows, server) == (0, target)
     assert len(server.asked) == 12, "five were recorded"
@@ -117,7 +117,7 @@ def test_requests_without_an_answer_are_counted_and_the_rest_is_written(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max-cost", "1"], "max_cost needs price_in and price_out"),
+        (["--max-cost", "1"], "max_cost requires price_in or price_out"),
         (["--key-env", "SURELY_NOT_SET"], "SURELY_NOT_SET contains no key"),
         (["--extra-body", "[1]"], "is not a JSON object"),
         (["--extra-body", '{"n": 2}'], "extra_body.n is set by each call"),

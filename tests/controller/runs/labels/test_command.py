@@ -154,8 +154,8 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"decision": "acept"}, "no decision 'acept' -> did you mean accept?"),
-        ({"label": "8"}, "its label is '7', but '8' was reviewed"),
+        ({"decision": "acept"}, "'acept' is not a valid decision -> did you mean accept?"),
+        ({"label": "8"}, "the label of the row is '7', but"),
         ({"where": "/elsewhere.jsonl:3"}, "the reviewed row (/elsewhere.jsonl:3) is not in the files"),
         ({"answer": ""}, "the line has no row, no label or no answer"),
     ],
