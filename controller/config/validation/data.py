@@ -142,7 +142,7 @@ def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]
         if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
             what = f"requires a chat template, but {config.model.tokenizer} has none"
             yield Problem((name, "model.tokenizer"), what, "remove it, or choose another tokenizer")
-        if key == "system_prompt" and workflow in ("agent", "verifiers") and path != "warm_start.data":
+        if key == "system_prompt" and workflow in ("agent", "verifiers", "traffic") and path != "warm_start.data":
             what = f"has no effect with rollout.workflow: {workflow}, whose programs write the messages"
             yield Problem((name, "rollout.workflow"), what, "remove it")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
