@@ -51,7 +51,6 @@ from areal_like.wire.messages import (
     Refused,
     ReleaseMemory,
     SampleAck,
-    Sampling,
     Shutdown,
     SwapVersion,
     Welcome,
@@ -62,11 +61,11 @@ from rollout.hub_peer import HubPeer
 from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
 from rollout.models.hosting import ModelHosts
+from rollout.policy_access import PoolPolicy
 from rollout.pool import SamplePool
 from rollout.reward_client import RewardClient
 from rollout.sample_context import SampleContext
 from rollout.tokens import PromptTokens
-from rollout.transcript import Answer, Transcript
 from rollout.weights.port import Receiver
 from rollout.weights.versions import VersionGate, VersionLoader
 from rollout.workflow import ServingWorkflow, Workflow
@@ -223,7 +222,7 @@ class RolloutWorker:
     def _serving(self) -> AbstractAsyncContextManager[None]:
         if not isinstance(self._workflow, ServingWorkflow):
             return nullcontext()
-        return self._workflow.serving(_Policy(self._spec, self._bench, self._pool))
+        return self._workflow.serving(PoolPolicy(self._spec, self._bench, self._pool))
 
     async def _leave(self, reason: str, deadline_s: float) -> None:
         """Return unfinished leases, wait briefly for verdicts, and send finished samples until they are acknowledged.
@@ -386,21 +385,6 @@ class RolloutWorker:
         if self._bench.doing.is_loading and is_pausing:
             return "paused"
         return self._bench.doing.state
-
-
-class _Policy:
-    """See `workflow.PolicyAccess`."""
-
-    def __init__(self, spec: ProcessSpec, bench: SampleContext, pool: SamplePool) -> None:
-        digits = spec.name.rpartition("-")[2]
-        self.worker_index = int(digits) if digits.isdigit() else 0
-        self.num_slots = bench.engine.capabilities.num_slots
-        self.tokens = bench.tokens.for_row({})
-        self._sampling = Sampling(**spec.sampling.model_dump(exclude={"forced_lengths"}))
-        self._pool = pool
-
-    async def generate(self, prompt: Transcript, *, max_new_tokens: int | None = None) -> Answer:
-        return await self._pool.generate(prompt, self._sampling, max_new_tokens=max_new_tokens)
 
 
 async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:

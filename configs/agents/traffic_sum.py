@@ -7,6 +7,7 @@ say how the answer was.
 """
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -50,7 +51,7 @@ class Client:
             except urllib.error.HTTPError as error:
                 if error.code not in (429, 503):
                     return error.code, json.load(error)
-            except OSError:  # not open, or its worker was killed
+            except (OSError, http.client.HTTPException):  # not open, or its worker was killed
                 pass
             if time.monotonic() > until:
                 raise Gone
@@ -142,7 +143,7 @@ def main():
     parser.add_argument("--silent", type=float, default=0.1, help="share of conversations without a reward")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds from the last answer to the reward")
     parser.add_argument("--max-terms", type=int, default=8, help="longest sum")
-    parser.add_argument("--patience-s", type=float, default=600.0, help="seconds to wait for the address")
+    parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for the address")
     parser.add_argument("--every", type=int, default=200, help="conversations between two lines of output")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -15,7 +15,8 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-GROUPS, STEPS = 8, 5
+GROUPS, STEPS = 8, 6
+USERS = ["--users=6", "--max-terms=3", "--patience-s=600", "--every=8"]
 
 
 def free_port() -> int:
@@ -41,7 +42,7 @@ def test_a_run_trains_on_live_conversations_with_a_killed_worker_and_missing_rew
     run = areal(
         "train", str(CONFIGS / "traffic_sum.yaml"), f"groups_per_step={GROUPS}", f"num_steps={STEPS}",
         "warm_start.sft.steps=20", "warm_start.sft.threads=1", "metrics.report=false",
-        f"rollout.workflow_options={{port: {port}, reward_timeout_s: 2, on_missing_reward: drop}}",
+        f"rollout.workflow_options={{port: {port}, reward_timeout_s: 5, on_missing_reward: drop}}",
         "rollout.engine.num_slots=16", "rollout.queue_samples=16",
     )  # fmt: skip
     # The limit for stalls is minutes: that a wait for clients is none is tested in tests/controller/runtime.
@@ -53,26 +54,24 @@ def test_a_run_trains_on_live_conversations_with_a_killed_worker_and_missing_rew
         return {}
 
     run.wait_until(lambda: waits in status().get("waits", []), "a wait for clients")
-    log = tmp_path / "client.log"
-    with client(port, log, "--users=6", "--max-terms=3", "--silent=0.25", "--patience-s=600", "--every=8"):
-        run.wait_for_step(2)
-        os.kill(run.pid_of("rollout"), signal.SIGKILL)
+    first = ["--silent=0", "--conversations=32"]  # at most four steps, so that the run does not end before the kill
+    with client(port, tmp_path / "first.log", *USERS, *first):
+        run.wait_for_step(1)
+    os.kill(run.pid_of("rollout"), signal.SIGKILL)
+    with client(port, tmp_path / "second.log", *USERS, "--silent=0.25"):
+        run.wait_until(lambda: run.output.count("restarting it") == 1, "a restart")
         family = run.family()
         assert run.wait() == 0, run.output
-    assert run.output.count("restarting it") == 1
     summary = run.summary
     assert (summary["steps"], summary["audit"], summary["samples_consumed"]) == (STEPS, "clean", STEPS * GROUPS)
-    processes = json.loads((run.folder / "status.json").read_text())["processes"]
-    assert run.metrics("pulse"), "the counters below are of pulses"
-    counted = {}
-    for row in run.metrics("pulse"):  # counters of a restarted worker begin at 0: the largest value is compared
+    assert summary["dropped_by_reason"]["too_few_scores"] > 0, "conversations without a reward are no zeros"
+    counted: dict[str, float] = {}
+    for row in run.metrics("pulse"):  # counters of a restarted worker begin at 0: the largest value counts
         for key, value in row["processes"].get("rollout-0", {}).get("counters", {}).items():
             counted[key] = max(counted.get(key, 0.0), value)
-    assert counted["traffic_rewards"] > 0
-    assert counted["traffic_missing_rewards"] > 0, "a quarter of the users are silent"
-    assert counted["traffic_recorded"] <= counted["traffic_requests"]
-    assert "rollout-0" in processes
-    assert "too_few_scores" in json.dumps(summary), "conversations without a reward are dropped, and counted"
+    assert counted["traffic_rewards"] >= GROUPS
+    assert counted["traffic_missing_rewards"] > 0
+    assert 0 < counted["traffic_recorded"] <= counted["traffic_requests"]
     assert not run.survivors(family, timeout_s=15)
     with socket.socket() as again:
         assert again.connect_ex(("127.0.0.1", port)) != 0, "the address is closed"

@@ -63,6 +63,12 @@ class Site:
         status, body, _ = await self.post("/rl/reward", {"conversation_id": conversation, "reward": reward, **more})
         return status, body["error"]["code"] if status != 200 else ""
 
+    def pass_deadline(self, conversation: str) -> None:
+        """As if the time limit of a conversation had passed."""
+        one = self.workflow._conversations._open[conversation]  # type: ignore[union-attr]
+        one._moved_s = float("-inf")
+        one._changed.set()
+
     @property
     def counts(self) -> dict[str, float]:
         return {name.removeprefix("traffic_"): n for name, n in self.workflow.traffic_counters().items() if n}
@@ -137,12 +143,13 @@ def test_the_oldest_sample_gets_the_next_conversation_and_without_one_requests_a
 
 def test_the_last_reward_that_is_not_final_counts_at_the_deadline() -> None:
     async def talk() -> Any:
-        async with site(OTHER, reward_timeout_s=0.5) as here:
+        async with site(OTHER) as here:
             here.sample(SEVEN)
             _, body, _ = await here.ask("mine")
             assert body["conversation_id"] == "mine"
             assert await here.reward("mine", 0.0, final=False) == (200, "")
             assert await here.reward("mine", 0.25, final=False) == (200, "")
+            here.pass_deadline("mine")
             sample = await here.samples[0]
             late = await here.reward("mine", 1.0)
             assert (await here.ask("mine"))[0] == 200, "a conversation that is over is answered"
@@ -185,12 +192,15 @@ def test_a_client_may_say_that_no_reward_will_come() -> None:
 
 def test_the_deadline_waits_for_an_answer_that_is_generated() -> None:
     async def talk() -> Any:
-        async with site(reward_timeout_s=0.2) as here:
+        async with site() as here:
             policy = here.sample(SEVEN)
             policy.going.clear()
             asked = asyncio.create_task(here.ask("a"))
             await until(lambda: policy.prompts)
-            await asyncio.sleep(0.4)  # longer than the deadline
+            here.pass_deadline("a")
+            for _ in range(9):  # its sample looks at the deadline
+                await asyncio.sleep(0)
+            assert not here.samples[0].done()
             policy.going.set()
             assert (await asked)[0] == 200
             assert await here.reward("a", 1.0) == (200, "")
