@@ -262,8 +262,9 @@ class Conversations:
 
     def _conversation(self, request: AgentRequest, name: RequestName) -> tuple[str, Conversation | None]:
         """Id of the request's conversation, and the conversation if the request is recorded. Raises BadRequest."""
-        if len(name.conversation) > MAX_ID_CHARS or not name.conversation.isprintable():
-            raise BadRequest(f"the id of a conversation must have at most {MAX_ID_CHARS} printable characters")
+        is_valid = name.conversation.isascii() and name.conversation.isprintable()
+        if len(name.conversation) > MAX_ID_CHARS or not is_valid:
+            raise BadRequest(f"the id of a conversation must have at most {MAX_ID_CHARS} printable ASCII characters")
         found = self._open.get(name.conversation) if name.conversation else self._continued(request, name)
         if found is not None:
             return found.name, None if found.is_final else found

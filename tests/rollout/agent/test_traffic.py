@@ -266,6 +266,15 @@ def test_bad_rewards_get_a_clear_status_and_are_counted() -> None:
     assert (counts["unknown_rewards"], counts["refused"]) == (1, 7)
 
 
+def test_an_id_that_cannot_be_in_a_header_is_refused() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            return [(await here.ask(name))[0] for name in ("x" * 129, "x" * 128)]
+
+    assert asyncio.run(talk()) == [400, 200]
+
+
 def test_streamed_answers_and_the_other_dialects_have_the_id_too() -> None:
     async def talk() -> Any:
         async with site() as here:
