@@ -103,7 +103,8 @@ class Conversation:
             changed = asyncio.ensure_future(self._changed.wait())
             left_s = None if self.num_running else max(0.0, self.left_s)
             try:
-                await asyncio.wait({changed, self.session.broken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                waited: set[asyncio.Future[Any]] = {changed, self.session.broken}
+                await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 changed.cancel()
             if self.session.broken.done():
