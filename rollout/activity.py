@@ -10,12 +10,13 @@ The engine itself measures busy_s, idle_s and paused_s.
     wait:version  none of these, and samples wait for a policy version
     load          none of these, and a version is being loaded; before the worker is ready: model and engine
     workflow      none of these, and a workflow runs its own code
+    wait:traffic  none of these, and samples wait for requests or rewards of clients (workflow `traffic`)
     wait:work     there is nothing to do at all: no lease
     swap          generation is paused while weights are swapped (within any of the others)
 
-wait_score_s, wait_teacher_s, wait_version_s, load_s, workflow_s and wait_work_s are exclusive: their sum is the time in
-which nothing generated since the worker was ready. The engine measures idle_s separately: the time in which no slot was
-active.
+wait_score_s, wait_teacher_s, wait_version_s, load_s, workflow_s, wait_traffic_s and wait_work_s are exclusive: their
+sum is the time in which nothing generated since the worker was ready. The engine measures idle_s separately: the time
+in which no slot was active.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from typing import Literal
 from areal_like.clock import Clock
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
+from areal_like.wire.messages import WAITS_FOR_TRAFFIC
 
-Phase = Literal["start", "version", "generate", "score", "environment", "teacher", "end"]
-"""Phase of one sample. `start`: its workflow's own code. `environment`: a call of its environment. `teacher`: it has
-its verdict, and waits for log-probs."""
-State = Literal["load", "generate", "wait:score", "wait:teacher", "wait:version", "workflow", "wait:work"]
+Phase = Literal["start", "traffic", "version", "generate", "score", "environment", "teacher", "end"]
+"""Phase of one sample. `start`: its workflow's own code. `traffic`: it waits for a client. `environment`: a call of its
+environment. `teacher`: it has its verdict, and waits for log-probs."""
+State = Literal[
+    "load", "generate", "wait:score", "wait:teacher", "wait:version", "wait:traffic", "workflow", "wait:work"
+]  # fmt: skip
 
 COUNTERS: dict[State, str] = {
     "wait:score": "wait_score_s",
     "wait:teacher": "wait_teacher_s",
     "wait:version": "wait_version_s",
     "load": "load_s",
+    WAITS_FOR_TRAFFIC: "wait_traffic_s",
     "workflow": "workflow_s",
     "wait:work": "wait_work_s",
 }
@@ -111,4 +116,6 @@ class WorkerActivity:
             return "wait:version"
         if self.is_loading:
             return "load"
-        return "workflow" if num["start"] > 0 else "wait:work"
+        if num["start"] > 0:
+            return "workflow"
+        return WAITS_FOR_TRAFFIC if num["traffic"] > 0 else "wait:work"

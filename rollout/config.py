@@ -24,6 +24,7 @@ BUILT_IN_WORKFLOWS = {
     "agent": "rollout.agent.workflow:AgentWorkflow",
     "verifiers": "rollout.agent.verifiers:VerifiersWorkflow",
     "tool_sum": "rollout.tool_sum:ToolSum",
+    "traffic": "rollout.agent.traffic:TrafficWorkflow",
 }
 """Import paths by name; imported in rollout workers only."""
 
@@ -192,7 +193,8 @@ class RolloutSettings(Settings):
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
     that `reward.environment` runs), `agent` (a program that calls the policy through OpenAI's or Anthropic's API),
-    `tool_sum` (running sums with a calculator), or your own `module:Class`."""
+    `traffic` (conversations of clients outside the run), `tool_sum` (running sums with a calculator), or your own
+    `module:Class`."""
     workflow_options: dict[str, Any] = Field({})
     """Keyword arguments of the workflow's constructor."""
     models: tuple[CalledModelSettings, ...] = ()

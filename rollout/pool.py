@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from typing import get_args
 
 import msgspec
 
-from areal_like.errors import DeadlineExceeded, UserError
+from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.external.errors import ExternalError
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
 from areal_like.verdict import Verdict
-from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask
+from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask, Sampling
 from rollout.leases import LeaseBook
 from rollout.sample import SampleRun, printable
 from rollout.sample_context import SampleContext
-from rollout.workflow import Sample, SampleCut, Workflow
+from rollout.transcript import Answer, Transcript
+from rollout.workflow import Sample, SampleCut, ServingWorkflow, Workflow
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class SamplePool:
         self._book, self._bench, self._workflow, self._group = book, bench, workflow, group
         self._post, self._on_finished, self._counters = post, on_finished, counters
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._others: set[SampleRun] = set()
+        """Running answers that belong to no sample."""
         self.report_lock = asyncio.Lock()
         self.is_closed = False
         """True once the worker shuts down: new leases are returned."""
@@ -72,7 +76,10 @@ class SamplePool:
             self._post(SampleReturned(lease_id=task.lease_id, start=len(task.prefix), segment=empty, reason="drain"))
         else:
             lane = self._book.take_lane()
-            run = SampleRun(task, self._bench, is_resumable=self._workflow.is_resumable, lane=f"sample-{lane:03d}")
+            run = SampleRun(
+                task, self._bench, is_resumable=self._workflow.is_resumable, lane=f"sample-{lane:03d}",
+                own_phase="traffic" if isinstance(self._workflow, ServingWorkflow) else "start",
+            )  # fmt: skip
             self._book.running[task.lease_id] = run
             produced = self._group.create_task(self._produce(run), name=f"lease-{task.lease_id}")
             self._tasks[task.lease_id] = produced
@@ -98,8 +105,24 @@ class SamplePool:
     def park_all(self) -> None:
         """Stop all generations, keeping their tokens; each continues once its version may be sampled with."""
         live = self._bench.engine.progress()
-        for run in self._book.running.values():
+        for run in (*self._book.running.values(), *self._others):
             run.park(live)
+
+    async def generate(self, prompt: Transcript, sampling: Sampling, *, max_new_tokens: int | None) -> Answer:
+        """Generate an answer that belongs to no sample. An EngineError ends the task group, too."""
+        task = SampleTask(
+            lease_id=-1, group_id=-1, sample_index=0, purpose="eval", min_version=0, row={}, sampling=sampling,
+            seed=secrets.randbits(62), prefix=Segment.empty(),
+        )  # fmt: skip
+        run = SampleRun(task, self._bench, is_resumable=True, lane="", is_traced=False)
+        self._others.add(run)
+        try:
+            return await run.generate(prompt, max_new_tokens=max_new_tokens)
+        finally:
+            self._others.discard(run)
+            run.end()
+            if run.engine_error is not None:
+                self._group.create_task(_failing(run.engine_error))
 
     async def hand_back_all(self, *, ending_too: bool) -> None:
         """Return all leases with their tokens so far, and end their tasks, because the worker shuts down."""
@@ -232,6 +255,10 @@ class SamplePool:
 
     def _count(self, name: str, amount: float = 1.0) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
+
+
+async def _failing(error: EngineError) -> None:
+    raise error
 
 
 def _message(error: BaseException) -> str:

@@ -53,12 +53,16 @@ def printable(text: str) -> str:
 class SampleRun:
     """The tools of one sample, bound to its lease. Implements `workflow.SampleTools`."""
 
-    def __init__(self, task: SampleTask, bench: SampleContext, *, is_resumable: bool, lane: str) -> None:
+    def __init__(
+        self, task: SampleTask, bench: SampleContext, *, is_resumable: bool, lane: str, own_phase: Phase = "start",
+        is_traced: bool = True,
+    ) -> None:  # fmt: skip
         self.task, self.is_resumable, self.lane = task, is_resumable, lane
+        self._own_phase = own_phase
         self._bench = bench
         self._phase: Phase = "end"
         self._is_over = False
-        self.phase = "start"
+        self.phase = own_phase
         self.turns = Turns(task, is_resumable=is_resumable)
         self.base = len(task.prefix) if is_resumable else self.turns.num_before
         self.reported = 0
@@ -86,7 +90,7 @@ class SampleRun:
         self.models = CalledModels(self, bench.models, bench.request_ids, bench.version_deadline_s)
         self._asked_s = 0.0
         """Time of the last call of its environment."""
-        self._arrow = arrow_of(task, bench.tracer)
+        self._arrow = arrow_of(task, bench.tracer) if is_traced else ""
         self._is_arriving = bool(task.moved_from and self._arrow and len(task.prefix))
         """The arrow from its previous worker ends at its first slice of generation."""
         self._arrow_s: float | None = None
@@ -241,7 +245,7 @@ class SampleRun:
         else:
             self.timings["score_s"] += now_s - self._asked_s
             self._bench.score_wait_s += now_s - self._asked_s
-        self.phase = "environment" if is_calling else "start"
+        self.phase = "environment" if is_calling else self._own_phase
 
     def verdict(
         self, value: float, *, components: Mapping[str, float] | None = None, reason: str = "", scorer: str = "workflow"
@@ -382,7 +386,7 @@ class SampleRun:
             if self._is_arriving:
                 self._is_arriving = False
                 self._bench.tracer.arrow_end(self._move_name(self.base), self._arrow_s, self.lane)
-            self.phase = "generate" if any(one.generation is not None for one in self._calls) else "start"
+            self.phase = "generate" if any(one.generation is not None for one in self._calls) else self._own_phase
 
     def _take(self, call: PolicyCall, outcome: GenerationOutcome) -> None:
         call.new_tokens = call.new_tokens.joined(outcome.segment)

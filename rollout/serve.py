@@ -9,7 +9,6 @@ signal (Ctrl-C, SIGTERM) lets running answers finish, for at most GRACE_S; a sec
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import shutil
 import signal
@@ -28,14 +27,13 @@ from areal_like.serve_files import ServeSpec
 from areal_like.trace import Tracer
 from areal_like.wire.messages import Sampling
 from rollout.agent.endpoint import Endpoint
-from rollout.agent.listener import application, runner_of
+from rollout.agent.listener import application, bound_socket, runner_of
 from rollout.answers import chat_of
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
 
 GRACE_S = 10.0
-BACKLOG = 128
 ENDING = (signal.SIGINT, signal.SIGTERM)
 WRONG_KEY = (
     "the API key is not valid for this server; use the key that the server printed when it started, or the key in its "
@@ -111,25 +109,7 @@ async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> N
 
 def _listener(host: str, port: int) -> socket.socket:
     """A bound socket. Raises UserError."""
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, number)
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"{host} is not an address of this machine ({error})", where="--host") from error
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind(address)
-        made.listen(BACKLOG)  # early requests wait until the model is loaded
-    except OSError as error:
-        made.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} on {host} is in use",
-                where="--port",
-                remedy="choose a different port, or 0 for any free port",
-            ) from error
-        raise UserError(f"cannot listen on {host}:{port} ({error.strerror})", where="--host, --port") from error
-    return made
+    return bound_socket(host, port, host_key="--host", port_key="--port", remedy="use 0 for a free one")
 
 
 def _tokens(order: ServeSpec, model_dir: Path) -> PromptTokens:

@@ -30,6 +30,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 
 from areal_like.clock import Clock, SystemClock
 from areal_like.config import ProcessSpec
@@ -60,13 +61,14 @@ from rollout.hub_peer import HubPeer
 from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
 from rollout.models.hosting import ModelHosts
+from rollout.policy_access import PoolPolicy
 from rollout.pool import SamplePool
 from rollout.reward_client import RewardClient
 from rollout.sample_context import SampleContext
 from rollout.tokens import PromptTokens
 from rollout.weights.port import Receiver
 from rollout.weights.versions import VersionGate, VersionLoader
-from rollout.workflow import Workflow
+from rollout.workflow import ServingWorkflow, Workflow
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +191,7 @@ class RolloutWorker:
             await _close(closings)
 
     async def _work(self, stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
             self._pool = SamplePool(
                 self._book,
                 self._bench,
@@ -199,6 +201,7 @@ class RolloutWorker:
                 on_finished=self._send_wake.set,
                 counters=self._counters,
             )
+            await stack.enter_async_context(self._serving())
             loops = [
                 group.create_task(loop(), name=f"worker:{loop.__qualname__}")
                 for loop in (
@@ -215,6 +218,11 @@ class RolloutWorker:
             self._pool.cancel_all()
             for loop in loops:
                 loop.cancel()
+
+    def _serving(self) -> AbstractAsyncContextManager[None]:
+        if not isinstance(self._workflow, ServingWorkflow):
+            return nullcontext()
+        return self._workflow.serving(PoolPolicy(self._spec, self._bench, self._pool))
 
     async def _leave(self, reason: str, deadline_s: float) -> None:
         """Return unfinished leases, wait briefly for verdicts, and send finished samples until they are acknowledged.
@@ -368,6 +376,7 @@ class RolloutWorker:
             **{f"reward_{name}": value for name, value in self._rewards.counters.items()},
             **self._rewards.environments.counters,
             **self._models.counters(),
+            **(self._workflow.traffic_counters() if isinstance(self._workflow, ServingWorkflow) else {}),
         }
         return Heartbeat(state=self._state(counters.get("paused_s", 0.0)), counters=counters)
 

@@ -7,6 +7,7 @@ It defines `Workflow`, `SampleTools` (the tools that the worker provides), `Samp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -194,6 +195,38 @@ class Workflow(Protocol):
         Returns:
             The finished sample.
         """
+        ...
+
+
+class PolicyAccess(Protocol):
+    """What a worker provides to a workflow that answers clients outside of samples."""
+
+    worker_index: int
+    """Number of the worker, from 0."""
+    num_slots: int
+    """Answers that the engine generates at once."""
+
+    @property
+    def tokens(self) -> PromptTokens:
+        """Tokenisation."""
+        ...
+
+    async def generate(self, prompt: Transcript, *, max_new_tokens: int | None = None) -> Answer:
+        """Generate an answer that belongs to no sample, with the newest loaded version; see `SampleTools.generate`."""
+        ...
+
+
+@runtime_checkable
+class ServingWorkflow(Workflow, Protocol):
+    """A workflow whose samples are conversations of clients outside the run. While one waits, its phase is `traffic`,
+    and the run is not stalled."""
+
+    def serving(self, policy: PolicyAccess) -> AbstractAsyncContextManager[None]:
+        """Answer clients until the block ends. It is entered once, before the first `run`."""
+        ...
+
+    def traffic_counters(self) -> Mapping[str, float]:
+        """Counters that never decrease, for the worker's heartbeat."""
         ...
 
 

@@ -18,7 +18,7 @@ Senders and receivers:
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -83,6 +83,10 @@ class Refused(Message, frozen=True, kw_only=True):
     """The hub refuses a peer (wrong run, wrong protocol, name taken); the peer must exit with this reason."""
 
     reason: str
+
+
+WAITS_FOR_TRAFFIC: Final = "wait:traffic"
+"""State of a rollout worker whose samples wait for clients, which have no deadline."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

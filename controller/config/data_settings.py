@@ -21,7 +21,8 @@ class DataSource(Settings):
     """A Hugging Face dataset: hub name or local folder (needs the `[datasets]` extra)."""
     generator: str | None = None
     """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, `episodes` (for environments that generate their own
-    tasks), or `module:function` of your own, called as function(seed, split, limit=..., options=...).
+    tasks), `traffic` (for the workflow of this name), or `module:function` of your own, called as function(seed, split,
+    limit=..., options=...).
     """
     split: str | None = None
     """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""

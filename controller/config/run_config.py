@@ -43,7 +43,7 @@ from trainer.config import ALL_LINEAR as ALL_LINEAR
 from trainer.config import AdapterSettings as AdapterSettings
 from trainer.config import SftSettings, TrainerSettings
 
-BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym", "episodes")
+BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym", "episodes", "traffic")
 """Built-in generators of rows; others are given as `module:function`."""
 
 
@@ -403,6 +403,17 @@ class RunConfig(Settings):
         if first is None or launcher_of(self).chooses_gpus:
             return (self.trainer.device,) * self.trainer.ranks
         return tuple(f"cuda:{first + rank}" for rank in range(self.trainer.ranks))
+
+    @property
+    def client_addresses(self) -> dict[str, str]:
+        """Addresses of clients by rollout worker, where samples are their conversations (workflow `traffic`); else
+        empty"""
+        options = self.rollout.workflow_options
+        port, host = options.get("port"), str(options.get("host", "127.0.0.1"))
+        if self.rollout.workflow != "traffic" or not isinstance(port, int):
+            return {}
+        host = f"[{host}]" if ":" in host else host
+        return {f"rollout-{index}": f"http://{host}:{port + index}" for index in range(self.rollout.num_workers)}
 
     @property
     def train_sampling(self) -> Sampling:

@@ -227,6 +227,11 @@ class Coordinator:
         return self._state.progress
 
     @property
+    def is_batch_awaited(self) -> bool:
+        """Whether the trainer waits for a batch, so that only samples can bring the run forward."""
+        return self._state.phase is Phase.RUNNING and self._state.trainer.requested is not None
+
+    @property
     def version(self) -> int:
         """Newest published version; -1 before the first."""
         return self._state.trainer.version

@@ -345,6 +345,11 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
 
         made = episodes.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
         return RawRows.of(list(made), lambda index: f"episodes row {index}")
+    if name == "traffic":
+        from areal_like.tasks import traffic
+
+        made = traffic.rows(limit=limit, options=source.options)
+        return RawRows.of(list(made), lambda index: f"traffic row {index}")
     where = f"{key}: {name}"
     function = import_factory(name, where)
     try:

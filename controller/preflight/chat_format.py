@@ -23,21 +23,22 @@ KEY = "rollout.workflow_options.format"
 
 
 def problems_of(config: RunConfig) -> Iterator[Problem]:
-    """Problems of rows and of the workflows `tools` and `agent`: no template; for `tools` also an unknown format, or a
-    template that shows none.
+    """Problems of rows and of the workflows `tools`, `agent` and `traffic`: no template; for `tools` also an unknown
+    format, or a template that shows none.
     """
     yield from _row_problems(config)
     workflow = config.rollout.workflow
-    if workflow not in ("tools", "agent"):
+    if workflow not in ("tools", "agent", "traffic"):
         return
     name, tokenizer, folder = config.rollout.workflow_options.get("format"), config.model.tokenizer, _folder(config)
     is_built_in = tokenizer in BUILT_IN_TOKENIZERS
     if (folder is None and not is_built_in) or tokenizer in BUILT_IN_CHAT_TOKENIZERS:
         return
     template = chat_template(folder) if folder is not None else ""
-    if workflow == "agent":  # the workflow agent works without tools if the format is unknown
+    if workflow != "tools":  # the others work without tools if the format is unknown
         if not template:
-            what = f"{tokenizer if is_built_in else folder} has no chat template, which the workflow `agent` requires"
+            name = tokenizer if is_built_in else folder
+            what = f"{name} has no chat template, which the workflow `{workflow}` requires"
             yield Problem(("model.tokenizer",), what, "choose a tokenizer with a chat template")
         return
     try:

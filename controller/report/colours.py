@@ -58,6 +58,7 @@ _WAITS: Mapping[str, str] = {
     "wait:teacher": "c8",
     "wait:version": "c9",
     "wait:requests": "c6",
+    "wait:traffic": "c6",
 }
 
 

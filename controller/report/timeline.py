@@ -38,6 +38,7 @@ _COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
         "busy_s": "generate", "paused_s": "paused", "wait_score_s": "wait:score", "wait_version_s": "wait:version",
         "wait_teacher_s": "wait:teacher", "wait_work_s": "wait:work", "load_s": "load", "workflow_s": "workflow",
+        "wait_traffic_s": "wait:traffic",
     },
     "trainer": {"busy_s": "train", "wait_s": "wait:batch"},
 }  # fmt: skip

@@ -136,6 +136,9 @@ def health(facts: Facts) -> Health:
     troubled += [str(wait) for wait in facts.status.get("waits") or () if _is_trouble(str(wait))]
     if troubled:
         return Health("warning", "; ".join(troubled))
+    clients = [str(wait) for wait in facts.status.get("waits") or () if " waits for clients at " in str(wait)]
+    if clients:
+        return Health("ok", "; ".join(clients))
     since_s = _since_step_s(facts)
     if since_s is not None and facts.step_s is not None and since_s > max(SLOW_S, SLOW_FACTOR * facts.step_s):
         return Health("warning", f"no step has finished for {span(since_s)}; a step usually takes {span(facts.step_s)}")

@@ -192,4 +192,5 @@ def server_settings(config: RunConfig) -> ServerSettings:
         stop_on_long_prompt=config.data.on_long_prompt == "stop",
         stall_after_s=stall_limit_s(config),
         stop_grace_s=config.launch.stop_grace_s,
+        client_addresses=config.client_addresses,
     )

@@ -8,12 +8,13 @@ After a resume, step and accuracy are those of the whole run; elapsed and remain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved
 from controller.doctor.machine import Machine
 from controller.doctor.topics.processor import usable_cores
+from controller.runtime.client_waits import client_waits
 from controller.runtime.components import RunComponents
 from controller.runtime.supervisor import Loss
 from controller.telemetry.display import Snapshot
@@ -25,12 +26,16 @@ from controller.telemetry.step_reporter import StepReporter
 class Monitor:
     """Call `tick` often, and `last` once, before the processes are requested to exit."""
 
-    def __init__(self, components: RunComponents, *, steps: StepReporter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, components: RunComponents, *, steps: StepReporter, clock: Callable[[], float],
+        client_addresses: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         telemetry = components.telemetry
         self._coordinator, self._supervisor, self._hub = components.coordinator, components.supervisor, components.hub
         self._tally, self._steps, self._display = telemetry.tally, steps, telemetry.display
         self._journal, self._status, self._sinks = telemetry.journal, telemetry.status, telemetry.sinks
         self._clock, self._started_s = clock, clock()
+        self._client_addresses = client_addresses or {}
         self._next_pulse_s = self._started_s
         self._evaluations = EvaluationBars()
         self._is_resumed = telemetry.tally.is_resumed
@@ -45,7 +50,7 @@ class Monitor:
         for name, info in self._hub.peers.items():
             if info.heartbeat is not None:
                 self._tally.add_counters(name, info.incarnation, info.heartbeat.counters)
-        waits, counts = self._coordinator.waits(), self._counts()
+        waits, counts = self._waits(), self._counts()
         progress = [self._steps.progress(), *self._evaluations.progress(self._coordinator.evaluations(), now_s)]
         self._display.show(
             Snapshot(
@@ -70,7 +75,7 @@ class Monitor:
 
     def last(self) -> None:
         """Write the current state to all files, at the end of the run."""
-        waits, counts, processes = self._coordinator.waits(), self._counts(), self._processes()
+        waits, counts, processes = self._waits(), self._counts(), self._processes()
         self._stand(waits, counts, processes)
         self._pulse(waits, counts, processes)
 
@@ -104,6 +109,9 @@ class Monitor:
         self._display.note(text, "warning")
 
     # ------------------------------------------------------------ inside
+
+    def _waits(self) -> list[str]:
+        return [*self._coordinator.waits(), *client_waits(self._supervisor.states(), self._client_addresses)]
 
     def _counts(self) -> dict[str, int]:
         counts = self._coordinator.counts()

@@ -23,14 +23,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from areal_like.errors import OperationError, UserError
 from areal_like.process import first_cause
 from areal_like.wire import messages as m
 from controller.coordinator.events import EarlyStopReached, Event, StopRequested, Tick, WorkerEnded
+from controller.runtime.client_waits import client_waits
 from controller.runtime.components import RunComponents
 from controller.runtime.effect_dispatcher import EffectDispatcher
 from controller.runtime.inbound import InboundEvent
@@ -60,6 +61,8 @@ class ServerSettings:
     stop_on_long_prompt: bool
     stall_after_s: float
     stop_grace_s: float
+    client_addresses: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of clients outside the run, by rollout worker."""
 
 
 class Server:
@@ -88,7 +91,7 @@ class Server:
             is_live=components.coordinator.is_live,
             on_unreachable=lambda name: supervisor.lost_touch(name, clock()),
         )  # fmt: skip
-        self._monitor = Monitor(components, steps=steps, clock=clock)
+        self._monitor = Monitor(components, steps=steps, clock=clock, client_addresses=settings.client_addresses)
         self._dispatcher = EffectDispatcher(components, out, trainer=self._trainer, steps=steps, clock=clock)
         self._losses = LossHandler(
             components, self._dispatcher, monitor=self._monitor, trainer=self._trainer, start=self._start
@@ -226,6 +229,8 @@ class Server:
         tally, coordinator = self._telemetry.tally, self._parts.coordinator
         counted = tally.total("rollout", "tokens"), tally.total("trainer", "micro_batches")
         has_own_deadline = self._losses.is_restarting() or self._supervisor.is_pool_unplaced()
+        if coordinator.is_batch_awaited and client_waits(self._supervisor.states(), self._settings.client_addresses):
+            has_own_deadline = True  # a client's: nobody in the run can end this wait
         progress = (coordinator.progress, counted, self._supervisor.restarts, now_s if has_own_deadline else 0.0)
         if warning := self._watchdog.look(now_s, progress, coordinator.waits()):
             self._telemetry.display.note(warning, "warning")

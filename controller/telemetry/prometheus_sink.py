@@ -33,6 +33,7 @@ _HELP: Mapping[str, str] = {
     "wait_s": "Time spent waiting for a batch.",
     "wait_score_s": "Time in which nothing generated and a sample waited for its score.",
     "wait_teacher_s": "Time in which nothing generated and a sample waited for the log-probs of a teacher.",
+    "wait_traffic_s": "Time in which nothing generated and a sample waited for a client.",
     "wait_work_s": "Idle time.",
     "cpu_s": "Processor time of the process itself.",
     "queue": "Requests waiting.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from controller.config.run_config import RunConfig
 from controller.coordinator.replay_buffer import ReplayLimits
 from controller.coordinator.settings import CoordinatorSettings
@@ -24,7 +26,8 @@ def coordinator_settings(
         mode=config.mode,
         max_staleness=config.staleness.bound,
         on_stale=config.staleness.on_stale,
-        group_timeout_s=config.staleness.group_timeout_s,
+        # Samples that wait for a client have no deadline; the worker has one for their rewards.
+        group_timeout_s=math.inf if config.client_addresses else config.staleness.group_timeout_s,
         on_failure=config.reward.on_failure,
         on_failure_of=config.reward.failure_policies,
         filter_zero_signal=config.filter_zero_signal,

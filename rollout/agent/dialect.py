@@ -66,6 +66,7 @@ class Reply:
     index: number of its turn. created: seconds since 1970. message: as in `Message`. finish_reason: `stop`, `length` or
     `tool_calls`. num_prompt: number of prompt tokens. prompt_ids: the prompt tokens; empty if not requested. tokens_R,
     logprobs_R: as they were sampled. token_texts: texts of the tokens; empty if log-probs are not requested.
+    conversation: id of its conversation, where clients report rewards for conversations; else empty.
     """
 
     index: int
@@ -77,6 +78,7 @@ class Reply:
     tokens_R: np.ndarray
     logprobs_R: np.ndarray
     token_texts: list[str]
+    conversation: str = ""
 
     @property
     def num_tokens(self) -> tuple[int, int]:
@@ -94,6 +96,7 @@ class Opening:
     index: int
     created: int
     num_prompt: int
+    conversation: str = ""
 
 
 class EventStream(Protocol):

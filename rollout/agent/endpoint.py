@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from areal_like.serve_files import UNNAMED_MODEL
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply, no_such_model
+from rollout.agent.kept_conversations import KeptConversations
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
 from rollout.agent.streaming import OnPart, Part
@@ -36,10 +37,6 @@ from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
-MAX_KEPT = 1000
-"""Number of newest answers that a later request may name; the conversation of each is kept."""
-MAX_KEPT_CHARS = 100_000_000
-"""Characters of all these conversations together."""
 MAX_TEMPERATURE = 100.0
 WAITING_PER_SLOT = 8
 """Number of requests that may wait for each slot of the engine; further ones are refused."""
@@ -131,8 +128,7 @@ class Endpoint:
         self.engine_error: EngineError | None = None
         """The engine's error."""
         self._numbers = itertools.count()
-        self._kept: OrderedDict[int, tuple[list[Message], int]] = OrderedDict()
-        """Conversation and its number of characters, by number of the answer."""
+        self._kept = KeptConversations()
 
     @asynccontextmanager
     async def answering(
@@ -151,7 +147,7 @@ class Endpoint:
         self.idle.clear()
         try:
             async with session.answering(request, name) as reply:
-                self._keep(number, request, reply)
+                self._kept.keep(number, request, reply.message)
                 yield replace(reply, index=number)
         except BadRequest:
             if session.broken.done():
@@ -170,11 +166,7 @@ class Endpoint:
 
     def conversation(self, index: int) -> list[Message]:
         """All messages up to and including an answer. Raises BadRequest if the answer is unknown or no longer kept."""
-        if index not in self._kept:
-            what = f"there is no response resp_{index}, or it is no longer stored; send the whole conversation"
-            raise BadRequest(what, status=404, code="not_found")
-        self._kept.move_to_end(index)
-        return list(self._kept[index][0])
+        return self._kept.conversation(index)
 
     def num_tokens(self, request: AgentRequest) -> int:
         """Number of tokens of a request's prompt. Raises BadRequest."""
@@ -212,7 +204,9 @@ class Endpoint:
         asking = _EndpointTools(
             self._engine, self._tokens, sampling, number, seed, self._adapter_of(request), grown if on_part else None
         )
-        return AgentSession(asking, self._chat, no_tools=self._no_tools, gives_reasoning=True, num_before=number)
+        return AgentSession(
+            asking, self._chat, no_tools=self._no_tools, gives_reasoning=True, numbers=itertools.count(number)
+        )
 
     def _adapter_of(self, request: AgentRequest) -> str:
         """The adapter that a request names; empty: the base. Raises BadRequest."""
@@ -222,15 +216,6 @@ class Endpoint:
         if request.model not in adapters:
             raise no_such_model(request.model, self._models)
         return request.model
-
-    def _keep(self, number: int, request: AgentRequest, reply: Reply) -> None:
-        """Keep the conversation of an answer, if the request is of the API `responses` and asks to store it."""
-        if "input" not in request.settings or request.settings.get("store") is False:
-            return
-        messages = [*request.messages[request.num_instructions :], reply.message]
-        self._kept[number] = messages, sum(len(str(message)) for message in messages)
-        while len(self._kept) > MAX_KEPT or sum(size for _, size in self._kept.values()) > MAX_KEPT_CHARS:
-            self._kept.popitem(last=False)
 
 
 def sampling_of(settings: Mapping[str, Any], default: Sampling) -> tuple[Sampling, int]:

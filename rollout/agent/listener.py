@@ -7,10 +7,12 @@ from the dialects.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
 import logging
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,16 +21,18 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from areal_like.errors import UserError
 from rollout.agent.anthropic_messages import AnthropicMessages
 from rollout.agent.chat_completions import ChatCompletions
 from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply, no_such_model
 from rollout.agent.responses import Responses
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
-from rollout.agent.streaming import OnPart, StreamedResponse
+from rollout.agent.streaming import CONVERSATION_HEADER, OnPart, StreamedResponse
 from rollout.agent.token_requests import TokenRequests
 
 MAX_REQUEST_BYTES = 32 << 20
+BACKLOG = 128
 OPENAI, ANTHROPIC = ChatCompletions(), AnthropicMessages()
 DIALECTS: tuple[Dialect, ...] = (OPENAI, Responses(), ANTHROPIC, TokenRequests())
 POLICY = "policy"
@@ -49,7 +53,7 @@ class Answers(Protocol):
     """Interface of objects that answer requests: `AgentSession`, `Endpoint`."""
 
     secret: str
-    """API key of the clients."""
+    """API key of the clients; empty: none is required, and requests of web pages are refused."""
     counts: Counter[str]
 
     def answering(
@@ -91,6 +95,27 @@ async def listening(session: AgentSession) -> AsyncIterator[str]:
     finally:
         await session.close()
         await runner.cleanup()
+
+
+def bound_socket(host: str, port: int, *, host_key: str, port_key: str, remedy: str) -> socket.socket:
+    """A socket that listens at an address, before requests can be answered. `host_key`, `port_key`: where the address
+    was given, for messages. `remedy`: for a port in use. Raises UserError."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, number)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{host} is not an address of this machine ({error})", where=host_key) from error
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+        made.listen(BACKLOG)  # early requests wait
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} of {host} is in use", where=port_key, remedy=remedy) from error
+        where = f"{host_key}, {port_key}"
+        raise UserError(f"cannot listen on {host}:{port} ({error.strerror})", where=where) from error
+    return made
 
 
 def runner_of(made: web.Application) -> web.AppRunner:
@@ -139,14 +164,17 @@ def application(
 
     def answers(dialect: Dialect) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            body, written = await _json(request)
-            asked = dialect.read(body, session.conversation)
-            asked = replace(asked, settings=asked.settings or body)
+            sent, written = await read_json(request)
+            asked = dialect.read(sent, session.conversation)
+            asked = replace(asked, settings=asked.settings or sent)
             name = _name_of(request, written)
             if asked.is_streamed:
                 return await _streamed(session, request, asked, name, dialect)
             async with session.answering(asked, name) as reply:
-                response = web.json_response(dialect.answer(asked, reply), headers={"Cache-Control": "no-cache"})
+                body, headers = dialect.answer(asked, reply), {"Cache-Control": "no-cache"}
+                if reply.conversation:
+                    body["conversation_id"] = headers[CONVERSATION_HEADER] = reply.conversation
+                response = web.json_response(body, headers=headers)
                 await response.prepare(request)
                 await response.write_eof()
             return response
@@ -163,7 +191,7 @@ def application(
         return web.json_response(_model(name, session.max_context))
 
     async def count(request: web.Request) -> web.StreamResponse:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         asked = ANTHROPIC.read(body, session.conversation)
         return web.json_response({"input_tokens": session.num_tokens(asked)})
 
@@ -197,12 +225,12 @@ def _add_training(made: web.Application, session: AgentSession) -> None:
     """Add the routes that only an agent in training has."""
 
     async def reward(request: web.Request) -> web.StreamResponse:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         session.report(body)
         return web.json_response({})
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         session.submit_answer(body)
         return web.json_response({})
 
@@ -231,6 +259,10 @@ def _dialect_of(request: web.Request) -> Dialect:
 
 
 def _check_key(request: web.Request, secret: str, wrong_key: str) -> None:
+    if not secret:
+        if "Origin" in request.headers:  # any page in a browser of this machine could send requests to loopback
+            raise BadRequest("requests of web pages need a key (key_variable)", status=403, code="key_required")
+        return
     _, _, token = request.headers.get("Authorization", "").partition(" ")  # the scheme may be written in any case
     given = (request.headers.get("x-api-key", ""), token)
     if not any(hmac.compare_digest(one.encode(errors="replace"), secret.encode()) for one in given):
@@ -238,7 +270,7 @@ def _check_key(request: web.Request, secret: str, wrong_key: str) -> None:
         raise BadRequest(wrong_key.format(variable=variable), status=401, code="invalid_api_key")
 
 
-async def _json(request: web.Request) -> tuple[Mapping[str, Any], str]:
+async def read_json(request: web.Request) -> tuple[Mapping[str, Any], str]:
     """The body, and its canonical JSON text."""
     try:
         sent = await request.read()
@@ -261,4 +293,5 @@ def _name_of(request: web.Request, written: str) -> RequestName:
         key=request.headers.get("Idempotency-Key", ""),
         digest=hashlib.blake2b(f"{request.path} {written}".encode(errors="surrogatepass"), digest_size=16).digest(),
         is_retry=request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+        conversation=request.headers.get(CONVERSATION_HEADER, ""),
     )

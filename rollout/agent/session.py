@@ -7,6 +7,7 @@ workflow.py, and the tokens that a request continues in store.py.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 import sys
@@ -53,12 +54,13 @@ class RequestName:
     """Identity of a request.
 
     key: the client's idempotency key; empty: none. digest: hash of the request. is_retry: the client has marked it as a
-    retry.
+    retry. conversation: id of its conversation, if the client names it.
     """
 
     key: str
     digest: bytes
     is_retry: bool = False
+    conversation: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,15 +77,16 @@ class AgentSession:
     """The requests of one agent. Used on one event loop.
 
     `chat`: format of the model's answers. `row`: the data row, which the agent may request. `no_tools`: why requests
-    with tools are refused; empty: they are accepted. `thinking`, `gives_reasoning`: as in `TokenStore`. `num_before`:
-    number of answers that the client has from other sessions, so that ids of tool calls differ from theirs.
+    with tools are refused; empty: they are accepted. `thinking`, `gives_reasoning`: as in `TokenStore`. `numbers`:
+    indices of the answers; sessions with the same clients share them, so that ids of answers and tool calls differ.
     """
 
     def __init__(
         self, tools: AnswerTools, chat: ChatFormat, *, row: Mapping[str, Any] | None = None, no_tools: str = "",
-        thinking: Thinking = "keep", gives_reasoning: bool = False, num_before: int = 0,
+        thinking: Thinking = "keep", gives_reasoning: bool = False, numbers: Iterator[int] | None = None,
     ) -> None:  # fmt: skip
-        self._tools, self._chat, self._no_tools, self._num_before = tools, chat, no_tools, num_before
+        self._tools, self._chat, self._no_tools = tools, chat, no_tools
+        self._numbers = itertools.count() if numbers is None else numbers
         self.row = row or {}
         self.secret = secrets.token_urlsafe(24)
         """The agent's API key, different for each agent."""
@@ -105,7 +108,7 @@ class AgentSession:
         self._one_at_a_time = asyncio.Lock()
         self._asked: deque[_PendingRequest] = deque(maxlen=MAX_REMEMBERED)
         self._running: set[asyncio.Task[Reply]] = set()
-        self._said: list[tuple[Turn | None, list[Message]]] = []
+        self._said: dict[int, tuple[Turn | None, list[Message]]] = {}
         """By index of a turn: the turn that it continues, and the messages since then, which end with its answer."""
 
     @asynccontextmanager
@@ -142,7 +145,7 @@ class AgentSession:
 
     def conversation(self, index: int) -> list[Message]:
         """All messages up to and including an answer, without the instructions of its request. Raises BadRequest."""
-        if not 0 <= index < len(self._said):
+        if index not in self._said:
             raise BadRequest(f"there is no answer {index} in this sample", status=404, code="not_found")
         anchor, messages = self._said[index]
         while anchor is not None:
@@ -204,6 +207,10 @@ class AgentSession:
         if self.broken.done() and not self.broken.cancelled():
             self.broken.exception()  # marks it as retrieved: the workflow may have ended before
 
+    def knows(self, name: RequestName) -> bool:
+        """Whether a request repeats an earlier one. Raises BadRequest for a key that named another request."""
+        return self._known(name) is not None
+
     def _known(self, name: RequestName) -> _PendingRequest | None:
         """The request that this one repeats. Raises BadRequest for a key that named another request."""
         if name.key:
@@ -248,15 +255,18 @@ class AgentSession:
         schemas = schemas_by_name(request.tools)
         chat = self._chat if request.reads_calls else replace(self._chat, read=_as_text)
         parsed = read_answer(self._tools.tokens, chat, before_T, answer, schemas)
-        message = self._message(parsed, schemas)
-        turn = self.store.record(prompt, answer, message, stop=self._stop(answer), closing=self._chat.closing(parsed))
+        index = next(self._numbers)
+        message = self._message(parsed, schemas, index)
+        self.store.record(
+            prompt, answer, message, stop=self._stop(answer), closing=self._chat.closing(parsed), index=index
+        )
         new = request.messages[max(prompt.covered, request.num_instructions) :]
-        self._said.append((prompt.anchor, [*new, {**message, TURN: turn.index}]))
+        self._said[index] = prompt.anchor, [*new, {**message, TURN: index}]
         self.last_content = parsed.content
         cut = answer.ended_by in ("length", "context")
         num_texts = len(answer.segment) if request.wants_logprobs else 0
         return Reply(
-            index=turn.index,
+            index=index,
             created=int(time.time()),
             message=message,
             finish_reason="length" if cut else "tool_calls" if message.get("tool_calls") else "stop",
@@ -272,7 +282,7 @@ class AgentSession:
             return self.store.prompt_of_tokens(request.token_ids)
         return self.store.prompt(request.messages, request.tools)
 
-    def _message(self, parsed: ParsedAnswer, schemas: Schemas) -> Message:
+    def _message(self, parsed: ParsedAnswer, schemas: Schemas, index: int) -> Message:
         """The answer for the client. Tool calls that cannot be parsed, and calls of tools that were not offered, stay
         text that the agent sees, because few programs expect them as calls."""
         message: Message = {"role": "assistant", "content": parsed.content}
@@ -287,13 +297,8 @@ class AgentSession:
             shown = "\n".join(f"{call.arguments}\n[{call.fault}]" for call in bad)
             message["content"] = f"{parsed.content}\n{shown}".strip()
         if good:
-            message["tool_calls"] = [self._call(call, place) for place, call in enumerate(good)]
+            message["tool_calls"] = [_call_message(call, index, place) for place, call in enumerate(good)]
         return message
-
-    def _call(self, call: ToolCall, place: int) -> dict[str, Any]:
-        # Nine characters, as Mistral's templates require; unique in the session.
-        name = f"c{(self._num_before + len(self.store.turns)) % 10**6:06d}{place % 100:02d}"
-        return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def _stop(self, answer: Answer) -> str:
         return self._text(answer, -1) if answer.stop_token is not None else ""
@@ -324,6 +329,12 @@ def _checked(call: ToolCall, schemas: Schemas) -> ToolCall:
     written = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
     known = ", ".join(schemas)
     return replace(call, arguments=written, fault=f"there is no tool {call.name}; there are: {known}")
+
+
+def _call_message(call: ToolCall, index: int, place: int) -> dict[str, Any]:
+    """A call in the message of answer `index`."""
+    name = f"c{index % 10**6:06d}{place % 100:02d}"  # nine characters, as Mistral's templates require
+    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _depth(value: Any) -> int:

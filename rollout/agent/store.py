@@ -37,10 +37,10 @@ TURN = "turn"
 class Turn:
     """One answer.
 
-    index: from 0, in order of time. chain: digest of the tools and all messages up to the answer. call_ids: ids of its
-    tool calls, as sent to the client. transcript: all its tokens. stop: text of the token that ended it; empty if it
-    was truncated. closing: text that then closes its reasoning. reasoning: reasoning of the answer. anchor: the
-    turn whose tokens it continues. is_continued: another turn continues its tokens.
+    index: rising, and unique among all answers that the client gets. chain: digest of the tools and all messages up to
+    the answer. call_ids: ids of its tool calls, as sent to the client. transcript: all its tokens. stop: text of the
+    token that ended it; empty if it was truncated. closing: text that then ends it for the template. reasoning:
+    reasoning of the answer. anchor: the turn whose tokens it continues. is_continued: another turn continues its tokens.
     """
 
     index: int
@@ -105,7 +105,7 @@ class TokenStore:
         Raises:
             UserError: the chat template rejects the messages, or the tokenizer a text.
         """
-        chains = _chains(messages, tools)
+        chains = chains_of(messages, tools)
         tools = self._tokens.plain(tools)
         anchor, covered = self._deepest(messages, chains)
         if anchor is not None and self._thinking == "template":
@@ -143,16 +143,37 @@ class TokenStore:
         transcript.given(ids_P[len(known_T) :])
         return Prompt(transcript, anchor, 0, chain)
 
-    def record(self, prompt: Prompt, answer: Answer, reply: Message, *, stop: str, closing: str) -> Turn:
-        """Add an answer of at least one token, before the next `prompt`. `stop` and `closing` as in `Turn`."""
+    def continued(self, messages: Sequence[Message], chains: Sequence[bytes]) -> tuple[int, int]:
+        """How well the messages of a request continue a turn: the number of messages up to its answer (0: they continue
+        none), and 1 if they name it by an id. `chains`: see `chains_of`."""
+        turn, covered = self._deepest(messages, chains)
+        if turn is None:
+            return 0, 0
+        said = messages[covered - 1]
+        calls = _call_ids(said)
+        return covered, int(turn.index == said.get(TURN) or (bool(calls) and turn.call_ids == calls))
+
+    def begins(self, token_ids: Sequence[int]) -> int:
+        """Number of tokens of the longest turn that a request of token ids begins with; 0: there is none."""
+        ids_P = np.asarray(token_ids)
+        lengths = (len(turn.transcript.tokens_T) for turn in self.turns)
+        known = zip(self.turns, lengths, strict=True)
+        return max((n for turn, n in known if np.array_equal(ids_P[:n], turn.transcript.tokens_T)), default=0)
+
+    def record(
+        self, prompt: Prompt, answer: Answer, reply: Message, *, stop: str, closing: str, index: int | None = None
+    ) -> Turn:  # fmt: skip
+        """Add an answer of at least one token, before the next `prompt`. `stop` and `closing` as in `Turn`. `index`: of
+        the turn; None: one more than that of the last turn."""
         prompt.transcript.sampled(answer)
         if prompt.anchor is not None:
             prompt.anchor.is_continued = True
         self.num_rendered_again += prompt.begins_again == "no_end"
         self.num_without_reasoning += prompt.begins_again == "no_reasoning"
         turn = Turn(
-            index=len(self.turns), chain=_digest(prompt.chain, message_key(reply)), call_ids=_call_ids(reply),
-            transcript=prompt.transcript, finish_reason=answer.finish_reason, stop=stop, closing=closing,
+            index=len(self.turns) if index is None else index,
+            chain=_digest(prompt.chain, message_key(reply)), call_ids=_call_ids(reply), transcript=prompt.transcript,
+            finish_reason=answer.finish_reason, stop=stop, closing=closing,
             reasoning=str(reply.get("reasoning_content") or ""), anchor=prompt.anchor,
         )  # fmt: skip
         self.turns.append(turn)
@@ -265,7 +286,7 @@ def message_key(message: Mapping[str, Any]) -> tuple[Any, ...]:
     return message["role"], content.strip() if is_answer else content, calls, of_call
 
 
-def _chains(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def chains_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Digest, for each message, of the tools and all messages up to it."""
     chain = _digest(b"", json.dumps(list(tools), sort_keys=True))
     chains = []

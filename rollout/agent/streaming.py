@@ -13,6 +13,9 @@ from aiohttp import web
 
 from rollout.agent.dialect import BadRequest, EventStream, Opening, Reply, TextKind
 
+CONVERSATION_HEADER = "X-Areal-Like-Conversation"
+"""Header of requests and answers with the id of their conversation, where clients report rewards for conversations."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -44,7 +47,7 @@ class StreamedResponse:
 
     async def end(self, reply: Reply) -> None:
         """Send the rest. Raises ConnectionError if the client has disconnected."""
-        await self._begin(Opening(reply.index, reply.created, reply.num_prompt))
+        await self._begin(Opening(reply.index, reply.created, reply.num_prompt, reply.conversation))
         await self._send(self._new("reasoning", reply.message.get("reasoning_content") or ""))
         content = reply.message["content"]
         if not content.startswith(self._sent["content"]):
@@ -67,6 +70,7 @@ class StreamedResponse:
     async def _begin(self, opening: Opening) -> None:
         if self.response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            headers |= {CONVERSATION_HEADER: opening.conversation} if opening.conversation else {}
             self.response = web.StreamResponse(headers=headers)
             await self.response.prepare(self._request)
             await self._send(self._stream.begin(opening))

@@ -23,6 +23,7 @@ from areal_like.process import describe_status
 from areal_like.trajectory import Trajectory
 from areal_like.verdict import MAX_REASON_CHARS, Verdict, VerdictKind
 from areal_like.wire.messages import SampleTask
+from rollout.agent.finished import counts_of, sample_of
 from rollout.agent.listener import listening
 from rollout.agent.programs import Preloaded, Program, Programs, Started, command_of
 from rollout.agent.session import AgentSession
@@ -100,8 +101,7 @@ class AgentWorkflow:
             failure = await self._ended(session, program)
         trajectories = session.store.trajectories() or [await _one_token(tools)]
         verdict = await self._verdict(tools, session, trajectories, failure)
-        text = "\n".join(tools.tokens.decode(one.tokens_T[one.loss_mask_T]) for one in trajectories)
-        return Sample(trajectory=trajectories[0], others=tuple(trajectories[1:]), verdict=verdict, response_text=text)
+        return sample_of(tools, trajectories, verdict)
 
     @asynccontextmanager
     async def _program(self, session: AgentSession, address: str) -> AsyncIterator[Program]:
@@ -148,12 +148,7 @@ class AgentWorkflow:
     async def _verdict(
         self, tools: SampleTools, session: AgentSession, trajectories: Sequence[Trajectory], failure: Failure | None
     ) -> Verdict:
-        counts = {
-            "turns": float(len(session.store.turns)),
-            "agent_rendered_again": float(session.store.num_rendered_again),
-            "agent_without_reasoning": float(session.store.num_without_reasoning),
-            **{name: float(count) for name, count in session.counts.items()},
-        }
+        counts = counts_of(session)
         if failure is None and not session.store.turns:
             failure = "invalid", "the program never requested an answer (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)"
         if failure is None and self._reward == "agent" and session.reward is None:

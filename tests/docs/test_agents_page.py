@@ -37,11 +37,16 @@ def test_the_program_of_the_page_runs_as_its_config_says(tmp_path: Path, monkeyp
         pytest.skip("the package openai is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(block("python", "# agent.py"))
-    options = yaml.safe_load(block("yaml", "scorers"))["rollout"]["workflow_options"]
+    options = yaml.safe_load(block("yaml", "workflow: agent"))["rollout"]["workflow_options"]
     policy = Policy(CALL, "#1<|im_end|>")
     sample = run(options.pop("command"), policy, **options)
     assert (policy.scored, sample.verdict.kind) == (["#1"], "scored"), sample.verdict
     assert policy.tokenizer.decode(policy.prompts[1]).endswith("tool\n1<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_config_for_live_traffic_makes_the_workflow() -> None:
+    rollout = yaml.safe_load(block("yaml", "workflow: traffic"))["rollout"]
+    assert load_workflow(rollout["workflow"], rollout["workflow_options"]).is_resumable is False
 
 
 @pytest.mark.processes

@@ -50,8 +50,24 @@ def test_every_second_without_generation_has_one_cause(doing, clock):
     clock.advance(6.0)
     assert doing.counters() == {
         "wait_work_s": 7.0, "load_s": 2.0, "wait_version_s": 3.0, "workflow_s": 4.0, "wait_score_s": 5.0,
-        "wait_teacher_s": 7.0,
+        "wait_teacher_s": 7.0, "wait_traffic_s": 0.0,
     }  # fmt: skip
+
+
+def test_a_worker_waits_for_clients_only_while_nothing_else_is_done(doing, clock):
+    doing.moved("end", "traffic")
+    doing.moved("end", "traffic")
+    assert doing.state == "wait:traffic"
+    clock.advance(3.0)
+    doing.moved("traffic", "generate")
+    assert doing.state == "generate"
+    clock.advance(5.0)
+    doing.moved("generate", "traffic")
+    doing.loading(True)
+    assert doing.state == "load"
+    doing.loading(False)
+    clock.advance(1.0)
+    assert doing.counters()["wait_traffic_s"] == 4.0
 
 
 def test_scores_hold_the_worker_up_only_while_nothing_generates(doing, clock):

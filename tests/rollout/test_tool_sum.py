@@ -174,7 +174,7 @@ def test_an_episode_is_over_after_so_many_calls_or_tokens() -> None:
 
 def test_it_is_loaded_by_its_name_with_its_options() -> None:
     assert isinstance(load_workflow("tool_sum", {"max_turns": 3}), ToolSum)
-    needed = {"agent": {"command": ["sh"]}}
+    needed: dict[str, dict[str, Any]] = {"agent": {"command": ["sh"]}, "traffic": {"port": 8001}}
     others = BUILT_IN_WORKFLOWS.keys() - {"verifiers"}  # which needs its package
     assert all(load_workflow(name, needed.get(name)).run for name in others)
     with pytest.raises(UserError, match="unknown turns"):

@@ -184,7 +184,10 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"rubric": None}, "rubric or rubric_file"),
         ({"rubric": "{{ response"}, "is not a valid Jinja template"),
         ({"rubric": "good?"}, "does not contain the answer"),
-        ({"rubric": "{{ response }} {{ question }}"}, "uses the unknown name `question`; the known names are answer, prompt, response, row"),
+        (
+            {"rubric": "{{ response }} {{ question }}"},
+            "uses the unknown name `question`; the known names are answer, prompt, response, row",
+        ),
         ({"rubric": None, "rubric_file": "/nowhere/rubric"}, "/nowhere/rubric cannot be read"),
         ({"score_regex": "("}, "not a valid regular expression"),
         ({"score_regex": "score"}, "one group"),

@@ -155,7 +155,7 @@ def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]
             yield Problem(
                 (name, "model.tokenizer"), what, "remove this key, or choose a tokenizer with a chat template"
             )
-        if key == "system_prompt" and workflow in ("agent", "verifiers") and path != "warm_start.data":
+        if key == "system_prompt" and workflow in ("agent", "verifiers", "traffic") and path != "warm_start.data":
             what = f"has no effect with rollout.workflow: {workflow}, whose programs create the messages"
             yield Problem((name, "rollout.workflow"), what, "remove this key")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):

@@ -169,6 +169,37 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("rollout.prompt_template",), what, "remove this setting")
 
 
+def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
+    """Settings that the workflow `traffic` requires, or that have no effect with it."""
+    port, key = config.rollout.workflow_options.get("port"), "rollout.workflow_options.port"
+    if port is None:
+        yield Problem(("rollout.workflow_options",), "workflow `traffic` requires a port for clients", "port: 8001")
+    elif isinstance(port, int) and port + config.rollout.num_workers > 65536:
+        what = f"there are no {config.rollout.num_workers} ports from {port} on, one for each worker"
+        yield Problem((key, "rollout.num_workers"), what, "a lower port")
+    if config.group_size != 1:
+        what = f"a client has a conversation once, so there are no {config.group_size} samples of one"
+        yield Problem(("group_size", "rollout.workflow"), what, "group_size: 1")
+    if config.data.train.generator != "traffic":
+        what = "is not used: clients of the workflow traffic write the messages"
+        yield Problem(("data.train", "rollout.workflow"), what, "data.train: {generator: traffic}")
+    for name, is_given, remedy in (
+        ("data.eval", bool(config.data.eval_sources), "remove it"),
+        ("data.mix", bool(config.data.mix), "remove it"),
+        ("reward.scorers", bool(config.reward.scorers), "reward.scorers: []"),
+        ("reward.environment", config.reward.environment is not None, "remove it"),
+    ):
+        if is_given:
+            what = "is not used: prompts and rewards of the workflow traffic come from clients"
+            yield Problem((name, "rollout.workflow"), what, remedy)
+    if not isinstance(config.reward.on_failure, str):
+        what = "conversations without a reward are handled by rollout.workflow_options.on_missing_reward"
+        yield Problem(("reward.on_failure", "rollout.workflow"), what, "remove it, and set on_missing_reward")
+    if config.rollout.prompt_template is not None:
+        what = "the workflow traffic formats messages with the chat template, which this replaces"
+        yield Problem(("rollout.prompt_template",), what, "leave it out")
+
+
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the workflow and of the prompt's template."""
     workflow = config.rollout.workflow
@@ -180,6 +211,11 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("reward.scorers",), what, "configure a scorer, or use a workflow that returns its own verdicts")
     if workflow == "agent":
         yield from _agent_problems(config)
+    if workflow == "traffic":
+        yield from _traffic_problems(config)
+    elif config.data.train.generator == "traffic":
+        what = "its rows have no content: they stand for conversations of clients"
+        yield Problem(("data.train.generator", "rollout.workflow"), what, "rollout.workflow: traffic")
     if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
         what = f"the workflow `{workflow}` requires an environment, but none is configured"
         yield Problem(("reward.environment",), what, f"set reward.environment: {TAKES_TURNS[workflow]}")

@@ -68,7 +68,7 @@ def test_agents_need_a_template_in_whatever_notation(tmp_path: Path) -> None:
     assert not list(problems_of(config_of(tmp_path, "agent", command=["true"])))
 
 
-@pytest.mark.parametrize("workflow", ["agent", "tools"])
+@pytest.mark.parametrize("workflow", ["agent", "tools", "traffic"])
 def test_built_in_tokenizers_for_chats_suit_agents_and_tools(workflow: str) -> None:
     assert not list(problems_of(config_of(Path("chat:tool_sum"), workflow)))
 

@@ -132,6 +132,12 @@ class TestHealth:
         assert verdict == "warning"
         assert "no step has finished for 5 min; a step usually takes 4 s" in words
 
+    def test_step_that_waits_for_clients_is_not_overdue(self, tmp_path):
+        folder = zoo.make_run(tmp_path, "running")
+        wait = "rollout-0 waits for clients at http://127.0.0.1:8001"
+        zoo.write_status(folder, last_step={"step": 3, "time_s": time.time() - 300}, waits=["trainer waits", wait])
+        assert self.judged(folder) == ("ok", wait)
+
     def test_last_evaluation_is_no_overdue_step(self, tmp_path):
         folder = zoo.make_run(tmp_path, "running")
         zoo.write_status(folder, step=6, last_step={"step": 6, "time_s": time.time() - 300})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import sqlite3
 import threading
 from typing import Any, Literal
@@ -106,6 +107,28 @@ def test_run_without_progress_ends_and_says_who_waits_for_whom(tmp_path):
             assert "trainer waits for batch 1" in outcome.reason
             assert "rollout-0 holds" in outcome.reason
             assert "no progress for" in run.shown.getvalue(), "it warns at half time"
+
+    bounded(test())
+
+
+def test_a_wait_for_clients_is_no_stall_and_is_shown_but_the_trainer_s_silence_is_one(tmp_path):
+    class Silent(Worker):
+        async def on_lease(self, task):
+            pass
+
+    async def test():
+        clients = {"rollout-0": "http://127.0.0.1:8001"}
+        async with small_run(tmp_path, stall_after_s=0.8, client_addresses=clients) as run:
+            run.supervisor.states = lambda: {"rollout-0": "wait:traffic"}
+            async with concurrently(Silent(run).work(), Trainer(run).work()):
+                going = asyncio.ensure_future(run.go())
+                await asyncio.wait({going}, timeout=2.5)  # three times the limit
+                assert not going.done()
+                shown = json.loads((tmp_path / "status.json").read_text())["waits"]
+                assert "rollout-0 waits for clients at http://127.0.0.1:8001" in shown
+                run.supervisor.states = lambda: {"rollout-0": "generate"}
+                outcome = await going
+            assert isinstance(outcome.error, DeadlineExceeded)
 
     bounded(test())
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -232,7 +232,8 @@ class SmallRun:
 @contextlib.asynccontextmanager
 async def small_run(
     folder: Path, *, base: int = 0, stop_on_long_prompt: bool = False, stop_grace_s: float = 30.0,
-    stall_after_s: float = 60.0, rows: Any = None, sinks: Sequence[Sink] = (), **settings: Any,
+    stall_after_s: float = 60.0, rows: Any = None, sinks: Sequence[Sink] = (),
+    client_addresses: Mapping[str, str] | None = None, **settings: Any,
 ) -> AsyncIterator[SmallRun]:  # fmt: skip
     chosen = {"groups_per_step": 2, "group_size": 2, "num_steps": 3, "max_staleness": 2, **settings}
     ledger = Ledger(folder, run_id="r")
@@ -268,6 +269,7 @@ async def small_run(
             stop_on_long_prompt=stop_on_long_prompt,
             stall_after_s=stall_after_s,
             stop_grace_s=stop_grace_s,
+            client_addresses=client_addresses or {},
         ),
         parts,
     )

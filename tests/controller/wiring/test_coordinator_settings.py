@@ -32,6 +32,13 @@ def test_defaults_of_the_settings_are_those_of_the_configuration() -> None:
     assert derived.load_deadline_s == plain.load_deadline_s + LOAD_GRACE_S
 
 
+def test_samples_that_wait_for_clients_have_no_deadline_of_the_group() -> None:
+    config = load_config("traffic_sum", ["staleness.group_timeout_s=5"]).config
+    assert config.client_addresses == {"rollout-0": "http://127.0.0.1:8001"}
+    settings = coordinator_settings(config, max_draws=None, num_eval_rows=0, num_periodic_rows=0)
+    assert settings.group_timeout_s == float("inf")
+
+
 def test_draining_leaves_time_to_load() -> None:
     counts = {"groups_per_step": 1, "group_size": 1, "num_steps": 1}
     assert CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=7.5).idle_load_deadline_s == 0.5

@@ -20,6 +20,7 @@ from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.agent import endpoint as module
+from rollout.agent import kept_conversations
 from rollout.agent.dialect import BadRequest
 from rollout.agent.endpoint import Endpoint, sampling_of
 from rollout.agent.listener import application, runner_of
@@ -256,7 +257,7 @@ def test_calls_of_different_answers_have_different_ids() -> None:
 
 
 def test_only_the_newest_answers_of_responses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    monkeypatch.setattr(kept_conversations, "MAX_KEPT", 2)
     body = {"model": "m", "input": "x"}
     lines = ["1<|im_end|>"] * 6
 
@@ -269,13 +270,13 @@ def test_only_the_newest_answers_of_responses_are_kept(monkeypatch: pytest.Monke
             return endpoint
 
     endpoint = asyncio.run(talk())
-    assert list(endpoint._kept) == [2, 3]
+    assert list(endpoint._kept._kept) == [2, 3]
     with pytest.raises(BadRequest, match="resp_0, or it is no longer kept"):
         endpoint.conversation(0)
 
 
 def test_conversations_have_a_limit_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_CHARS", 400)
+    monkeypatch.setattr(kept_conversations, "MAX_KEPT_CHARS", 400)
     engine = Engine("1<|im_end|>", "2<|im_end|>")
     answers = asked(engine, {"input": "x" * 200}, {"input": "y" * 200}, path="/v1/responses")
     again = asked(engine, {"input": "z", "previous_response_id": "resp_0"}, path="/v1/responses")

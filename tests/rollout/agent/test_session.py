@@ -304,7 +304,7 @@ def test_equal_answers_are_distinguished_by_the_ids_that_come_back() -> None:
     more = [{**ask, "input": "on", "previous_response_id": f"resp_{index}"} for index in (0, 1)]
     _, agent = asked(policy, ask, ask, *more, path="/v1/responses")
     assert [len(agent.conversation(index)) for index in range(4)] == [2, 2, 4, 4]
-    assert [anchor.index for anchor, _ in agent._said if anchor] == [0, 1]
+    assert [anchor.index for anchor, _ in agent._said.values() if anchor] == [0, 1]
 
     policy = Policy(*["<think>x</think>1<|im_end|>"] * 2, *["2<|im_end|>"] * 4)
 
@@ -316,7 +316,7 @@ def test_equal_answers_are_distinguished_by_the_ids_that_come_back() -> None:
         return {**ASK, "messages": [*ASK["messages"], {"role": "assistant", "content": blocks}, *ASK["messages"]]}
 
     _, agent = asked(policy, ASK, ASK, signed(0), signed(1), path="/v1/messages")
-    assert [anchor.index for anchor, _ in agent._said if anchor] == [0, 1]
+    assert [anchor.index for anchor, _ in agent._said.values() if anchor] == [0, 1]
 
 
 def test_a_request_that_waited_while_the_sample_was_cut_does_not_reach_the_policy() -> None:

@@ -14,6 +14,10 @@ ENVIRONMENT = {"kind": "guess_number"}
 TOOLS = {"kind": "tools", "options": {"tools": ["python"]}}
 NO_SCORERS: dict[str, Any] = {"scorers": []}
 SCORED = {"scorers": [{"kind": "math"}]}
+TRAFFIC: dict[str, Any] = {
+    "rollout__workflow": "traffic", "rollout__workflow_options": {"port": 8001}, "group_size": 1,
+    "data": {"train": {"generator": "traffic"}}, "reward": NO_SCORERS,
+}  # fmt: skip
 ELSEWHERE = {"addresses": ["tcp://host:1"]}
 
 
@@ -35,7 +39,8 @@ def environment(workflow: str, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rollout__workflow": "single_turn", "reward": SCORED},
+        {"rollout__workflow": "single_turn", "reward": SCORED}, TRAFFIC,
+        {**TRAFFIC, "rollout__workflow_options": {"port": 65534}, "rollout__num_workers": 2},
         {"rollout__workflow": "single_turn", "reward": ELSEWHERE},
         {"rollout__workflow": "my_workflow:Mine", "reward": NO_SCORERS}, environment("environment"),
         environment("tools"),
@@ -70,6 +75,19 @@ def test_workflow_that_has_what_it_needs_is_no_problem(changes: dict[str, Any]) 
           "rollout__prompt_template": "{prompt}"}, ["rollout.prompt_template"]),
         ({**environment("tools"), "rollout__prompt_template": "{prompt}"}, ["rollout.prompt_template"]),
         ({"rollout__prompt_template": "prompt"}, ["rollout.prompt_template"]),
+        ({**TRAFFIC, "rollout__workflow_options": {}}, ["rollout.workflow_options"]),
+        ({**TRAFFIC, "rollout__workflow_options": {"port": 65535}, "rollout__num_workers": 2},
+         ["rollout.workflow_options.port"]),
+        ({**TRAFFIC, "group_size": 2}, ["group_size"]),
+        ({**TRAFFIC, "data": {"train": {"generator": "running_sum"}}}, ["data.train"]),
+        ({**TRAFFIC, "data": {"train": {"generator": "traffic"}, "eval": {"generator": "running_sum"}}}, ["data.eval"]),
+        ({**TRAFFIC, "data": {"train": {"generator": "traffic"}, "mix": [{"generator": "running_sum"}]}}, ["data.mix"]),
+        ({**TRAFFIC, "reward": SCORED}, ["reward.scorers"]),
+        ({**TRAFFIC, "reward": {**NO_SCORERS, "environment": ENVIRONMENT}}, ["reward.environment"]),
+        ({**TRAFFIC, "reward": {**NO_SCORERS, "on_failure": 0.0}}, ["reward.on_failure"]),
+        ({**TRAFFIC, "rollout__prompt_template": "{prompt}"}, ["rollout.prompt_template"]),
+        ({"rollout__workflow": "single_turn", "reward": SCORED, "data": {"train": {"generator": "traffic"}}},
+         ["data.train.generator"]),
     ],
 )  # fmt: skip
 def test_workflow_that_lacks_something_or_has_too_much_is_one_problem(changes: dict[str, Any], keys: list[str]) -> None:

@@ -1,0 +1,389 @@
+"""The workflow `traffic` with a scripted policy: real HTTP on loopback, several conversations, late rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from agent_policy import ADD, ASK, CALL, Policy, until
+
+from areal_like.errors import UserError
+from rollout.agent.streaming import CONVERSATION_HEADER
+from rollout.agent.traffic import TrafficWorkflow
+from rollout.workflow import Sample, ServingWorkflow, load_workflow
+
+CHAT = "/v1/chat/completions"
+SEVEN, OTHER = "7<|im_end|>", "8<|im_end|>"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+class Outside(Policy):
+    """The policy for requests that belong to no sample."""
+
+    worker_index, num_slots = 0, 2
+
+
+class Site:
+    """A workflow that serves, its samples, and a client."""
+
+    def __init__(self, workflow: TrafficWorkflow, address: str, client: aiohttp.ClientSession) -> None:
+        self.workflow, self.address, self.client = workflow, address, client
+        self.samples: list[asyncio.Task[Sample]] = []
+
+    def sample(self, *lines: Any) -> Policy:
+        """Lease a sample whose policy says these lines."""
+        policy = Policy(*lines)
+        task = SimpleNamespace(group_id=len(self.samples), sample_index=0, row={})
+        self.samples.append(asyncio.create_task(self.workflow.run(task, policy)))  # type: ignore[arg-type]
+        return policy
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
+        async with self.client.post(self.address + path, json=body, headers=headers) as response:
+            text = await response.text()
+            is_json = response.content_type == "application/json"
+            return response.status, json.loads(text) if is_json else text, response.headers
+
+    async def ask(self, conversation: str = "", *more: Any, **body: Any) -> tuple[int, Any, Any]:
+        headers = {CONVERSATION_HEADER: conversation} if conversation else {}
+        return await self.post(CHAT, {**ASK, "messages": [*ASK["messages"], *more], **body}, **headers)
+
+    async def reward(self, conversation: str, reward: Any, **more: Any) -> tuple[int, str]:
+        status, body, _ = await self.post("/rl/reward", {"conversation_id": conversation, "reward": reward, **more})
+        return status, body["error"]["code"] if status != 200 else ""
+
+    def pass_deadline(self, conversation: str) -> None:
+        """As if the time limit of a conversation had passed."""
+        one = self.workflow._conversations._open[conversation]  # type: ignore[union-attr]
+        one._moved_s = float("-inf")
+        one._changed.set()
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {name.removeprefix("traffic_"): n for name, n in self.workflow.traffic_counters().items() if n}
+
+
+@asynccontextmanager
+async def site(*outside: Any, **options: Any) -> AsyncIterator[Site]:
+    port = free_port()
+    workflow = load_workflow("traffic", {"port": port, **options})
+    assert isinstance(workflow, TrafficWorkflow)
+    async with workflow.serving(Outside(*outside)), aiohttp.ClientSession() as client:  # type: ignore[arg-type]
+        made = Site(workflow, f"http://127.0.0.1:{port}", client)
+        yield made
+        for one in made.samples:
+            one.cancel()
+        await asyncio.gather(*made.samples, return_exceptions=True)
+
+
+def test_it_is_a_workflow_that_serves_and_others_are_not() -> None:
+    assert isinstance(load_workflow("traffic", {"port": 8001}), ServingWorkflow)
+    assert not isinstance(load_workflow("single_turn"), ServingWorkflow)
+
+
+def test_a_conversation_with_a_tool_is_one_trajectory_with_the_reward_of_its_client() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            policy = here.sample(CALL, SEVEN)
+            await until(lambda: here.workflow._conversations._free)  # type: ignore[union-attr]
+            status, body, headers = await here.ask(tools=[ADD])
+            name = body["conversation_id"]
+            assert (status, headers[CONVERSATION_HEADER]) == (200, name)
+            message = body["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "7"}
+            _, body, _ = await here.ask("", message, result, tools=[ADD])
+            assert body["conversation_id"] == name, "it is found by its messages"
+            assert await here.reward(name, 0.5, components={"stars": 3}) == (200, "")
+            return policy, await here.samples[0], here.counts
+
+    policy, sample, counts = asyncio.run(talk())
+    assert policy.sampled(sample.trajectory) == CALL + SEVEN
+    assert (sample.others, sample.verdict.kind, sample.verdict.value) == ((), "scored", 0.5)
+    assert sample.verdict.components["turns"] == 2
+    assert sample.verdict.components["stars"] == 3
+    assert counts == {"requests": 2, "recorded": 2, "conversations": 1, "rewards": 1}
+
+
+def test_the_oldest_sample_gets_the_next_conversation_and_without_one_requests_are_answered_unrecorded() -> None:
+    async def talk() -> Any:
+        async with site(OTHER, OTHER) as here:
+            policies = [here.sample("1<|im_end|>"), here.sample("2<|im_end|>")]
+            await until(lambda: len(here.workflow._conversations._free) == 2)  # type: ignore[union-attr]
+            bodies = [(await here.ask())[1] for _ in range(3)]
+            said = [body["choices"][0]["message"]["content"] for body in bodies]
+            names = [body["conversation_id"] for body in bodies]
+            assert said == ["1", "2", "8"]
+            assert len(set(names)) == 3
+            here.sample("9<|im_end|>")
+            _, again, _ = await here.ask(names[2])
+            assert again["choices"][0]["message"]["content"] == "8", "it stays unrecorded although a sample waits"
+            refused = await here.reward(names[2], 1.0)
+            assert await here.reward(names[1], 1.0) == (200, "")
+            assert (await here.samples[1]).verdict.value == 1.0
+            return refused, [len(policy.prompts) for policy in policies], here.counts
+
+    refused, prompts, counts = asyncio.run(talk())
+    assert refused == (409, "not_recorded")
+    assert prompts == [1, 1]
+    assert {key: counts[key] for key in ("requests", "recorded", "not_recorded", "refused_rewards")} == {
+        "requests": 4, "recorded": 2, "not_recorded": 2, "refused_rewards": 1,
+    }  # fmt: skip
+
+
+def test_the_last_reward_that_is_not_final_counts_at_the_deadline() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            here.sample(SEVEN)
+            _, body, _ = await here.ask("mine")
+            assert body["conversation_id"] == "mine"
+            assert await here.reward("mine", 0.0, final=False) == (200, "")
+            assert await here.reward("mine", 0.25, final=False) == (200, "")
+            here.pass_deadline("mine")
+            sample = await here.samples[0]
+            late = await here.reward("mine", 1.0)
+            assert (await here.ask("mine"))[0] == 200, "a conversation that is over is answered"
+            return sample, late, here.counts
+
+    sample, late, counts = asyncio.run(talk())
+    assert (sample.verdict.kind, sample.verdict.value) == ("scored", 0.25)
+    assert late == (409, "reward_too_late")
+    assert (counts["rewards"], counts["late_rewards"], counts.get("missing_rewards")) == (2, 1, None)
+    assert counts["not_recorded"] == 1
+
+
+@pytest.mark.parametrize(("policy", "kind", "value"), [("drop", "invalid", None), (-1.0, "scored", -1.0)])
+def test_a_conversation_without_a_reward_ends_at_its_deadline(policy: Any, kind: str, value: float | None) -> None:
+    async def talk() -> Any:
+        async with site(reward_timeout_s=0.05, on_missing_reward=policy) as here:
+            here.sample(SEVEN)
+            await here.ask()
+            return await here.samples[0], here.counts
+
+    sample, counts = asyncio.run(talk())
+    assert (sample.verdict.kind, sample.verdict.value) == (kind, value)
+    assert "0.05 s after the last request" in sample.verdict.reason
+    assert counts["missing_rewards"] == 1
+
+
+def test_a_client_may_say_that_no_reward_will_come() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            assert await here.reward("a", None) == (200, "")
+            return await here.samples[0], await here.reward("a", 1.0), here.counts
+
+    sample, again, counts = asyncio.run(talk())
+    assert sample.verdict.kind == "invalid"
+    assert again == (409, "conversation_ended")
+    assert counts["missing_rewards"] == 1
+
+
+def test_the_deadline_waits_for_an_answer_that_is_generated() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            policy = here.sample(SEVEN)
+            policy.going.clear()
+            asked = asyncio.create_task(here.ask("a"))
+            await until(lambda: policy.prompts)
+            here.pass_deadline("a")
+            for _ in range(9):  # its sample looks at the deadline
+                await asyncio.sleep(0)
+            assert not here.samples[0].done()
+            policy.going.set()
+            assert (await asked)[0] == 200
+            assert await here.reward("a", 1.0) == (200, "")
+            return await here.samples[0]
+
+    assert asyncio.run(talk()).verdict.value == 1.0
+
+
+def test_a_refused_first_request_leaves_the_sample_to_the_next_conversation() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            status, body, _ = await here.ask("a", {"role": "user", "content": "x" * 5000})
+            assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+            await until(lambda: here.workflow._conversations._free)  # type: ignore[union-attr]
+            assert (await here.ask("b"))[0] == 200
+            assert await here.reward("b", 1.0) == (200, "")
+            return await here.samples[0]
+
+    assert asyncio.run(talk()).verdict.value == 1.0
+
+
+def test_a_dropped_sample_gives_its_running_request_an_unrecorded_answer() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            policy = here.sample(SEVEN)
+            policy.going.clear()
+            asked = asyncio.create_task(here.ask("a"))
+            await until(lambda: policy.prompts)
+            here.samples[0].cancel()  # as the worker does when the run drops the group, or takes the sample back
+            status, body, _ = await asked
+            return status, body["choices"][0]["message"]["content"], await here.reward("a", 1.0), here.counts
+
+    status, said, refused, counts = asyncio.run(talk())
+    assert (status, said, refused) == (200, "8", (409, "conversation_dropped"))
+    assert counts == {
+        "requests": 1, "not_recorded": 1, "conversations": 1, "dropped": 1, "refused_rewards": 1, "refused": 1,
+    }  # fmt: skip
+
+
+def test_bad_rewards_get_a_clear_status_and_are_counted() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            status, body, _ = await here.post("/rl/reward", {"conversation_id": "b", "reward": 1})
+            assert (status, body["error"]["code"]) == (404, "unknown_conversation")
+            assert "the worker that had it was restarted" in body["error"]["message"]
+            bad = [
+                {"reward": 1},
+                {"conversation_id": "a"},
+                {"conversation_id": "a", "reward": "good"},
+                {"conversation_id": "a", "reward": True},
+                {"conversation_id": "a", "reward": 1, "final": "yes"},
+                {"conversation_id": "a", "reward": 1, "components": {"x": "y"}},
+            ]
+            statuses = [(await here.post("/rl/reward", one))[0] for one in bad]
+            assert not here.samples[0].done()
+            return statuses, here.counts
+
+    statuses, counts = asyncio.run(talk())
+    assert statuses == [400] * 6
+    assert (counts["unknown_rewards"], counts["refused"]) == (1, 7)
+
+
+def test_an_id_that_cannot_be_in_a_header_is_refused() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            return [(await here.ask(name))[0] for name in ("x" * 129, "x" * 128)]
+
+    assert asyncio.run(talk()) == [400, 200]
+
+
+def test_streamed_answers_and_the_other_dialects_have_the_id_too() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            for _ in range(3):
+                here.sample(SEVEN)
+            status, text, headers = await here.ask(stream=True)
+            assert status == 200
+            assert "[DONE]" in text
+            names = [headers[CONVERSATION_HEADER]]
+            for path, body in (
+                ("/v1/messages", {**ASK, "max_tokens": 9}),
+                ("/v1/responses", {"model": "m", "input": "?"}),
+            ):
+                status, answer, headers = await here.post(path, body)
+                assert (status, headers[CONVERSATION_HEADER]) == (200, answer["conversation_id"])
+                names.append(answer["conversation_id"])
+            for name in names:
+                assert (await here.reward(name, 1.0))[0] == 200
+            return names, await asyncio.gather(*here.samples)
+
+    names, samples = asyncio.run(talk())
+    assert len(set(names)) == 3
+    assert [sample.verdict.value for sample in samples] == [1.0] * 3
+
+
+def test_a_response_is_continued_by_its_id_within_its_conversation() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample("1<|im_end|>", "3<|im_end|>")
+            here.sample("2<|im_end|>", "4<|im_end|>")
+            await until(lambda: len(here.workflow._conversations._free) == 2)  # type: ignore[union-attr]
+            first = [(await here.post("/v1/responses", {"model": "m", "input": "?"}))[1] for _ in range(2)]
+            more = {"model": "m", "input": "on", "previous_response_id": first[1]["id"]}
+            _, body, _ = await here.post("/v1/responses", more)
+            return first, body
+
+    first, body = asyncio.run(talk())
+    assert first[0]["id"] != first[1]["id"]
+    assert body["conversation_id"] == first[1]["conversation_id"]
+    assert body["output"][0]["content"][0]["text"] == "4"
+
+
+def test_a_retry_of_a_first_request_is_the_same_conversation() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            here.sample(OTHER)
+            keyed = {"Idempotency-Key": "k"}
+            bodies = [(await here.post(CHAT, ASK, **keyed))[1] for _ in range(2)]
+            return [body["conversation_id"] for body in bodies], here.counts
+
+    names, counts = asyncio.run(talk())
+    assert names[0] == names[1]
+    assert counts["conversations"] == 1
+
+
+def test_a_key_is_required_where_there_is_one_and_web_pages_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAFFIC_KEY", "secret")
+
+    async def talk(**options: Any) -> list[int]:
+        async with site(OTHER, OTHER, **options) as here:
+            key, page = {"Authorization": "Bearer secret"}, {"Origin": "http://example.org"}
+            return [(await here.post(CHAT, ASK, **headers))[0] for headers in ({}, key, page)]
+
+    assert asyncio.run(talk(key_variable="TRAFFIC_KEY")) == [401, 200, 401]
+    assert asyncio.run(talk()) == [200, 200, 403]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "port"),
+        ({"port": 0}, "port must be a number from 1 to 65535"),
+        ({"port": 8001, "host": "0.0.0.0"}, "clients need a key at 0.0.0.0"),
+        ({"port": 8001, "key_variable": "NO_SUCH_KEY"}, "environment variable NO_SUCH_KEY is not set"),
+        ({"port": 8001, "reward_timeout_s": 0}, "reward_timeout_s must be a number greater than 0"),
+        ({"port": 8001, "on_missing_reward": "zero"}, "on_missing_reward must be drop or a finite number"),
+        ({"port": 8001, "on_missing_reward": float("nan")}, "on_missing_reward must be drop or a finite number"),
+        ({"port": 8001, "thinking": "no"}, "thinking must be keep or template"),
+        ({"port": 8001, "format": "none"}, "none"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_workflow("traffic", options)
+
+
+def test_a_port_in_use_is_an_error_that_names_it() -> None:
+    async def talk() -> None:
+        async with site() as here, here.workflow.serving(Outside()):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(UserError, match="is in use") as refused:
+        asyncio.run(talk())
+    assert refused.value.where == "rollout.workflow_options.port"
+
+
+def test_every_sampled_token_of_a_forked_conversation_is_trained_once() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            policy = here.sample("1<|im_end|>", "2<|im_end|>", "3<|im_end|>")
+            _, body, _ = await here.ask("a")
+            message = body["choices"][0]["message"]
+            for text in ("more?", "other?"):
+                await here.ask("a", message, {"role": "user", "content": text})
+            await here.reward("a", 1.0)
+            return policy, await here.samples[0]
+
+    policy, sample = asyncio.run(talk())
+    trajectories = [sample.trajectory, *sample.others]
+    assert len(trajectories) == 2
+    assert sum(int(np.count_nonzero(one.loss_mask_T)) for one in trajectories) == sum(map(len, policy.answers))
