@@ -14,7 +14,7 @@ from typing import get_args
 
 import msgspec
 
-from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from areal_like.errors import DeadlineExceeded, UserError
 from areal_like.external.errors import ExternalError
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
@@ -257,7 +257,7 @@ class SamplePool:
         self._counters[name] = self._counters.get(name, 0.0) + amount
 
 
-async def _failing(error: EngineError) -> None:
+async def _failing(error: Exception) -> None:
     raise error
 
 

@@ -40,7 +40,8 @@ class Turn:
     index: rising, and unique among all answers that the client gets. chain: digest of the tools and all messages up to
     the answer. call_ids: ids of its tool calls, as sent to the client. transcript: all its tokens. stop: text of the
     token that ended it; empty if it was truncated. closing: text that then ends it for the template. reasoning:
-    reasoning of the answer. anchor: the turn whose tokens it continues. is_continued: another turn continues its tokens.
+    reasoning of the answer. anchor: the turn whose tokens it continues. is_continued: another turn continues its
+    tokens.
     """
 
     index: int
