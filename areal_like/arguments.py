@@ -21,14 +21,14 @@ def seconds(text: str) -> float:
     return value
 
 
-def number(text: str) -> float:
-    """A number of 0 or more."""
+def price(text: str) -> float:
+    """A price, 0 or more."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    if not 0.0 <= value <= limits.PRICE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {limits.PRICE:,.0f}")
     return value
 
 

@@ -40,3 +40,5 @@ STOP_CHARACTERS = 256
 """Of one stop string: so many tokens are decoded for each new one."""
 CHARACTERS = 100_000_000
 """One text."""
+PRICE = 1_000_000_000.0
+"""Of one unit, in any currency."""

@@ -14,7 +14,6 @@ PACKAGES = ("areal_like", "rollout", "trainer", "services", "controller")
 MUTABLE = {
     "areal_like/trace.py": "one event per slice, made on hot paths and encoded at once",
     "controller/report/timeline.py": "the same events, read for one report",
-    "services/reward/scorers/llm_judge.py": "another program's reply, read once",
     "services/reward/scorers/remote.py": "another program's reply, read once",
 }
 """Files whose structures may change after they were made."""

@@ -18,32 +18,32 @@ from areal_like.external.errors import RequestRefused
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 
-class ReplyMessage(msgspec.Struct):
+class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The model's message; None if it only called tools or reasoned."""
 
     content: str | None = None
 
 
-class ChatChoice(msgspec.Struct):
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One of a chat completion's choices."""
 
     message: ReplyMessage
     finish_reason: str | None = None
 
 
-class ChatReply(msgspec.Struct):
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a chat completion that is used."""
 
     choices: list[ChatChoice]
 
 
-class TokenLogprobs(msgspec.Struct):
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probs of the sampled tokens."""
 
     token_logprobs: list[float | None] | None = None
 
 
-class TokenChoice(msgspec.Struct):
+class TokenChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One of a completion's choices, with the fields that vLLM adds."""
 
     token_ids: list[int] | None = None
@@ -53,7 +53,7 @@ class TokenChoice(msgspec.Struct):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class TokenReply(msgspec.Struct):
+class TokenReply(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a completion that is used."""
 
     choices: list[TokenChoice]

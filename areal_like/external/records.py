@@ -27,7 +27,7 @@ FOLDER = "external"
 """Folder of a run with the files of its external models."""
 
 
-class Line(msgspec.Struct):
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a line that sums need."""
 
     key: str
@@ -37,7 +37,7 @@ class Line(msgspec.Struct):
     seconds: float = 0.0
 
 
-class Recorded(msgspec.Struct):
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a line that a request needs."""
 
     reply: msgspec.Raw = msgspec.Raw()
@@ -118,7 +118,7 @@ class AnswerRecords:
     ) -> None:  # fmt: skip
         """Append an answered request. request, reply: None if texts are not recorded. Raises OSError."""
         if self.path is None:
-            self.totals.add(Line(key, tokens_in, tokens_out, cost, seconds))
+            self.totals.add(Line(key=key, tokens_in=tokens_in, tokens_out=tokens_out, cost=cost, seconds=seconds))
             return
         fields: dict[str, Any] = {
             "key": key, "at": round(time.time(), 3), "model": model, "tokens_in": tokens_in, "tokens_out": tokens_out,

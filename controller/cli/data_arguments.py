@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from areal_like.arguments import number, processes, seconds, share, whole
+from areal_like.arguments import price, processes, seconds, share, whole
+from controller.cli.serve_arguments import temperature
 from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 
 _EPILOG = """\
@@ -155,15 +156,15 @@ def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
     add("--key-env", metavar="NAME", help="environment variable with the key")
     add("--key-file", metavar="FILE", help="file with the key")
     add("--num-answers", type=processes, default=4, metavar="N", help="answers to each row (4)")
-    add("--temperature", type=number, default=0.7, metavar="T", help="sampling temperature (0.7)")
+    add("--temperature", type=temperature, default=0.7, metavar="T", help="sampling temperature (0.7)")
     add("--max-tokens", type=whole, default=1024, metavar="N", help="longest answer in tokens (1024)")
     add("--system", metavar="TEXT", help="system message")
     add("--extra-body", default="{}", metavar="JSON", help="further fields of each request")
     add("--concurrency", type=processes, default=8, metavar="N", help="requests at once (8)")
     add("--timeout-s", type=seconds, default=120.0, metavar="S", help="seconds for all attempts of a request (120)")
-    add("--price-in", type=number, metavar="P", help="price of a million prompt tokens")
-    add("--price-out", type=number, metavar="P", help="price of a million tokens of answers")
-    add("--max-cost", type=number, metavar="C", help="budget, in the currency of the prices")
+    add("--price-in", type=price, metavar="P", help="price of a million prompt tokens")
+    add("--price-out", type=price, metavar="P", help="price of a million tokens of answers")
+    add("--max-cost", type=price, metavar="C", help="budget, in the currency of the prices")
     add("--max-tokens-total", type=whole, metavar="N", help="budget in tokens of prompts and answers")
     add("--records", metavar="FILE", help="file of the recorded answers (OUTPUT.external.jsonl)")
     add("--replay", action="store_true", help="take all answers from the records, without the endpoint")

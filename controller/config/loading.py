@@ -310,12 +310,16 @@ def _replace_engine(document: Document, kind: Any, parsed: Mapping[str, Any]) ->
     """Use the section of the file's engine for the one of `kind`, if it has all of its keys; return notes. The
     interpreter is that of the file's engine, and is left out."""
     engine = _get(document.data, ["rollout", "engine"])
-    if not isinstance(engine, dict) or kind not in REGISTERED or engine.get("kind") in (None, kind):
+    if not isinstance(engine, dict) or kind not in REGISTERED:
+        return []
+    in_file = engine.get("kind")
+    before, after = REGISTERED.get(in_file), REGISTERED[kind]
+    if in_file is None or before is after:
         return []
     place, notes = "rollout.engine", list[str]()
     if f"{place}.python" not in parsed:
         notes += _drop(document, f"{place}.python", f"{place}.kind on the command line replaces {place}.python")
-    old, new = (REGISTERED[name].section if name in REGISTERED else "" for name in (engine["kind"], kind))
+    old, new = "" if before is None else before.section, after.section
     given = engine.get(old) if old and old != new else None
     if not new or not isinstance(given, dict) or any(key.startswith(f"{place}.{old}") for key in parsed):
         return notes

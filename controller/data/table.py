@@ -178,7 +178,8 @@ class DrawOrder:
     def row_index(self, draw: int) -> int:
         """The row of a draw. Raises IndexError past `max_draws`."""
         if draw < 0 or (self.max_draws is not None and draw >= self.max_draws):
-            raise IndexError(f"draw {draw} is not below the maximum of {self.max_draws} draws")
+            valid = "0 or higher" if self.max_draws is None else f"from 0 to {self.max_draws - 1}"
+            raise IndexError(f"draw {draw} is out of range: draws must be {valid}")
         epoch, position = divmod(draw, self.num_rows)
         return _order_of_epoch(self.num_rows, self.seed, epoch)[position] if self.shuffle else position
 

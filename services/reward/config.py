@@ -241,7 +241,7 @@ def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple
         near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
         return key, "there is no such option", f"did you mean {near[0]}?" if near else known
     what = str(first["msg"]).removeprefix("Value error, ")
-    return key, what, known
+    return key, what, f"set valid values; the options are {', '.join(kind.model_fields)}"
 
 
 def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: str) -> Iterator[tuple[str, str, str]]:

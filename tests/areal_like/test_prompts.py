@@ -31,7 +31,7 @@ def encoder(tokenizer: Any, **changes: Any) -> PromptEncoder:
 
 
 def test_characters_without_a_token_are_named_once_each_and_at_most_five() -> None:
-    with pytest.raises(UserError, match=r"no token for 'x', 'y' -> fix"):
+    with pytest.raises(UserError, match=r"no token for 'x', 'y' -> correct the row"):
         encoder(Digits()).encode({"prompt": "1x2yx"})
     with pytest.raises(UserError, match=r"no token for 'a', 'b', 'c', 'd', 'e' ->"):
         encoder(Digits()).encode({"prompt": "abcdefgh"})
@@ -166,7 +166,7 @@ def test_a_conversation_is_what_was_given_and_what_the_assistant_wrote_in_turns(
     [
         ([], ";", "begin with a role other"), (turns("a"), ";", "end with `assistant`"),
         (turns("a", "b", "c"), ";", "end with `assistant`"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
-        (turns("a", ""), ";", "must be text"), (turns("a", "b", "c", "d"), "<end>", "does not end"),
+        (turns("a", ""), ";", "must be non-empty text"), (turns("a", "b", "c", "d"), "<end>", "does not end"),
         ([*turns("a"), {"role": "assistant", "content": "b", "tool_calls": [1]}], ";", "tool_calls"),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ def test_a_segment_knows_its_versions_and_can_be_cut_and_joined():
     assert whole.tail(2).versions_R.tolist() == [4]
     assert _segment().tail(0).joined(_segment(versions=(4, 5, 6))).versions_R.tolist() == [3, 3, 4, 4, 5, 6]
     assert len(Segment.empty().joined(whole)) == len(whole.joined(Segment.empty())) == 3
-    with pytest.raises(ValueError, match="never decrease"):
+    with pytest.raises(ValueError, match="non-decreasing within an answer"):
         whole.joined(_segment())
 
 
@@ -34,7 +34,7 @@ def test_log_probs_that_are_none_are_refused(bad, place):
 
 @pytest.mark.parametrize("versions", [(-1, 0, 0), (4, 3, 3), (3, 4, 3)])
 def test_versions_that_go_back_are_refused(versions):
-    with pytest.raises(ValueError, match="never decrease"):
+    with pytest.raises(ValueError, match="non-decreasing within an answer"):
         _segment(versions=versions)
 
 

@@ -37,7 +37,7 @@ def test_given_tokens_have_places_that_never_decrease(facts: dict[str, Any]) -> 
         ({"places": np.zeros(2, np.float32)}, "int32 arrays"), ({"places": (0,)}, "needs a position"),
         ({"places": (), "tokens": (1,)}, "needs a position"), ({"places": (-1, 2)}, "needs a position"),
         ({"places": (2, 1)}, "must not decrease"), ({"num_turns": -1}, "num_turns must be at least 0"),
-        ({"state": bytes(MAX_STATE_BYTES + 1)}, "at most"),
+        ({"state": bytes(MAX_STATE_BYTES + 1)}, "the state must not exceed"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_says_nothing_sound_is_refused(facts: dict[str, Any], words: str) -> None:

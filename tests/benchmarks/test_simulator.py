@@ -132,7 +132,7 @@ def test_costs_of_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.
     arguments = ["simulator", "--runs", str(tmp_path / "asynchronous"), str(tmp_path / "synchronous")]
     monkeypatch.setattr("sys.argv", arguments)
     monkeypatch.setattr("benchmarks.simulated_runs.figures", lambda folder: {"samples_per_s": 1.0})
-    with pytest.raises(SystemExit, match=r"had 1 and 1 threads, `mode: sync` gives 2 and 2"):
+    with pytest.raises(SystemExit, match=r"had 1 and 1 threads, but with `mode: sync` the number is 2 and 2"):
         simulator.main()
 
 

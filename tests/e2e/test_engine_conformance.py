@@ -96,7 +96,7 @@ def test_an_answer_ends_at_stop_ids_texts_segments_limits_and_the_context(world:
         assert rest.segment.tokens_R.tolist() == whole.tokens_R[7:].tolist()
         full = await world.engine.generate(ask(21, max_new_tokens=10_000))
         assert (full.end_reason, len(full.segment)) == ("length", CONTEXT - 12)
-        with pytest.raises(UserError, match="leave no room"):
+        with pytest.raises(UserError, match="leaves no room"):
             await world.engine.generate(ask(22, prompt_length=CONTEXT))
         with pytest.raises(UserError, match="the engine has no adapter french"):
             await world.engine.generate(ask(23, adapter="french"))

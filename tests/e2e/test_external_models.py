@@ -43,7 +43,7 @@ def test_a_budget_ends_a_run_with_one_sentence_and_a_larger_one_lets_it_finish(
     assert run.wait() == 2, run.output
     last = run.output.strip().splitlines()[-1]
     assert "the budget of model big" in last, run.output
-    assert "raise max_tokens_total" in last
+    assert "increase max_tokens_total" in last
     assert "Traceback" not in run.output
     records = run.folder / "external" / "llm_judge.jsonl"
     num_paid = len(records.read_text().splitlines())

@@ -149,7 +149,7 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert any("controller, trainer, reward" in line for line in fits.output.splitlines())
     small = areal("validate", CLUSTER, *STAYS, "rollout.num_workers=5")
     assert small.wait() == 2, small.output
-    assert "pool rollout needs 5 places of CPU 0.5, comes_and_goes 1, and 2 fit" in small.output
+    assert "pool rollout needs 5 places of CPU 0.5, comes_and_goes 1, but there is room for only 2" in small.output
     assert "the whole cluster lacks comes_and_goes 3" in small.output
 
 

@@ -118,5 +118,5 @@ def test_option_that_zero_does_not_know_is_reported_in_one_sentence(areal, quick
     raw = "trainer.deepspeed.raw={zero_optimization: {reduce_bucket_sise: 5}}"
     run = areal("train", quickstart, *short, *FEW, "trainer.backend=deepspeed", "trainer.ranks=2", raw)
     assert run.wait() == 2, run.output
-    assert "ZeRO refuses reduce_bucket_sise" in run.output
+    assert "ZeRO does not accept reduce_bucket_sise" in run.output
     assert "did you mean reduce_bucket_size?" in run.output

@@ -54,7 +54,7 @@ def test_a_port_that_another_server_has_is_a_user_error(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} of 127.0.0.1 is in use"):
+        with pytest.raises(UserError, match=rf"port {port} on 127.0.0.1 is in use"):
             asyncio.run(serve(order(tmp_path, port=port), print, asyncio.Event(), asyncio.Event()))
 
 

@@ -153,7 +153,7 @@ def test_results_follow_the_exact_sampled_tokens_and_only_those_are_trained_on(t
 @pytest.mark.parametrize(
     ("line", "kind", "said"),
     [
-        (call("sub", x=1), "unknown", "there is no tool 'sub'; there are add, long_text, hang, echo"),
+        (call("sub", x=1), "unknown", "there is no tool 'sub'; the available tools are add, long_text, hang, echo"),
         ("<tool_call>add 3 4</tool_call>", "malformed", "the call cannot be read: the call is not JSON"),
         (call("add", x=3), "wrong_arguments", "missing required field `y`"),
         (call("add", x=3, y="4"), "wrong_arguments", "Expected `int`, got `str` - at `$.y`"),

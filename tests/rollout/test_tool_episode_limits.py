@@ -160,7 +160,7 @@ def test_more_results_than_calls_are_a_failure_of_the_environment(tokenizer: Any
     tools = scripted(tokenizer, [ADD_CALL], Step(tools=(ADD_TOOL,)), Step(results=("7", "8")))
     sample = tools.play()
     assert (sample.verdict.kind, sample.verdict.value, tools.scored) == ("invalid", None, [])
-    assert "the results of turn 1: 2 results for 1 calls" in sample.verdict.reason
+    assert "the results of turn 1 are invalid: the environment returned 2 results for 1 calls" in sample.verdict.reason
     assert sample.trajectory.finish_reason == "environment"
 
 

@@ -314,7 +314,7 @@ def calls(*models, name="Calls"):
 def test_a_workflow_calls_exactly_the_declared_models() -> None:
     check_models(calls("judge", "rival"), ["rival", "judge"])
     check_models(SingleTurn(), [])
-    with pytest.raises(UserError, match="Calls calls a model `judge` that is not declared") as missing:
+    with pytest.raises(UserError, match="Calls calls a model `judge`, which is not declared") as missing:
         check_models(calls("judge"), [])
     with pytest.raises(UserError, match="`rival` is declared, but Calls does not call it") as unused:
         check_models(calls("judge"), ["judge", "rival"])

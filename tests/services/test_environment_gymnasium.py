@@ -122,7 +122,7 @@ def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch,
             "CartPole-v1 has 2 actions, but ['left'] does not list each of them once",
         ),
         ({"id": "CartPole-v1", "actions": ["a", "A"]}, "does not list each of them once"),
-        ({"id": "CartPole-v1", "pattern": "("}, "'(' is not a regular expression"),
+        ({"id": "CartPole-v1", "pattern": "("}, "'(' is not a valid regular expression"),
         ({"id": "CartPole-v1", "make": {"speed": 3}}, "CartPole-v1 cannot be created (TypeError"),
     ],
 )
@@ -146,5 +146,5 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError) as caught:
         GymnasiumEnvironment(id="FrozenLake-v1")
     assert str(caught.value) == (
-        "reward.environment.kind: the `gymnasium` package is not installed -> pip install 'areal-like[gymnasium]'"
+        "reward.environment.kind: the package gymnasium is not installed -> pip install 'areal-like[gymnasium]'"
     )

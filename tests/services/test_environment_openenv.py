@@ -138,8 +138,11 @@ async def one_step(environment: OpenEnvEnvironment) -> Step:
         (observed(reward=None, done=True), "its reward is not a finite number but None"),
         (observed(reward=float("nan"), done=False), "its reward is not a finite number but nan"),
         (observed(reward=1.0, done=False, observation={"text": "y" * 200}), "its observation has 200 bytes"),
-        (observed(reward=1.0, done=False, observation={"txt": "y"}), "its observation has no field text; it has txt"),
-        (observed(reward=1.0, done=False, observation="y"), "its observation has no field text; it has none"),
+        (
+            observed(reward=1.0, done=False, observation={"txt": "y"}),
+            "the observation has no field text; its fields: txt",
+        ),
+        (observed(reward=1.0, done=False, observation="y"), "the observation has no field text; its fields: none"),
         ({"type": "error", "data": {"message": "boom\nhere", "code": "EXECUTION_ERROR"}}, "step: boom here"),
         ({"type": "error", "data": {}}, "step: an error without a message"),
         ({"type": "state", "data": {}}, "step: the server's reply cannot be read"),
@@ -227,7 +230,7 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
         ({"url": 3}, "the option url is not a server address"),
         ({"url": "http://h", "reset_columns": "task"}, "reset_columns is 'task'"),
         ({"url": "http://h", "action": [1]}, "action must be a mapping, not [1]"),
-        ({"url": "http://h", "pattern": "("}, "'(' is not a regular expression"),
+        ({"url": "http://h", "pattern": "("}, "'(' is not a valid regular expression"),
     ],
 )
 def test_options_that_cannot_be_used_say_why(options: dict[str, Any], words: str) -> None:

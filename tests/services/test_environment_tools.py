@@ -161,7 +161,7 @@ def test_result_that_is_no_json_is_shown_as_text() -> None:
     [
         (call("add", fault="no closing bracket", x=1), "malformed", "the call cannot be read: no closing bracket"),
         (call("sub", x=1), "unknown",
-         "there is no tool 'sub'; there are add, later, echo, fail, spin, wait, odd"),
+         "there is no tool 'sub'; the available tools are add, later, echo, fail, spin, wait, odd"),
         (call("add", x="one"), "wrong_arguments", "the arguments of add are wrong: Expected `int`, got `str`"),
         (call("fail"), "raised", "fail failed (LookupError: no such page)"),
     ],

@@ -472,7 +472,9 @@ def test_layer_and_interpreter_are_those_asked_for(monkeypatch: pytest.MonkeyPat
     ):
         scorer: Any = CodeScorer(CodeOptions.model_validate(options))
         assert scorer._judges.asked == asked
-    with pytest.raises(UserError, match="no sandbox as strong as `namespaces` works here: no user namespaces"):
+    with pytest.raises(
+        UserError, match="no sandbox layer as strong as `namespaces` works on this machine: no user namespaces"
+    ):
         CodeScorer(CodeOptions.model_validate({"require": "namespaces"}))
 
 

@@ -53,10 +53,10 @@ def test_length_without_a_margin_is_all_or_nothing() -> None:
     ("kind", "options", "words"),
     [
         ("overlong", {}, "max_tokens"),
-        ("overlong", {"max_tokens": 10, "soft_tokens": 11}, "more than max_tokens"),
+        ("overlong", {"max_tokens": 10, "soft_tokens": 11}, "must not be greater than max_tokens"),
         ("overlong", {"max_tokens": 10, "soft_tokens": 0}, "soft_tokens"),
         ("length", {}, "checks nothing"),
-        ("length", {"min_tokens": 5, "max_tokens": 4}, "more than max_tokens"),
+        ("length", {"min_tokens": 5, "max_tokens": 4}, "must not be greater than max_tokens"),
     ],
 )
 def test_lengths_that_ask_for_nothing_sensible_are_refused(kind: str, options: dict[str, Any], words: str) -> None:

@@ -212,7 +212,7 @@ def test_a_process_that_exits_repeatedly_ends_the_service(monkeypatch: pytest.Mo
         await hosts.start()
         await asyncio.wait_for(hosts.run(), LIMIT_S)
 
-    with pytest.raises(OperationError, match="reward model m exits repeatedly"):
+    with pytest.raises(OperationError, match="the process of the reward model m exited repeatedly"):
         asyncio.run(work())
     assert len(starts.made) == 1 + model_hosts.MAX_RESTARTS
     hosts.close()

@@ -200,7 +200,7 @@ def test_scorer_of_the_job_before_is_not_blamed() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        (outcome(2),), (began("a", 2),), (READY,), (Refusal(sentence="no"),), (b"\0\0\0\1x",),
+        (outcome(2),), (began("a", 2),), (READY,), (b"\0\0\0\1x",),
         (PREFIX.pack(MAX_ANSWER_BYTES + 1),),
     ],
 )  # fmt: skip
@@ -210,6 +210,16 @@ def test_any_other_message_is_a_broken_stream(said: tuple[Any, ...]) -> None:
         with pytest.raises(Died, match="the connection to the scoring process failed") as raised:
             await stage.process.score(job(), 1, LIMIT_S)
         assert raised.value.scorer == "a"
+
+    play(scene)
+
+
+def test_refusal_of_a_job_is_a_user_error_and_counts_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.say(began("a"), Refusal(sentence="the key is not set"))
+        with pytest.raises(UserError, match="the key is not set"):
+            await stage.process.score(job(), 1, LIMIT_S)
+        assert stage.process.num_scored == 0
 
     play(scene)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from odd_server import OddServer, chat, reply
 
 from services.reward.config import RewardSettings
@@ -43,6 +44,7 @@ def test_a_file_of_verdicts_has_its_answers_next_to_it(tmp_path: Path) -> None:
     assert [one.get("records") for one in made] == [str(tmp_path / "v.jsonl.external.jsonl"), None]
 
 
+@pytest.mark.processes
 def test_a_file_is_scored_again_from_its_records_without_the_server(tmp_path: Path) -> None:
     server = OddServer(lambda n, h, asked: reply(h, chat(f'{{"score": {len(asked["messages"][0]["content"])}}}')))
     (tmp_path / "rows.jsonl").write_text('{"response": "abc"}\n{"response": "abcd"}\n')

@@ -186,7 +186,7 @@ def test_folders_that_are_no_classifiers_are_refused(tmp_path: Path, two_classes
     (causal / "model.safetensors").write_bytes(b"nothing")
     assert "cannot be loaded" in refusal(causal, label=0)
     (causal / "model.safetensors").unlink()
-    assert "has no weights" in refusal(causal, label=0)
+    assert "contains no weights" in refusal(causal, label=0)
 
 
 def test_half_precision_is_the_same_score_but_for_rounding(one_class: Path) -> None:

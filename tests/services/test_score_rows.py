@@ -38,9 +38,9 @@ def row(kind: str = "math", **fields: Any) -> Row:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"gold": "7"}', "`response` is missing"),
         (b'{"response": null}', "`response` is missing"),
-        (b'{"response": 7}', "`response` is not text but a number"),
-        (b'{"response": ["7"]}', "`response` is not text but a list"),
-        (b'{"response": {"text": "7"}}', "`response` is not text but an object"),
+        (b'{"response": 7}', "`response` must be text, not a number"),
+        (b'{"response": ["7"]}', "`response` must be text, not a list"),
+        (b'{"response": {"text": "7"}}', "`response` must be text, not an object"),
     ],
 )
 def test_a_bad_line_is_a_row_that_says_why_and_the_next_one_is_read(line: bytes, words: str) -> None:
@@ -108,7 +108,7 @@ def test_a_code_row_is_its_program_its_tests_and_its_limits() -> None:
     assert row("code", tests=["assert x"]).refusal == "`program` is missing"
     assert row("code", **fields, test_imports="of another kind").columns == fields
     assert row("code", program="x = '\ud800'").columns["program"] == "x = '\0'"
-    assert row("code", program=3).refusal == "`program` is not text but a number"
+    assert row("code", program=3).refusal == "`program` must be text, not a number"
 
 
 def test_a_function_sees_the_whole_row_and_what_is_known_of_the_answer() -> None:

@@ -505,7 +505,7 @@ def test_spec_of_a_run_becomes_the_services_and_needs_an_address(tmp_path: Path)
     with pytest.raises(UserError, match="num_wrokers"):
         asyncio.run(module.serve(ProcessSpec(**facts), asyncio.Event()))
     contradicting = {"scorers": [{"kind": "code", "options": {"total_limit_s": 60}}]}
-    with pytest.raises(UserError, match="do not fit") as raised:
+    with pytest.raises(UserError, match=r"60 s for a program is more than reward\.timeout_s 30 allows") as raised:
         asyncio.run(module.serve(ProcessSpec(**{**facts, "settings": contradicting}), asyncio.Event()))
     assert raised.value.where == "reward.scorers.0.options.total_limit_s"
 

@@ -45,15 +45,15 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": [1]}, "has no `reward` section", "reward: {scorers"),
         ({"reward": {"num_workers": 0}}, "reward.num_workers: ", "docs/reference.md"),
         ({"reward": {"scorers": [{"kind": "math", "weight": "x"}]}}, "reward.scorers.0.weight: ", "docs/reference.md"),
-        ({"reward": {"num_wrokers": 1}}, "no such key: reward.num_wrokers", "did you mean num_workers?"),
-        ({"reward": {"zzz": 1}}, "no such key: reward.zzz", ""),
+        ({"reward": {"num_wrokers": 1}}, "there is no key reward.num_wrokers", "did you mean num_workers?"),
+        ({"reward": {"zzz": 1}}, "there is no key reward.zzz", ""),
         ({"reward": {"addresses": [ADDRESS]}}, "reward.addresses has no effect on a service", "remove this key"),
         ({"reward": {"curve_dir": "/k"}}, "reward.curve_dir has no effect on a service", "remove this key"),
         ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a service", "remove this key"),
         (
             {"reward": {"scorers": [{"kind": "code", "options": {"total_limit_s": 60}}]}},
-            "60 s for a program is more than reward.timeout_s 30",
-            "timeout_s: 61.5 or more",
+            "60 s for a program is more than reward.timeout_s 30 allows",
+            "set timeout_s to 61.5 or more, or reduce total_limit_s",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_page_shows_every_number_under_its_own_name() -> None:
     assert lines[1].split() == ["scorers", "math@1", "+", "code@2"]
     text = " ".join(shown.split())
     assert "processes 5 ready, 3 of 4 busy, 1,007 started, 11 killed overdue, 12 for memory, 13 died" in text
-    assert "queue 14 waiting; 15 refused when full, 16 when draining; 17 asked twice" in text
+    assert "queue 14 waiting; 15 refused when full, 16 when draining; 17 requested twice" in text
     assert "verdicts 18 scored, 19 timed_out, 20 crashed, 21 invalid; 22 retries" in text
     assert "cache 23 hits, 24 misses, 25 scores in 1.5 MB" in text
     assert "seconds p50 p95 p99 answers failed queueing 0.1000 0.2000 0.3000 scoring 1.1000 1.2000 1.3000" in text
@@ -255,4 +255,4 @@ def test_service_says_whether_it_made_its_keys_or_found_them(tmp_path: Path, cap
     with caplog.at_level("INFO"):
         assert standalone._made_keys(tmp_path / "keys") == standalone._made_keys(tmp_path / "keys")
     made, found = [record.getMessage() for record in caplog.records]
-    assert (made.split(" keys ")[0], found.split(" keys ")[0]) == ("made", "using")
+    assert (made.split(" keys ")[0], found.split(" keys ")[0]) == ("created", "using")

@@ -263,7 +263,7 @@ def test_an_adapter_alone_needs_a_base_that_workers_can_read_by_name(prepared: P
     torch.save(tensors, prepared / "pytorch_model.bin")
     (prepared / "model.safetensors").unlink()
     opened(prepared)
-    with pytest.raises(UserError, match=r"publish: workers cannot merge .* have no .* -> publish: merged"):
+    with pytest.raises(UserError, match=r"publish: workers cannot merge .* do not contain .* -> publish: merged"):
         opened(prepared, lora={**LORA, "publish": "adapter"})
 
 

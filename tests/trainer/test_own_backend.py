@@ -100,7 +100,7 @@ def test_a_whole_training_publishes_saves_and_resumes_with_it(
 
     training = opened()
     assert json.loads((tmp_path / "run" / "trainer.json").read_text())["backend"] == "toy"
-    assert "backend toy (named in the configuration)" in training.setup_description
+    assert "backend toy (set in the configuration)" in training.setup_description
     for step in (1, 2):
         training.run(training.prepare(make_samples((4, 4, 4), version=step - 1, seed=step), step))
     manifest, payload = open_payload(training.publish()().path)

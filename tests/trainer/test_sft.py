@@ -176,8 +176,8 @@ def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None
     ("changes", "template", "words"),
     [
         ({}, "{% for m in messages %}{{ m.content }};{% endfor %}", "does not end the assistant's turns"),
-        ({"tool_calls": [{"name": "f"}]}, CHATML, "cannot be trained on"),
-        ({"content": ""}, CHATML, "must be text"),
+        ({"tool_calls": [{"name": "f"}]}, CHATML, "cannot be used for training"),
+        ({"content": ""}, CHATML, "must be non-empty text"),
         ({"role": "user"}, CHATML, "end with `assistant`"),
     ],
 )

@@ -149,14 +149,15 @@ def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) ->
             f"{num_workers} workers of {each:g} {unit} need {num_workers * each:g} {unit}, not {size}",
             f"set a whole number of {unit} per worker, or remove {key} and set the size with rollout.num_workers",
         )
-    each = int(each)
+    each, name = int(each), unit.removesuffix("s")
     if size % each:
         fitting = [str(count) for count in (size - size % each, size + each - size % each) if count]
-        what = f"{size} {unit} cannot be divided into workers of {each} {unit}"
+        what = f"{units(size, name)} cannot be divided into workers of {each} {unit}"
         return Problem((key,), what, f"use {' or '.join(fitting)}")
     return Problem(
         (key, "rollout.num_workers"),
-        f"{size} {unit} are enough for {size // each} workers of {each} {unit}, but num_workers is {num_workers}",
+        f"{units(size, name)} can be divided into {units(size // each, 'worker')} of {units(each, name)}, "
+        f"but num_workers is {num_workers}",
         f"set only one of {key} and rollout.num_workers",
     )
 

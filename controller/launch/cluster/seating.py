@@ -128,7 +128,8 @@ def _shortage(pool: Pool, num_seated: int, rooms: Sequence[_Room]) -> str:
         for room in rooms[:MAX_NODES_NAMED]
     )
     more = f", and {len(rooms) - MAX_NODES_NAMED} more nodes" if len(rooms) > MAX_NODES_NAMED else ""
-    return f"pool {pool.name} needs {wanted}, but there is room for only {num_seated} (free resources: {left}{more})"
+    room = f"room for only {num_seated}" if num_seated else "no room for any"
+    return f"pool {pool.name} needs {wanted}, but there is {room} (free resources: {left}{more})"
 
 
 def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[str]:

@@ -82,4 +82,4 @@ def _head_problems(tp_size: int, heads: Any, key_heads: Any) -> Iterator[Setting
     if heads % tp_size or not is_divided:
         what = f"{heads} heads with {key_heads} heads of keys cannot be divided among {tp_size} GPUs"
         sizes = [size for size in range(1, heads + 1) if heads % size == 0 and not key_heads % size]
-        yield SettingProblem((f"{KEY}.tp_size", "model"), what, f"set tp_size: {', '.join(map(str, sizes))}")
+        yield SettingProblem((f"{KEY}.tp_size", "model"), what, f"set tp_size to one of: {', '.join(map(str, sizes))}")

@@ -169,7 +169,7 @@ class OpenEnvEnvironment:
             return json.dumps(observation, ensure_ascii=False)
         if not isinstance(observation, dict) or self._observation_field not in observation:
             known = ", ".join(observation) if isinstance(observation, dict) else "none"
-            raise OpenEnvFailed(f"the observation has no field {self._observation_field}, only {known}")
+            raise OpenEnvFailed(f"the observation has no field {self._observation_field}; its fields: {known}")
         value = observation[self._observation_field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

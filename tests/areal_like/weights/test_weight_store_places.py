@@ -85,7 +85,7 @@ def test_run_whose_place_is_taken_uses_its_own_folder_and_says_why(
     (shared / f"areal_like-r-{os.getuid()}").touch()
     with caplog.at_level(logging.WARNING):
         assert default_root("r", "shm", tmp_path / "run") == tmp_path / "run" / "weights"
-    assert f"weights are transferred through {tmp_path}/run/weightsinstead of shared memory: " in caplog.text
+    assert f"weights are transferred through {tmp_path}/run/weights instead of shared memory: " in caplog.text
 
 
 def test_room_that_is_missing_is_said_in_mebibytes(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,7 @@ def test_a_teacher_is_the_job_that_was_run_and_is_not_run_again(
         return {"folder": str(folder), **dict.fromkeys(quickstarts.KEYS, 0)}
 
     monkeypatch.setattr(quickstarts, "train", train)
+    monkeypatch.setattr("benchmarks.measured._commit", lambda: "1234abc")
     found = quickstarts.measure(Measured(None), ["decoupled_ppo", "distillation"], [3], tmp_path)
     assert [row["curve"] for row in found["rows"]] == [[(90, 0.9)], [(90, 0.9)]]
     assert len(started) == 2

@@ -96,7 +96,10 @@ def test_a_card_shows_names_that_cannot_be_encoded(folder: Path, capfd: pytest.C
             ["check", "rows.jsonl", "--columns", "promt=question"],
             "`promt` is not a role of a column -> did you mean prompt?",
         ),
-        (["check", "rows.jsonl", "--columns", "answer=label"], "rows.jsonl:1: no column `label` for the answer"),
+        (
+            ["check", "rows.jsonl", "--columns", "answer=label"],
+            "rows.jsonl:1: there is no column `label` for the answer",
+        ),
         (["check", "rows.jsonl", "--stages", "none.yaml"], "none.yaml: the file cannot be read"),
         (["clean", "rows.jsonl", "-o", "none/out"], "none/out: the folder"),
         (["check", "rows.jsonl", "rows.jsonl"], "rows.jsonl: is listed twice"),

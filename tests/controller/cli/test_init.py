@@ -240,7 +240,7 @@ def test_probe_of_a_large_model_is_offered_on_a_terminal(reply: str | None, comm
 def test_nothing_is_overwritten_and_nothing_else_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_mine_reward.py").write_text("mine")
     assert main(["init", "mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 2
-    assert "test_mine_reward.py: already exists" in capsys.readouterr().err
+    assert "test_mine_reward.py: the file already exists and will not be overwritten" in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "test_mine_reward.py", "train.jsonl"]
 
 

@@ -71,7 +71,7 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["no-such-run"], "error: no-such-run: there is no run, and no model folder"),
+        (["no-such-run"], "error: no-such-run: there is no run of this name, and there is no model folder"),
         (["models/mine", "--version", "3"], "error: --version: --version can only be used with a run"),
         (["models/cut"], "model.safetensors: is not a complete safetensors file"),
         (["models/base"], "error: models/base: the model's tokenizer has no chat template"),
@@ -125,7 +125,7 @@ def test_a_port_in_use_is_known_before_the_model_is_prepared(
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", str(model_in(tmp_path / "mine")), "--port", str(port)]) == 2
-    assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
+    assert f"port {port} on 127.0.0.1 is in use" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- the key

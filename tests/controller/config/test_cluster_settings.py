@@ -45,7 +45,7 @@ def test_weights_that_other_hosts_cannot_see_are_refused(kind: str):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("runs_dir=runs", "is relative"),
+        ("runs_dir=runs", "`runs` is a relative path"),
         ("runs_dir=/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs", "is deleted with the job"),
         ("launch.host=10.0.0.1", "launch.ray.host: 10.0.0.1"),
         ("rollout.engine.device=cuda:1", "rollout.engine.device: cuda"),
@@ -54,7 +54,7 @@ def test_weights_that_other_hosts_cannot_see_are_refused(kind: str):
         ("launch.ray.rollout={resources: {GPU: 1}}", "launch.ray.rollout.gpus"),
         ("launch.ray.trainer={resources: {disk: 0}}", "must be greater than 0"),
         ("launch.ray.rolout={cpus: 1}", "did you mean launch.ray.rollout"),
-        ("rollout.engine.kind=sglang", "the absolute path of SGLang's interpreter"),
+        ("rollout.engine.kind=sglang", "use an absolute path of the SGLang interpreter"),
     ],
 )
 def test_what_cannot_work_on_a_cluster_is_refused_with_a_remedy(override: str, words: str):

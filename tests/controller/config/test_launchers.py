@@ -87,7 +87,7 @@ def test_a_launcher_by_import_path_is_asked_as_the_built_in_ones_are(tmp_path: P
     assert survey(config).problems == []
     assert launcher_for(config, RunFolder(tmp_path)).host == "127.0.0.2"
     (problem,) = cross_check(config.model_copy(update={"runs_dir": "runs"}))
-    assert "is relative" in str(problem)
+    assert "`runs` is a relative path" in str(problem)
 
 
 def test_a_launcher_that_cannot_be_imported_is_named() -> None:

@@ -104,7 +104,7 @@ def test_too_many_samples_at_once_name_the_memory_they_take() -> None:
     assert cross_check(make(groups_per_step=1024, group_size=64, staleness__max_staleness=63)) == []
     (problem,) = cross_check(make(groups_per_step=1024, group_size=64, staleness__max_staleness=64))
     assert problem.keys[0] == "groups_per_step"
-    assert "4,259,840 samples at once" in problem.what
+    assert "allows 4,259,840 samples in flight" in problem.what
     assert "724 MB of memory in the controller" in problem.what
     unbounded = {"max_staleness": "unbounded", "on_stale": "keep"}
     (problem,) = cross_check(make(groups_per_step=2**20, group_size=8, staleness=unbounded))

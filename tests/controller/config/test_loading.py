@@ -179,8 +179,8 @@ class TestProblems:
         )
         assert problems() == [
             "job.yaml:8: trainer.optimizer.lr: must be a number, not `fast`",
-            "job.yaml:11: reward.scorers.0.kind: is required -> set it: `math`, `code` or another of the built-in ones"
-            " (docs/rewards.md), or your own `module:function`.",
+            "job.yaml:11: reward.scorers.0.kind: is required -> set this key: `math`, `code` or another of the built-in"
+            " ones (docs/rewards.md), or your own `module:function`.",
             "job.yaml:11: reward.scorers.0.kid: no such key -> did you mean reward.scorers.0.kind?",
         ]
 
@@ -199,7 +199,9 @@ class TestProblems:
 
     def test_missing_section_is_named(self) -> None:
         Path("job.yaml").write_text("name: x\n")
-        assert problems() == ["job.yaml: data: is required -> set it: What the policy is trained and evaluated on."]
+        assert problems() == [
+            "job.yaml: data: is required -> set this key: What the policy is trained and evaluated on."
+        ]
 
     def test_section_given_as_a_value_lists_its_keys(self) -> None:
         assert "valid keys: max_staleness, on_stale" in problems("staleness=3")[0]
@@ -215,7 +217,7 @@ class TestYaml:
         [
             ("a: 1\nb: [1\nc: 2\n", "f:3", "not valid YAML"),
             ("a:\n\t- b\n", "f:2", "spaces"),
-            ("a: 1\nb: 2\na: 3\n", "f:3", "given twice"),
+            ("a: 1\nb: 2\na: 3\n", "f:3", "is set twice (first on line 1)"),
             ("", "f", "empty"),
             ("- 1\n", "f:1", "mapping"),
             ("a: !!python/object:os.system x\n", "f:1", "not valid"),
@@ -276,7 +278,7 @@ class TestFindingTheFile:
             find_config("/nowhere/at_all.yaml")
 
     def test_a_folder_or_a_binary_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="folder without"):
+        with pytest.raises(UserError, match=r"the folder contains no config\.yaml"):
             find_config(str(tmp_path))
         (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(UserError, match="UTF-8"):
@@ -289,13 +291,13 @@ class TestPlaces:
     def test_an_index_past_the_end_of_a_list_is_refused_in_words(self, index: str) -> None:
         Path("job.yaml").write_text(MINIMAL + "reward:\n  scorers:\n    - {kind: math}\n")
         assert problems(f"reward.scorers.{index}.weight=2") == [
-            f"command line: reward.scorers.{index}.weight: the list has no entry `{index}`: its only entry is 0"
+            f"command line: reward.scorers.{index}.weight: the list has no entry `{index}`; its only entry is 0"
         ]
         assert load("reward.scorers.0.weight=2").config.reward.scorers[0].weight == 2
 
     def test_an_index_into_an_empty_list_is_refused_in_words(self) -> None:
         Path("job.yaml").write_text(MINIMAL + "reward:\n  scorers: []\n")
-        assert "it is empty" in problems("reward.scorers.0.weight=2")[0]
+        assert "the list is empty" in problems("reward.scorers.0.weight=2")[0]
 
     @pytest.mark.parametrize("key", ["algorithm.gamma", "trainer.ppo.clip", "a.b.c.d", "warm_start.sft.steps"])
     def test_a_section_given_on_the_command_line_is_not_blamed_on_the_file(self, key: str) -> None:

@@ -172,9 +172,9 @@ def test_interval_of_zero_is_nothing_to_take_away() -> None:
 @pytest.mark.parametrize(
     ("text", "override", "fault"),
     [
-        ("a: [1, 2, 3]\n", "a.3=x", "the list has no entry `3`: its entries are 0 to 2"),
-        ("a: [1]\n", "a.1.b=x", "the list has no entry `1`: its only entry is 0"),
-        ("a: []\n", "a.0=x", "the list has no entry `0`: it is empty"),
+        ("a: [1, 2, 3]\n", "a.3=x", "the list has no entry `3`; its entries are 0 to 2"),
+        ("a: [1]\n", "a.1.b=x", "the list has no entry `1`; its only entry is 0"),
+        ("a: []\n", "a.0=x", "the list has no entry `0`; the list is empty"),
         ("a: {b: 5}\n", "a.b.c=x", "`a.b` is 5 and has no key `c`"),
         ("a: text\n", "a.b=x", "`a` is 'text' and has no key `b`"),
     ],

@@ -60,11 +60,11 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
         ("trainer.optimizer.learning_rate=1", "trainer.optimizer.learning_rate: no such key"),
         ("epochs=0", "epochs: must be greater than 0, not 0"),
         ("epochs=true", "epochs: must be a whole number, not true"),
-        ("eval.every_steps=5", "eval.every_steps: there is no evaluation data -> data.eval"),
+        ("eval.every_steps=5", "eval.every_steps: there is no evaluation data -> set data.eval to a file"),
         ("model.tokenizer=from_model", "model.tokenizer: a model created from model.init has no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
         ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
-        ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> write {prompt} in it"),
+        ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> add {prompt} to the template"),
         ("data.train=null", "data.train: must be text, not null"),
         ("trainer.lora={targets: []}", "trainer.lora.targets: lists no module, so nothing would be trained"),
         ("trainer.lora={publish: adapter}", "trainer.lora.publish: no such key"),
@@ -82,7 +82,7 @@ def test_one_rank_may_name_its_backend(config: str) -> None:
 
 def test_a_mistake_in_the_file_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(CONFIG + "trainer:\n  backend: torch\n  ranks: 2\n")
-    with pytest.raises(ConfigError, match=r"job.yaml:6: trainer.ranks.*: backend torch trains in one process"):
+    with pytest.raises(ConfigError, match=r"job.yaml:6: trainer.ranks.*: the backend torch supports one process"):
         load_offline(str(tmp_path / "job.yaml"))
 
 

@@ -96,7 +96,7 @@ JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"
         ("{kind: http, options: {url: 'nowhere'}}", "is not a valid URL"),
         ("{kind: reward_model, options: {path: /nowhere/model}}", "there is no folder /nowhere/model"),
         ("{kind: reward_model, options: {path: .}}", "no config.json"),
-        ("{kind: overlong, options: {max_tokens: 10, soft_tokens: 20}}", "is more than max_tokens"),
+        ("{kind: overlong, options: {max_tokens: 10, soft_tokens: 20}}", "must not be greater than max_tokens"),
         ("{kind: overlong, options: {max_tokens: 9000, soft_tokens: 20}}", "the length penalty begins at 8980 tokens"),
         ("{kind: length}", "checks nothing"),
         ("{kind: math, clip: {min: 1, max: 0}}", "must be less than max"),

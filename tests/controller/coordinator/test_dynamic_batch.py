@@ -119,7 +119,7 @@ def test_a_resumed_run_knows_the_empty_places() -> None:
 
 
 def test_a_run_with_short_steps_is_not_resumed_as_one_of_full_steps() -> None:
-    with pytest.raises(UserError, match="recorded with 1, not 2"):
+    with pytest.raises(UserError, match="recorded with 1, but the config has 2"):
         resumed()
 
 

@@ -134,7 +134,7 @@ def test_a_request_under_a_foreign_name_is_refused(runs):
         for path in ("/", "/events", "/static/dashboard.js"):
             async with client.get(path, headers={"Host": "evil.example"}) as answer:
                 assert answer.status == 421
-                assert "another name" in (await answer.json())["error"]
+                assert "not a name of this server" in (await answer.json())["error"]
 
     ask(runs, scene)
 
@@ -238,9 +238,9 @@ def test_an_action_runs_its_command_and_returns_its_words(runs):
     [
         ({TOKEN_HEADER: "wrong"}, 403, "the token is wrong"),
         ({TOKEN_HEADER: ""}, 403, "the token is wrong"),
-        ({"Origin": "http://evil.example"}, 403, "another site"),
-        ({"Origin": "null"}, 403, "another site"),
-        ({"Sec-Fetch-Site": "cross-site"}, 403, "another site"),
+        ({"Origin": "http://evil.example"}, 403, "a different site"),
+        ({"Origin": "null"}, 403, "a different site"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "a different site"),
         ({"Content-Type": "text/plain"}, 415, "send JSON"),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "send JSON"),
     ],
@@ -292,7 +292,7 @@ def test_an_action_on_a_busy_run_is_a_conflict(runs):
         made.actions.perform = perform
         status, content = await act(client)
         assert status == 409
-        assert "has not ended yet" in content["error"]
+        assert "is still in progress" in content["error"]
 
     ask(runs, scene, token=TOKEN)
 

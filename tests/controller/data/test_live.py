@@ -192,7 +192,7 @@ def test_rows_at_the_start_are_those_of_the_file(path: Path) -> None:
     ("content", "error"),
     [
         ("", "no complete rows"), ('{"prompt": "x"', "no complete rows"), ("{\n", "rows.jsonl:1: the line is not"),
-        ("[1]\n", "must be a JSON object"), ('{"question": "x", "label": "y"}\n', "no column with the answer"),
+        ("[1]\n", "must be a JSON object"), ('{"question": "x", "label": "y"}\n', "no column for the answer"),
     ],
 )  # fmt: skip
 def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> None:

@@ -158,7 +158,7 @@ def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Pa
         (tmp_path / name).write_text("")
     folder = refused(path=str(tmp_path))
     assert (folder.what, folder.remedy) == (
-        "is a folder",
+        "is a folder, not a file",
         f"specify a file or a glob pattern, such as {tmp_path}/a.json",
     )
 
@@ -166,7 +166,7 @@ def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "where", "words", "remedy"),
     [
-        (b'{"a": 1}\n\n{"a" 2}\n', ":3", "invalid JSON (Expecting ':' delimiter at column 6)", "one JSON object per"),
+        (b'{"a": 1}\n\n{"a" 2}\n', ":3", "invalid JSON (Expecting ':' delimiter at column 6)", "write one JSON object"),
         (b"[\n1]\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
         (b"{\n}\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
         (b'{"a": 1}\n[\n', ":2", "invalid JSON", "write one JSON object per line"),
@@ -288,7 +288,7 @@ def test_folder_of_a_dataset_is_loaded_as_what_it_is(
     assert asked == [str(tmp_path / "splits"), str(tmp_path / "whole"), (str(tmp_path / "files"), None, "train")]
     assert list(read(dataset=str(tmp_path / "splits"), split="test")) == ROWS[:1]
     missing = refused(dataset=str(tmp_path / "splits"), split="dev")
-    assert (missing.what, missing.remedy) == ("has no split `dev`", "splits: train, test")
+    assert (missing.what, missing.remedy) == ("has no split `dev`", "use one of its splits: train, test")
 
 
 def test_dataset_that_cannot_be_loaded_is_one_sentence_with_the_ways_there_are(
@@ -301,7 +301,7 @@ def test_dataset_that_cannot_be_loaded_is_one_sentence_with_the_ways_there_are(
     error = refused(dataset="org/name")
     assert error.what == "the dataset cannot be loaded (LookupError: no such dataset)"
     assert error.where == "data.train: org/name"
-    assert "data.train.config and data.train.split, or data.train.path" in str(error.remedy)
+    assert "data.train.config and data.train.split, or set data.train.path" in str(error.remedy)
 
 
 # ---------------------------------------------------------------- generators

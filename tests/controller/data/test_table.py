@@ -100,7 +100,7 @@ class TestColumns:
         file = write_lines(tmp_path / "t.jsonl", {"prompts": "p", "anwser": "1"})
         assert "data.train.columns.prompt=prompts" in refusal(file)
         assert "data.train.columns.answer=anwser" in refusal(file, columns={"prompt": "prompts"})
-        assert "nearest: prompts" in refusal(file, columns={"prompt": "promts"})
+        assert "similar columns: prompts" in refusal(file, columns={"prompt": "promts"})
 
     def test_missing_column_names_the_two_nearest(self, tmp_path: Path) -> None:
         file = write_lines(tmp_path / "t.jsonl", {"prompt1": "p", "prompt2": "p", "prompt3": "p", "answer": "1"})
@@ -116,7 +116,9 @@ class TestColumns:
         assert [row["prompt"] for row in rows_of(file)] == ["p"]
 
     def test_column_missing_in_a_later_row_names_its_line(self, tmp_path: Path) -> None:
-        assert "t.jsonl:2: no column `question`" in refusal(write_lines(tmp_path / "t.jsonl", GSM8K, {"answer": "1"}))
+        assert "t.jsonl:2: there is no column `question`" in refusal(
+            write_lines(tmp_path / "t.jsonl", GSM8K, {"answer": "1"})
+        )
 
     @pytest.mark.parametrize(
         ("row", "words"),

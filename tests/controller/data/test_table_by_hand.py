@@ -63,7 +63,7 @@ def test_draws_end_exactly_with_the_last_epoch_and_none_comes_before_the_first()
     assert order.max_draws == 6
     assert sorted(order.row_index(draw) for draw in range(6)) == [0, 0, 1, 1, 2, 2]
     for draw in (6, -1):
-        with pytest.raises(IndexError, match=f"draw {draw} of 6"):
+        with pytest.raises(IndexError, match=f"draw {draw} is out of range: draws must be from 0 to 5"):
             order.row_index(draw)
     endless = DrawOrder(3, 7)
     assert endless.max_draws is None
@@ -144,18 +144,18 @@ def test_columns_that_are_mapped_take_the_place_of_those_with_the_names_of_the_r
 
 
 def test_missing_column_is_named_with_the_way_to_map_it() -> None:
-    with pytest.raises(UserError, match=r"no column with the answer \(looked for answer, final_answer, solution") as e:
+    with pytest.raises(UserError, match=r"no column for the answer \(looked for answer, final_answer, solution") as e:
         reader({"prompt": "p", "x": 1})
     assert e.value.remedy == (
-        "map it: data.train.columns.answer=YOUR_COLUMN; columns here: prompt, x; "
+        "map the column with data.train.columns.answer=YOUR_COLUMN; existing columns: prompt, x; "
         "columns.answer=null means that there are no answers"
     )
-    with pytest.raises(UserError, match="no column with the prompt") as e:
+    with pytest.raises(UserError, match="no column for the prompt") as e:
         reader({"promt": "p", "answer": 1})
     assert e.value.remedy == "map the column with data.train.columns.prompt=promt; existing columns: promt, answer"
     with pytest.raises(UserError, match="no column `ask`") as e:
         reader({"prompt": "p", "answer": 1}, prompt="ask")
     assert e.value.remedy == "existing columns: prompt, answer; map the right column with data.train.columns.prompt=..."
-    with pytest.raises(UserError, match="no column with the response") as e:
+    with pytest.raises(UserError, match="no column for the response") as e:
         reader({"prompt": "p", "x": 1}, "warm_start.data")
     assert "columns.answer=null" not in str(e.value.remedy)

@@ -108,7 +108,7 @@ def test_small_shared_memory_is_a_warning_and_no_problem(monkeypatch: pytest.Mon
     docker = memory.shared_memory(FakeMachine(disk=(64e6, 64e6)))
     assert (docker.verdict, "--shm-size" in docker.advice) == ("warning", True)
     good = memory.shared_memory(FakeMachine(disk=(64 * GB, 64 * GB)))
-    assert (good.verdict, "a model of 8 billion parameters" in good.found) == ("ok", True)
+    assert (good.verdict, "a model with 8 billion parameters" in good.found) == ("ok", True)
     assert memory.shared_memory(FakeMachine(system="darwin")).verdict == "absent"
 
 

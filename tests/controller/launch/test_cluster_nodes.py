@@ -45,7 +45,7 @@ def test_a_node_like_ours_lacks_nothing():
         ({"is_installed": False}, "node 10.0.0.2 has no installation of areal_like for /usr/bin/python3"),
         ({"model": "No such file"}, "model.path: node 10.0.0.2 cannot read /models/m"),
         ({"run_dir": "Permission denied"}, "runs_dir: node 10.0.0.2 cannot use /runs (Permission denied)"),
-        ({"engine_python": "there is none"}, "node 10.0.0.2 has no SGLang interpreter /opt/python"),
+        ({"engine_python": "it does not exist"}, "node 10.0.0.2 has no SGLang interpreter /opt/python"),
         ({"controller": "No route to host"}, "node 10.0.0.2 cannot reach the controller at 10.0.0.1"),
         ({"port": "Too many open files"}, "node 10.0.0.2 has no free port"),
         ({"time_s": time.time() - 90}, "node 10.0.0.2's clock is off by "),
@@ -90,7 +90,7 @@ def test_a_folder_of_the_same_name_that_is_not_shared_is_noticed(tmp_path: Path)
 def test_absent_model_interpreter_and_controller_are_noticed(tmp_path: Path):
     found = look(order(tmp_path, model=str(tmp_path / "m"), python="/no/such/python"))
     assert "No such file" in found["model"]
-    assert found["engine_python"] == "there is none"
+    assert found["engine_python"] == "it does not exist"
     assert found["controller"], "nobody listens there any more"
 
 

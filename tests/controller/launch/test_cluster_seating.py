@@ -77,7 +77,7 @@ def test_strict_strategies_are_kept():
     together = seat([pool("a", 4, "STRICT_PACK", CPU=1)], nodes)
     assert "all on one node" in together.shortages[0]
     apart = seat([pool("a", 3, "STRICT_SPREAD", CPU=1)], nodes)
-    assert "2 fit" in apart.shortages[0]
+    assert "there is room for only 2" in apart.shortages[0]
 
 
 def test_places_without_a_gpu_leave_the_nodes_with_gpus_to_those_that_need_one():
@@ -98,7 +98,7 @@ def test_some_order_of_pools_that_fits_is_found():
 def test_too_small_a_cluster_learns_what_is_missing_and_where():
     nodes = [node("1", CPU=8, GPU=1), node("2", CPU=8)]
     found = seat([pool("rollout", 3, CPU=1, GPU=1)], nodes)
-    assert found.shortages[0].startswith("pool rollout needs 3 places of CPU 1, GPU 1, and 1 fit")
+    assert found.shortages[0].startswith("pool rollout needs 3 places of CPU 1, GPU 1, but there is room for only 1 ")
     assert "10.0.0.2: CPU 8, GPU 0" in found.shortages[0]
     assert found.shortages[-1] == "the whole cluster lacks GPU 2"
 
@@ -106,7 +106,7 @@ def test_too_small_a_cluster_learns_what_is_missing_and_where():
 def test_room_that_is_there_but_cut_up_is_not_called_missing():
     nodes = [node("1", GPU=1), node("2", GPU=1)]
     (words,) = seat([pool("rollout", 1, GPU=2)], nodes).shortages
-    assert "0 fit" in words
+    assert "but there is no room for any" in words
 
 
 def test_no_node_at_all_is_a_shortage():

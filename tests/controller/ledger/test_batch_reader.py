@@ -52,5 +52,5 @@ def test_purged_and_damaged_payloads_are_distinguished(reader: BatchReader, tmp_
     with sqlite3.connect(tmp_path / LEDGER_FILE) as db:
         db.execute("UPDATE samples SET file = NULL WHERE group_id = 0")
     assert reader.num_purged(batch) == 1
-    with pytest.raises(LedgerError, match="the tokens of sample 0 of group 0 are not stored any more"):
+    with pytest.raises(LedgerError, match="the tokens of sample 0 of group 0 are no longer stored"):
         reader.samples(batch)

@@ -52,7 +52,7 @@ def test_a_sample_without_a_teacher_stores_an_empty_field_and_older_records_are_
 
 def test_a_record_with_too_few_of_them_is_refused() -> None:
     fields = msgspec.msgpack.decode(pack_sample((taught([0, 0], -1.0, -2.0),), "text"))
-    with pytest.raises(ValueError, match="teacher_logprobs_T has 4 entries where 5 were expected"):
+    with pytest.raises(ValueError, match="teacher_logprobs_T has 4 entries, expected 5"):
         unpack_sample(msgspec.msgpack.encode([*fields[:-1], fields[-1][4:]]))
 
 

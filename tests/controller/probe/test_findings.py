@@ -267,7 +267,7 @@ def test_tokenizer_in_which_the_end_of_sequence_is_an_ordinary_token_is_named(mo
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     found = find(look(model, folder=folder))
     assert found[0].kind == "tokenizer"
-    assert "ordinary token 7" in found[0].sentence
+    assert "token is 7, which is an ordinary token" in found[0].sentence
 
 
 def test_prompts_that_are_too_hard_are_named(model: Model) -> None:

@@ -246,7 +246,7 @@ def test_different_log_probs_hide_no_symptom_while_every_other_cause_does() -> N
 
 def test_groups_of_one_answer_are_named_with_the_temperature_where_it_is_low() -> None:
     answers = [answer(0, "a", [1]), answer(0, "a", [1])]
-    for temperature, remedy in ((0.29, "temperature: 1.0"), (0.3, "start from a model")):
+    for temperature, remedy in ((0.29, "set temperature: 1.0"), (0.3, "start from a model")):
         seen = seen_of(answers, [1.0, 1.0], sampling=Sampling(temperature=temperature, max_new_tokens=6))
         finding = only(seen)
         assert finding.kind == "greedy"

@@ -84,17 +84,17 @@ def test_text_shows_the_same_numbers_then_samples_then_causes_then_notes() -> No
         "  pass rate                     75%\n"
         "  mean reward                   0.500\n"
         "  groups with signal            50%\n"
-        "  cut at the length limit       25%\n"
+        "  truncated at the length limit 25%\n"
         "  reward of gold answers        0.750\n"
         "  chat template                 yes\n"
         "  ends an answer                <eos> <end>\n"
         "  engine and trainer differ by  5.0e-01 nat on average, 5.0e-01 at most\n"
         "\n"
         'first prompt: "<bos>1+1="\n'
-        '  row 0  reward 1.000  1 tokens, ended: "a"\n'
-        '  row 1  reward 0.500  3 tokens, ended: "ccc"\n'
-        '  row 0  reward 0.000  2 tokens, cut: "bb"\n'
-        '  row 1  reward 0.500  4 tokens, ended: "dddd"\n'
+        '  row 0  reward 1.000  1 tokens, complete: "a"\n'
+        '  row 1  reward 0.500  3 tokens, complete: "ccc"\n'
+        '  row 0  reward 0.000  2 tokens, truncated: "bb"\n'
+        '  row 1  reward 0.500  4 tokens, complete: "dddd"\n'
         "\n"
         "kind: What it is.\n"
         "  -> what to do\n"
@@ -108,13 +108,13 @@ def test_text_says_what_was_not_measured_and_that_nothing_was_found() -> None:
         "  pass rate                     not measured\n"
         "  mean reward                   -\n"
         "  groups with signal            not measured\n"
-        "  cut at the length limit       not measured\n"
+        "  truncated at the length limit not measured\n"
         "  reward of gold answers        -\n"
         "  chat template                 none\n"
         "  ends an answer                nothing\n"
         "  engine and trainer differ by  not measured\n"
         "\n"
-        "no cause of a flat reward was found\n"
+        "no reason was found why the reward would stay flat\n"
     )
 
 

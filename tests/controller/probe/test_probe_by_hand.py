@@ -246,4 +246,4 @@ def test_model_that_an_earlier_run_has_warm_started_is_used_as_it_is(
 def test_rewards_of_a_workflow_of_several_turns_are_left_out(processes: Processes, tmp_path: Path) -> None:
     seen, notes = looked(load_config("guess_number", [f"runs_dir={tmp_path}", "warm_start=null"]).config)
     assert (seen.verdicts, seen.gold) == ([], [])
-    assert notes == [f"rewards are not computed: {WORKFLOW_NOTE}"]
+    assert notes == [f"rewards are not computed, because {WORKFLOW_NOTE}"]

@@ -69,7 +69,7 @@ def test_resume_takes_a_folder_a_name_or_a_run(started, tmp_path):
 
 def test_resume_of_a_run_in_progress_is_refused(started, tmp_path):
     folder = zoo.make_run(tmp_path / "runs", "running")
-    with pytest.raises(UserError, match="still running"):
+    with pytest.raises(UserError, match="still in progress"):
         areal_like.resume(folder.root)
     assert not started
 

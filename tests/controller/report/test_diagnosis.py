@@ -58,7 +58,7 @@ def test_evaluations_and_supervised_runs_are_not_judged_as_training():
     run.state["command"] = "eval"
     assert diagnose(run)[0].title == "An evaluation: accuracy 0.500 on 64 prompts"
     run.state["command"] = "sft"
-    assert "Supervised" in diagnose(run)[0].title
+    assert "only supervised steps" in diagnose(run)[0].title
 
 
 # ------------------------------------------------------------ the four of the issue
@@ -88,7 +88,7 @@ def test_cause_of_a_wait_is_named_first_on_any_machine(step_s, shares, severity,
 def test_shares_of_the_steady_part_and_of_the_whole_run_are_distinguished():
     steady = measure(made_run(pulses=pulse_rows(**TOO_FEW)))
     assert steady.is_steady
-    assert "leave out the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
+    assert "do not include the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
     assert "without start and end" in verdict(pulses=pulse_rows()).title
 
 
@@ -228,7 +228,7 @@ def test_too_many_workers_says_how_many_would_do_and_that_more_age_does_not_help
     run = made_run(pulses=pulse_rows(**TOO_MANY, workers=4), settings=config(rollout__num_workers=4))
     found = diagnose(run)[0]
     assert found.title.endswith("there are more rollout workers than it needs")
-    assert "reduce rollout.num_workers from 4 to 1, which would be enough" in found.advice
+    assert "Reduce rollout.num_workers from 4 to 1, which would be enough" in found.advice
     assert "no loss with 1 rollout worker" in found.predicted
 
 
@@ -305,7 +305,7 @@ def test_counters_of_a_restarted_process_are_added_to_those_before():
 def test_run_of_an_older_layout_is_judged_by_its_steps_and_summary():
     summary = {"audit": "clean", "rollout_idle_share": 0.02, "rollout_paused_share": 0.01}
     found = verdict(pulses=[], summary=summary, steps=step_rows(trainer_wait_share=0.7))
-    assert found.title.startswith("The trainer waited 70 %")
+    assert found.title.startswith("The trainer waited for samples during 70 %")
 
 
 def test_pace_counts_the_workers_that_were_there():

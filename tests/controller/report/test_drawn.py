@@ -60,7 +60,7 @@ def test_groups_without_any_answer_are_losses_too() -> None:
     assert data.summary is not None
     data.summary["dropped_by_reason"] = {"prompt_too_long": 12}
     words = comparison(data).words
-    assert words.startswith("12 drawn groups ended before they had an answer; all other samples")
+    assert words.startswith("12 drawn groups ended before they had an answer. All other samples")
     assert "Prompt too long: 12 groups without an answer." in words
     data.summary["lengths"] |= {"trained": FEWER, "lost": LOST, "shift_z": -7.0}
     words = comparison(data).words

@@ -94,7 +94,7 @@ def test_crashed_run_says_so_before_all_else():
 
 def test_stopped_run_keeps_its_diagnosis_first():
     found = diagnose(made_run(kind="stopped", steps=step_rows()[:20], pulses=pulse_rows(**TOO_FEW)[:21]))
-    assert found[0].title.startswith("The trainer waited 60 %")
+    assert found[0].title.startswith("The trainer waited for samples during 60 %")
     assert found[-1].title == "The run was stopped after 20 of 40 steps"
 
 

@@ -131,7 +131,7 @@ def test_ledger_of_another_schema_is_left_out_with_its_number(folder):
     db.close()
     data = RunData.load(folder)
     assert data.samples is None
-    assert "schema is 99" in data.problems[0]
+    assert "schema version 99" in data.problems[0]
 
 
 def test_newer_layout_is_refused_and_a_newer_status_file_left_out(folder):

@@ -120,8 +120,8 @@ def test_newest_checkpoint_that_is_whole_and_that_the_ledger_knows_is_taken_and_
     damage(tmp_path / "checkpoints" / "step_000006")
     found = find_checkpoint(tmp_path, num_batches=7, ledger_seq=100)
     assert (found.version, found.path) == (4, tmp_path / "checkpoints" / "step_000004")
-    assert "step_000008 is skipped: the ledger ends at step 7" in found.left_out[0]
-    assert "step_000006 is skipped" in found.left_out[1]
+    assert "step_000008 was skipped: the ledger ends at step 7" in found.left_out[0]
+    assert "step_000006 was skipped" in found.left_out[1]
     assert "is damaged" in found.left_out[1]
 
 

@@ -87,7 +87,7 @@ def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdraw
     folder = zoo.make_run(tmp_path, "running")
     seconds = iter(range(1000))
     assert drain(folder, "rollout-0", sleep=lambda _: None, clock=lambda: float(next(seconds))) == 1
-    assert "no reply" in capsys.readouterr().err
+    assert "did not reply" in capsys.readouterr().err
     assert not list(folder.requests.iterdir())
 
 

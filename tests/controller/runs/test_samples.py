@@ -124,7 +124,7 @@ class TestPayloads:
         zoo.give_tokenizer(folder.final)
         sample = one(folder, "g0.0")
         assert (sample.payload, sample.reward, sample.prompt) == ("purged", 1.0, "")
-        assert "purged" in text_of(folder, group=0)
+        assert "no longer stored" in text_of(folder, group=0)
         assert one(folder, "g3.0").payload == "stored"
 
     def test_purge_while_we_read_is_a_purge(self, tmp_path):
@@ -197,7 +197,7 @@ class TestLedger:
         folder = zoo.make_sampled_run(tmp_path)
         with sqlite3.connect(folder.ledger) as db:
             db.execute("UPDATE meta SET value = '9' WHERE key = 'schema'")
-        with pytest.raises(UserError, match="schema 9"):
+        with pytest.raises(UserError, match="schema version 9"):
             names(folder)
 
     @pytest.mark.parametrize("keep", [0, 1000, 6000])
@@ -383,7 +383,7 @@ class TestPage:
             ledger.apply([zoo.sample_entry(3, 1, "y" * 30_000, 0.0)])
         chosen = Choice(group=3)
         found = read_samples(folder, chosen)
-        assert "10,000 characters more" in sample_page(folder, chosen, found)
+        assert "10,000 more characters" in sample_page(folder, chosen, found)
         assert "y" * 30_000 in sample_page(folder, chosen, found, is_full=True)
 
 

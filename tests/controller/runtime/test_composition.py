@@ -202,7 +202,7 @@ def test_a_session_that_contradicts_the_ledger_is_refused(tmp_path: Path, made: 
     config = make(groups_per_step=3, metrics__trace=False)
     processes, _ = starter(config, tmp_path)
     start = StartingPoint(state_of(1, num_batches=1, groups_per_step=2))
-    with pytest.raises(UserError, match="recorded with 2, not 3"):
+    with pytest.raises(UserError, match="recorded with 2, but the config has 3"):
         compose(Session(tmp_path, config), start, None, processes, lambda: "")  # type: ignore[arg-type]
 
 

@@ -127,7 +127,7 @@ def test_deleted_newest_checkpoint_is_no_disagreement(resume, stopped):
         (lambda run: saved(run, 8), "checkpoint step_000008 is of step 8, but ledger.sqlite ends at step 6"),
         (lambda run: saved(run, 5, lineage="l7"), "is of lineage l7, which is not in ledger.sqlite"),
         (lambda run: saved(run, 5, run_id="another"), "belongs to run another"),
-        (lambda run: saved(run, 5, position={"ledger_seq": 10**6}), "held 1000000 facts"),
+        (lambda run: saved(run, 5, position={"ledger_seq": 10**6}), "the ledger contained 1000000 facts"),
         (lambda run: run.metrics.unlink(), "metrics.jsonl ends at step 0"),
         (lambda run: shutil.rmtree(run.checkpoints), "checkpoints/ contains none"),
     ],

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_is_gone_is_reported_and_the_one_before_stays(tmp_path
     shutil.rmtree(gone)
     watch.evaluated(40, {"accuracy": 0.9})
     assert watch.facts()["best"]["version"] == 20
-    assert "version 40, the best so far, cannot be kept" in said[-1]
+    assert "version 40, which is the best so far, cannot be kept" in said[-1]
 
 
 def test_a_resumed_run_goes_on_from_what_is_kept_of_its_own_history(tmp_path: Path) -> None:

@@ -154,7 +154,9 @@ def test_a_checkpoint_is_a_row_once_and_one_that_failed_a_warning(tmp_path: Path
         ("checkpoint", {"version": 3, "path": "/c", "stall_s": 1.0, "write_s": 2.0, "num_bytes": 9}),
         ("checkpoint_failed", {"version": 4, "reason": "disk full"}),
     ]
-    assert bench.notes == [("no checkpoint of version 4: disk full; the run continues without it", "warning")]
+    assert bench.notes == [
+        ("the checkpoint of version 4 could not be written: disk full; the run continues without it", "warning")
+    ]
 
 
 def test_a_sink_that_is_down_is_a_row_each_time_and_a_warning_once() -> None:

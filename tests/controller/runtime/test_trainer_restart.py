@@ -39,8 +39,8 @@ def test_the_newest_checkpoint_that_is_whole_and_known_is_found_once_the_disk_is
     found = find_checkpoint(tmp_path, num_batches=3, ledger_seq=9)
     assert (found.version, found.path) == (2, Path("v2"))
     assert found.left_out == [
-        "checkpoint v4 is skipped: the ledger ends at step 3",
-        "checkpoint v3 is skipped: a file is missing",
+        "checkpoint v4 was skipped: the ledger ends at step 3",
+        "checkpoint v3 was skipped: a file is missing",
     ]
     assert done == ["repaired", ("v3", 9), ("v2", 9)]
 
@@ -48,7 +48,7 @@ def test_the_newest_checkpoint_that_is_whole_and_known_is_found_once_the_disk_is
 def test_without_a_usable_checkpoint_it_is_the_starting_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     on_disk(monkeypatch, v1="damaged")
     assert find_checkpoint(tmp_path, num_batches=3, ledger_seq=9) == Found(
-        0, None, ["checkpoint v1 is skipped: damaged"]
+        0, None, ["checkpoint v1 was skipped: damaged"]
     )
 
 

@@ -207,7 +207,8 @@ def test_checkpoint_on_request_is_answered_when_the_trainer_has_it(tmp_path, ref
                 await run.go()
             if refusal:
                 assert (
-                    "no checkpoint of version 0: the disk is full; the run continues without it" in run.shown.getvalue()
+                    "the checkpoint of version 0 could not be written: the disk is full; the run continues without it"
+                    in run.shown.getvalue()
                 )
                 assert [row["reason"] for row in run.rows("checkpoint_failed")] == [refusal] * 2
             else:

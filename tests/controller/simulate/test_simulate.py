@@ -302,7 +302,7 @@ def test_lengths_that_are_no_lengths_are_refused(text):
 def test_names_that_are_not_known_are_refused_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'h100'"):
         gpu_named("h1000")
-    with pytest.raises(UserError, match="known: "):
+    with pytest.raises(UserError, match=r"is not a known name -> use one of qwen3-0\.6b, "):
         model_named("900b")
 
 
@@ -406,7 +406,7 @@ def test_json_has_one_object_a_variant(capsys):
         (["--gpus", "none"], "is not a whole number"),
         (["--rollout-share", "1.5"], "is not between 0 and 1"),
         (["--sweep", "gpus"], "specifies no values"),
-        (["--sweep", "gpus=8,x"], "is not valid"),
+        (["--sweep", "gpus=8,x"], "is not a valid list of values"),
         (["--sweep", "staleness.max_stale=1"], "max_stale"),
         (["--efficiency", "speed=2"], "one of decode_floor_s="),
         *(
@@ -467,8 +467,8 @@ def test_threads_are_compared_on_processor_cores_alone(monkeypatch):
     planned = [load_config("quickstart", ["mode=sync", *extra]).config for extra in (on_gpus, on_gpus[:1], [])]
     words = [other_threads(ran, each) for each in planned]
     assert words[0] is None
-    assert "its trainer had 1 threads, `mode: sync` gives 2" in str(words[1])
-    assert "its engine and trainer had 1 and 1 threads" in str(other_threads(on_cores, planned[2]))
+    assert "the trainer had 1 threads, but with `mode: sync` the number is 2" in str(words[1])
+    assert "the engine and trainer had 1 and 1 threads" in str(other_threads(on_cores, planned[2]))
 
 
 def test_of_nearly_equal_plans_the_freshest_is_best():

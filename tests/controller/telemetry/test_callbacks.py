@@ -87,7 +87,7 @@ class Failing:
     ("target", "words"),
     [
         (Failing(error=ValueError("no\nmore")), "on_step raised ValueError: no"),
-        (Failing(found=[1]), "it returned list"),
+        (Failing(found=[1]), "a method returned list"),
         (Failing(found={"x": "high"}), "the metric `x` is str, not a number"),
     ],
 )

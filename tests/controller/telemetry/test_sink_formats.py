@@ -171,7 +171,7 @@ def test_counter_gets_a_name_that_prometheus_takes(key, metric):
 
 def test_port_in_use_is_one_clear_error_and_the_endpoint_is_gone_after_its_end(endpoint):
     port = int(endpoint.url.rsplit(":", 1)[1].split("/")[0])
-    with pytest.raises(UserError, match=rf"metrics\.prometheus: 127\.0\.0\.1:{port}: port is in use.*port=0"):
+    with pytest.raises(UserError, match=rf"metrics\.prometheus: 127\.0\.0\.1:{port}: the port is in use.*port=0"):
         PrometheusSink("127.0.0.1", port, run="r", losses=dict, remedy="")
     other = PrometheusSink("127.0.0.1", 0, run="r", losses=dict, remedy="")
     other.close()

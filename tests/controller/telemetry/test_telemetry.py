@@ -186,14 +186,17 @@ def test_what_is_drawn_of_a_step_does_not_grow_with_it():
     assert every_group(groups_per_step=8) == 1, "64 samples a step: all of them"
     assert every_group(groups_per_step=9) == 2
     assert every_group(groups_per_step=512, group_size=16) == 128, "four groups of a step of 8,192 samples"
-    assert every_group(**{"metrics.trace_samples_per_step": 4}) == 96, "fewer than a group: not one in every step"
+    assert every_group(groups_per_step=48, **{"metrics.trace_samples_per_step": 4}) == 96, (
+        "fewer than a group: not one in every step"
+    )
     assert every_group(**{"metrics.trace_samples_per_step": "null"}) == 1
 
 
 def test_short_run_is_drawn_whole_and_a_long_one_by_whole_groups_within_its_bound():
     def settings(**changes):
         overrides = [f"{key}={value}" for key, value in changes.items()]
-        return trace_settings(load_config("quickstart", ["metrics.trace_samples_per_step=null", *overrides]).config)
+        fixed = ["groups_per_step=48", "group_size=8", "metrics.trace_samples_per_step=null"]
+        return trace_settings(load_config("quickstart", [*fixed, *overrides]).config)
 
     whole = settings(num_steps=80)
     assert (whole.every_group, whole.max_events) == (1, 200_000)

@@ -148,7 +148,7 @@ def test_a_tracker_that_cannot_begin_is_an_error_and_the_end(monkeypatch: pytest
 @pytest.mark.parametrize(("sink", "name"), [(MlflowSink, "mlflow"), (TrackioSink, "trackio")])
 def test_an_absent_package_is_named_with_its_extra(sink: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.telemetry.tracker_sink.is_installed", lambda package: False)
-    with pytest.raises(UserError, match=f"metrics.{name}: {name} is not installed"):
+    with pytest.raises(UserError, match=f"metrics.{name}: the package {name} is not installed"):
         sink({}, Path("x"), remedy="")
 
 

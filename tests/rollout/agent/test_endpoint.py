@@ -271,7 +271,7 @@ def test_only_the_newest_answers_of_responses_are_kept(monkeypatch: pytest.Monke
 
     endpoint = asyncio.run(talk())
     assert list(endpoint._kept._kept) == [2, 3]
-    with pytest.raises(BadRequest, match="resp_0, or it is no longer kept"):
+    with pytest.raises(BadRequest, match="resp_0, or it is no longer stored"):
         endpoint.conversation(0)
 
 
@@ -335,7 +335,7 @@ def test_too_many_requests_and_those_at_the_end_are_refused(monkeypatch: pytest.
 
     busy, closing, answers = asyncio.run(talk())
     assert busy[:2] == (429, None), "a client may send it again"
-    assert "2 requests are waiting" in busy[2]["error"]["message"]
+    assert "2 requests are already waiting" in busy[2]["error"]["message"]
     assert (closing[0], closing[2]["error"]["message"]) == (503, "the server is shutting down")
     assert [status for status, _, _ in answers] == [200, 200]
 

@@ -57,7 +57,7 @@ def test_an_engine_with_an_environment_of_its_own_runs_in_that_of_the_setting(py
 
 def test_options_are_refused_where_there_are_none() -> None:
     assert list(Echo().option_problems({})) == []
-    assert words(Echo().option_problems({"a": 1, "b": 2})) == ["echo has no options (here: a, b)"]
+    assert words(Echo().option_problems({"a": 1, "b": 2})) == ["echo has no options, but these are set: a, b"]
 
 
 @pytest.mark.parametrize("can", [True, False])

@@ -165,7 +165,7 @@ def test_log_probs_of_given_tokens_are_those_of_the_named_adapter(
                 found, _ = await engine.logprobs(tokens[:7], tokens[7:], 0.5, adapter=adapter)
                 expected = bench.logprobs(adapter or 0, tokens[:7], tokens[7:], 0.5)
                 np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-            with pytest.raises(UserError, match="the engine has no adapter three -> it has one, two"):
+            with pytest.raises(UserError, match="the engine has no adapter three -> use one of one, two"):
                 await engine.logprobs(tokens[:7], tokens[7:], adapter="three")
             with pytest.raises(UserError, match="the engine has no adapter three"):
                 await engine.generate(kit.ask(1, adapter="three"))
@@ -180,7 +180,9 @@ def test_an_engine_without_adapters_refuses_a_request_that_names_one(kit: Any) -
 
     async def body() -> None:
         async with bench.engine() as engine:
-            with pytest.raises(UserError, match="the engine has no adapter one -> it has none"):
+            with pytest.raises(
+                UserError, match="the engine has no adapter one -> configure this adapter; the engine has none"
+            ):
                 await engine.generate(kit.ask(1, adapter="one"))
 
     kit.run(body())
@@ -273,7 +275,7 @@ def test_a_module_that_is_not_a_linear_one_is_refused(kit: Any) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "fan_in_fan_out": False}))
 
     async def body() -> None:
-        with pytest.raises(UserError, match=r"transformer.h.0.attn.c_proj of the base is not a linear module"):
+        with pytest.raises(UserError, match=r"transformer.h.0.attn.c_proj of the base model is not a linear module"):
             async with bench.engine():
                 pass
 

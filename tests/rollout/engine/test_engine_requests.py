@@ -494,7 +494,7 @@ def test_logits_that_are_not_finite_fail_their_request_and_no_other(kit: Any) ->
         ({}, {"config.json": "{"}, "config.json cannot be read"),
         ({}, {"config.json": '{"model_type": "no_such_model"}'}, "config.json cannot be read"),
         ({}, {"config.json": '{"model_type": "vit"}'}, "not a causal language model"),
-        ({"device": "toaster"}, {"config.json": '{"model_type": "qwen3"}'}, "no such device"),
+        ({"device": "toaster"}, {"config.json": '{"model_type": "qwen3"}'}, "there is no device toaster"),
     ],
 )
 def test_model_or_device_that_cannot_be_used_is_a_user_error(

@@ -48,11 +48,11 @@ def test_further_arguments_become_words_of_the_command_line():
     ("arguments", "said"),
     [
         ({"chunked_prefil_size": 1}, "no argument `chunked-prefil-size`.*did you mean chunked-prefill-size"),
-        ({"enable_metrics": "yes"}, "takes no value"),
+        ({"enable_metrics": "yes"}, "does not accept a value"),
         ({"chunked_prefill_size": True}, "requires a value"),
         ({"schedule_policy": "best"}, "cannot be `best`.*one of lpm, fcfs"),
-        ({"port": 30000}, "`port` is set by the engine itself"),
-        ({"model_path": "x"}, "`model-path` is set by the engine itself"),
+        ({"port": 30000}, "`port` is set by areal_like"),
+        ({"model_path": "x"}, "`model-path` is set by areal_like"),
     ],
 )
 def test_arguments_this_version_does_not_take_are_refused(arguments, said):
@@ -95,8 +95,16 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
             UserError,
             "cannot load this model",
         ),
-        ("RuntimeError: Not enough memory. Please try increasing --mem-fraction-static.", UserError, "no memory"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", UserError, "no memory.*CUDA out of memory"),
+        (
+            "RuntimeError: Not enough memory. Please try increasing --mem-fraction-static.",
+            UserError,
+            "not enough memory for the SGLang",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+            UserError,
+            "not enough memory for the SGLang.*CUDA out of memory",
+        ),
         ("OSError: [Errno 98] Address already in use", UserError, "the port of the SGLang server is in use"),
         (
             'File "/x/sglang/srt/arg_groups/overrides.py", line 3, in f\nValueError: only triton, not torch_native\n',

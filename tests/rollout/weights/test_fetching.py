@@ -410,6 +410,6 @@ def test_a_fetch_ends_after_so_many_parents(net: Net, file: ChunkFile, monkeypat
     monkeypatch.setattr(fetching, "MAX_MOVES", 3)
     net.parents(*[RELAY] * 9)
     net.unreachable = {RELAY}
-    with pytest.raises(WeightError, match="v3: 3 sources failed"):
+    with pytest.raises(WeightError, match="v3 could not be fetched: 3 sources failed in a row"):
         run(net.fetcher.fetch(LOCATOR, file))
     assert len(net.sent(ParentRequest)) == 3

@@ -126,9 +126,9 @@ def test_a_version_with_a_wrong_checksum_leaves_the_base_and_no_file(folder: Loc
 @pytest.mark.parametrize(
     ("deltas", "complaint"),
     [
-        ([delta(2, 3)], "the delta to version 3 starts from 2, but this worker has version 1"),
-        ([other_base(delta(1, 3))], "starts from 1, but this worker has version 1"),
-        ([delta(1, 2), delta(1, 3)], "the delta to version 3 starts from 1, but this worker has version 2"),
+        ([delta(2, 3)], "the delta to version 3 starts from version 2, but this worker has version 1"),
+        ([other_base(delta(1, 3))], "starts from version 1, but this worker has version 1"),
+        ([delta(1, 2), delta(1, 3)], "the delta to version 3 starts from version 1, but this worker has version 2"),
         ([delta(1, 2, extra=1)], "the delta to version 2 is for a different tensor layout"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_is_whole_already_goes_through_as_it_is(tmp_path: Path) -> None:
 
 def test_another_base_is_refused_with_a_sentence(tmp_path: Path) -> None:
     world = World(tmp_path)
-    with pytest.raises(UserError, match=r"is not the base of the run's adapter \(model\.norm\.weight differs\)"):
+    with pytest.raises(UserError, match=r"is not the base model of the run's adapter \(model\.norm\.weight differs\)"):
         world.receive(world.publish(1, **{"model.norm.weight": 1}))
     with pytest.raises(UserError, match=r"the files do not contain model\.other"):
         world.receive(world.publish(2, **{"model.other": 1}))

@@ -63,7 +63,7 @@ def test_heads_that_are_too_wide_for_a_flash_kernel_are_refused(head_dim: int, f
     if fits:
         attach(model, AttentionChoice("varlen", "test"))
         return
-    with pytest.raises(UserError, match=f"varlen supports head dimensions up to {MAX_FLASH_HEAD_DIM}, qwen3 has"):
+    with pytest.raises(UserError, match=f"head dimensions up to {MAX_FLASH_HEAD_DIM}, but qwen3 has {head_dim}"):
         attach(model, AttentionChoice("varlen", "test"))
 
 
@@ -108,9 +108,9 @@ def test_one_sequence_alone_is_plain_causal_attention() -> None:
         ({"module": types.SimpleNamespace(is_causal=False)}, "is not causal"),
         ({"is_causal": False}, "is not causal"),
         ({"sliding_window": 4}, "has a sliding window of 4 tokens, but a sequence has 5"),
-        ({"softcap": 3.0}, "needs softcap, which packed training does not support"),
-        ({"s_aux": torch.ones(1)}, "needs s_aux, which packed training does not support"),
-        ({"position_bias": torch.ones(1)}, "needs position_bias, which packed training does not support"),
+        ({"softcap": 3.0}, "requires softcap, which packed training does not support"),
+        ({"s_aux": torch.ones(1)}, "requires s_aux, which packed training does not support"),
+        ({"position_bias": torch.ones(1)}, "requires position_bias, which packed training does not support"),
     ],
 )
 def test_what_packing_cannot_do_right_is_refused(more: dict[str, Any], words: str) -> None:
@@ -171,7 +171,7 @@ def test_flash_kernel_computes_without_dropout_and_as_deterministically_as_torch
         (
             "qwen3",
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
-            "of kind sliding_attention",
+            "of the unsupported kind sliding_attention",
         ),
         ("mistral", {"sliding_window": 8}, "uses sliding-window attention with a window of 8 tokens"),
     ],
@@ -189,7 +189,7 @@ def test_sliding_window_that_is_switched_off_is_none(tiny_model: Any) -> None:
     model.config.sliding_window = 8
     attach(model, AttentionChoice("sdpa", "test"))
     model.config.use_sliding_window = True
-    with pytest.raises(UserError, match="sliding window of 8"):
+    with pytest.raises(UserError, match="sliding-window attention with a window of 8 tokens"):
         attach(model, AttentionChoice("sdpa", "test"))
 
 

@@ -155,7 +155,8 @@ def test_unknown_tensors_are_ignored_with_a_warning_and_missing_ones_are_listed_
 
 
 def test_mismatch_is_put_into_words_whatever_transformers_reports() -> None:
-    assert module._mismatch_words(("w", (2, 3), (4, 3))) == "w has shape (2, 3) in the file and (4, 3) by config.json"
+    words = module._mismatch_words(("w", (2, 3), (4, 3)))
+    assert words == "w has shape (2, 3) in the file, but (4, 3) according to config.json"
     for other in ("w", "wte", ("w", (2, 3))):
         assert module._mismatch_words(other) == f"{other} has a different shape"
 

@@ -38,7 +38,7 @@ def test_what_cannot_be_predicted_is_refused() -> None:
         PackedSequences.build(tokens, [np.ones(4, bool)])
     with pytest.raises(ValueError, match="no tokens to predict"):
         PackedSequences.build(tokens, [np.zeros(4, bool)])
-    with pytest.raises(ValueError, match="loss mask of 3"):
+    with pytest.raises(ValueError, match="got 4 tokens and a loss mask of length 3"):
         PackedSequences.build(tokens, [np.asarray([False, True, True])])
 
 

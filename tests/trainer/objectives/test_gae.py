@@ -134,7 +134,8 @@ def test_an_answer_does_not_depend_on_others_in_the_batch() -> None:
 
 def test_targets_of_a_users_advantage_must_be_finite_and_one_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = AdvantageSettings(kind="gae")
-    for targets, message in ((np.zeros(3), r"\[3\] targets for 19 tokens"), (np.full(19, np.nan), "not finite")):
+    cases = ((np.zeros(3), r"targets of shape \[3\] for 19 tokens"), (np.full(19, np.nan), "not finite"))
+    for targets, message in cases:
         own = replace(gae.ADVANTAGE, targets=lambda samples, options, result=targets: result)
         monkeypatch.setattr("trainer.objectives.advantage.advantage_of", lambda _, own=own: (own, GaeOptions()))
         with pytest.raises(UserError, match=message):

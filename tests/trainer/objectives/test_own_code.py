@@ -364,7 +364,7 @@ def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_
         with pytest.raises(UserError, match="requires the values of a critic, but"):
             check()
     Path("toy_more.py").write_text(VALUED.replace("TAKEN", "3"))
-    with pytest.raises(UserError, match=r"returned \[3\] targets for 8 tokens"):
+    with pytest.raises(UserError, match=r"returned targets of shape \[3\] for 8 tokens"):
         check_advantage("toy_more:toy", has_critic=True)
 
 
@@ -372,7 +372,7 @@ def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_
     ("source", "options", "words"),
     [
         ("", {}, "has no toy"),
-        ("def toy(s): return 1.0", {}, "returned [] for 4 samples of 8 tokens"),
+        ("def toy(s): return 1.0", {}, "returned an array of shape [] for 4 samples with 8 tokens"),
         ("def toy(s): return s.rewards_B / 0", {}, "not finite"),
         ("def toy(s): return s.x", {}, "failed on four samples (AttributeError"),
         ("def toy(s, *, k): return s.rewards_B", {}, "trainer.advantage.options.k: is required"),

@@ -45,7 +45,7 @@ def test_too_long_rows_are_left_out_and_counted_by_line(tmp_path: Path) -> None:
     train = prepare_task(spec, starting_folder(spec)).train
     assert [item.num_tokens for item in train.items] == [6, 7, 48]  # 48 positions: <bos> prompt answer <eos>
     assert train.words(48) == (
-        f"1 of 4 rows of {tmp_path / 'long.jsonl'} are longer than 48 tokens and are left out: line 2"
+        f"1 of 4 rows of {tmp_path / 'long.jsonl'} are longer than 48 tokens and are skipped: line 2"
     )
     items = [np.asarray(item.tokens_S[0]) for item in train.items]
     assert all(tokens_T[-1] == 2 for tokens_T in items), "a row was cut"
@@ -79,7 +79,7 @@ def test_more_than_five_long_rows_are_counted_not_listed() -> None:
         return object()
 
     found = load_items("f", list(range(9)), encode, on_long="drop")  # type: ignore[arg-type]
-    assert found.words(7) == "8 of 9 rows of f are longer than 7 tokens and are left out: line 1, 2, 3, 4, 5 and 3 more"
+    assert found.words(7) == "8 of 9 rows of f are longer than 7 tokens and are skipped: line 1, 2, 3, 4, 5 and 3 more"
 
 
 def test_a_row_the_tokenizer_cannot_express_is_named_by_line(tmp_path: Path) -> None:

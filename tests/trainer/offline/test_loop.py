@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     train(tmp_path, max_steps=2)
     other = {"init": {**INIT, "hidden_size": 32}, "tokenizer": "characters:running_sum"}
     (tmp_path / "run" / "start").rename(tmp_path / "old")
-    with pytest.raises(UserError, match="another architecture"):
+    with pytest.raises(UserError, match="the checkpoint has a different architecture"):
         OfflineTraining(make_spec(tmp_path, model=other)).run()
 
 

@@ -182,7 +182,7 @@ def test_a_worker_that_does_not_come_costs_the_others_the_gathering_time_once(pl
         await stage.held(2)  # by the clock
         assert set(stage.calls(1)) == {"a"}
         stage.join("b", version=1)
-        assert "round" in stage.refusals()["b", 1]
+        assert "has already started" in stage.refusals()["b", 1]
         stage.offer(2)
         stage.join("a", "b", version=2)
         await stage.held(3)

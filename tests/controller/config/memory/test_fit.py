@@ -35,9 +35,9 @@ def refusals(config: RunConfig, shape: DecoderShape, device_bytes: float) -> lis
 
 
 def with_change(config: RunConfig, change: str) -> RunConfig:
-    """The config with the remedy's `key: value and key: value` set."""
+    """The config with the remedy `set key: value and key: value` carried out."""
     data = config.model_dump(mode="json")
-    for setting in change.split(" and "):
+    for setting in change.removeprefix("set ").split(" and "):
         key, value = setting.split(": ")
         section = data
         for part in key.split(".")[:-1]:
@@ -62,10 +62,10 @@ def test_micro_batches_are_halved_first_down_to_a_part_or_the_longest_sequence()
 @pytest.mark.parametrize(
     ("trainer", "shape", "device_bytes", "remedy"),
     [
-        ({"gradient_checkpointing": False}, SMALL, 80e9, "trainer.micro_batch_tokens: 8192"),
-        ({"gradient_checkpointing": False}, SMALL, 44e9, "trainer.gradient_checkpointing: true"),
-        ({}, MIDDLE, 80e9, "trainer.backend: fsdp and trainer.ranks: 4"),
-        ({"backend": "fsdp", "ranks": 2}, MIDDLE, 70e9, "trainer.ranks: 4"),
+        ({"gradient_checkpointing": False}, SMALL, 80e9, "set trainer.micro_batch_tokens: 8192"),
+        ({"gradient_checkpointing": False}, SMALL, 44e9, "set trainer.gradient_checkpointing: true"),
+        ({}, MIDDLE, 80e9, "set trainer.backend: fsdp and trainer.ranks: 4"),
+        ({"backend": "fsdp", "ranks": 2}, MIDDLE, 70e9, "set trainer.ranks: 4"),
         ({"backend": "deepspeed", "ranks": 8}, LARGE, 80e9, "use a smaller model, or a GPU with more memory"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch
     assert "2 GPUs of this machine are not used: trainer.device and rollout.engine.device are cpu" in " ".join(on_cpu)
     one = " ".join(preflight.look(make(trainer__device="cuda:0"), "validate").notes)
     assert "1 GPU of this machine is not used: rollout.engine.device is cpu" in one
-    assert "placement: colocated with mode: sync" in one
+    assert "set placement: colocated and mode: sync" in one
     both = make(rollout__engine__device="cuda:0", trainer__device="cuda:1")
     assert "not used" not in " ".join(preflight.look(both, "validate").notes)
 
@@ -158,4 +158,4 @@ def test_a_config_is_judged_by_the_gpu_it_names() -> None:
     assert any("of a GPU's 48 GB" in word and "gradient_checkpointing: true" in word for word in words), words
     config, (problem,) = build(config_of({"hardware.gpu": "h1000"}))
     assert config is None
-    assert "hardware.gpu: 'h1000' is not known" in str(problem)
+    assert "hardware.gpu: 'h1000' is not a known name; did you mean 'h100'?" in str(problem)

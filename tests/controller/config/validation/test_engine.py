@@ -231,4 +231,4 @@ def test_an_engine_that_does_not_exist_is_one_problem_with_the_nearest_name_and_
 
 
 def test_options_are_for_engines_without_a_section() -> None:
-    assert "the embedded engine has no options (here: speed)" in said(make({"options": {"speed": 2}}))
+    assert "the embedded engine has no options, but these are set: speed" in said(make({"options": {"speed": 2}}))

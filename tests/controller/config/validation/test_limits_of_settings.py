@@ -75,14 +75,15 @@ def test_settings_that_just_go_together_are_valid(changes: dict[str, Any]) -> No
         ({"data.train": {"generator": "running_sum", "columns": {"answer": "a"}}}, ("data.train.columns",), "has no"),
         ({"data.train": {**ROWS, "columns": {"response": None}}}, ("data.train.columns.response",), "only `answer`"),
         ({"data.train": {**ROWS, "columns": {"prompt": "a", "messages": "b"}}}, ("data.train.columns",), "only one of"),
-        ({"data.train": {**ROWS, "columns": {"prompt": "a"}, "template": "{{ b }}"}}, ("data.train.template",), "keep"),
+        ({"data.train": {**ROWS, "columns": {"prompt": "a"}, "template": "{{ b }}"}}, ("data.train.template",),
+         "remove one of the two definitions"),
         ({"data.train": {**ROWS, "template": "{{ b"}}, ("data.train.template",), "not a valid Jinja template"),
         ({"data.train": {"generator": "running_sum", "limit": limits.GENERATED_ROWS + 1}}, ("data.train.limit",),
          f"set a limit of at most {limits.GENERATED_ROWS:,}"),
-        ({"trainer.loss.options": {"scale": 2}}, ("trainer.loss.options.scale",), "remove it"),
+        ({"trainer.loss.options": {"scale": 2}}, ("trainer.loss.options.scale",), "remove this option"),
         ({"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3.0}, ("trainer.loss.dual_clip",), "cispo"),
         ({"trainer.loss.proximal": "behaviour", "trainer.loss.weight.mode": "mask"},
-         ("trainer.loss.weight.mode", "trainer.loss.proximal"), "`mask` does nothing"),
+         ("trainer.loss.weight.mode", "trainer.loss.proximal"), "`mask` has no effect"),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 2.0, "trainer.loss.weight.max": 2.0},
          ("trainer.loss.weight.low", "trainer.loss.weight.max"), "the window [2, 2] of `mask` keeps no tokens"),
         ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 1.125, "trainer.loss.weight.max": 2.0},
@@ -128,7 +129,7 @@ def test_samples_in_flight_are_bounded_by_what_their_states_take() -> None:
     (problem,) = cross_check(make(groups_per_step=groups + 1, group_size=8, staleness={"max_staleness": 1}))
     assert problem.keys == ("groups_per_step", "group_size", "staleness.max_staleness")
     samples = 16 * (groups + 1)
-    assert f"(max_staleness + 1) * groups_per_step * group_size is {samples:,} samples in flight" in problem.what
+    assert f"(max_staleness + 1) * groups_per_step * group_size allows {samples:,} samples in flight" in problem.what
     unbounded = {"max_staleness": "unbounded", "on_stale": "keep"}
     (problem,) = cross_check(make(groups_per_step=2 * groups + 1, group_size=8, staleness=unbounded))
-    assert problem.what.startswith(f"groups_per_step * group_size is {8 * (2 * groups + 1):,} samples")
+    assert problem.what.startswith(f"groups_per_step * group_size allows {8 * (2 * groups + 1):,} samples")

@@ -108,7 +108,7 @@ def test_a_built_in_workflow_calls_no_models() -> None:
     [
         ({"emulation": {}}, "a model with separate weights cannot be emulated"),
         ({"placement": "colocated", "mode": "sync"}, "does not release its memory while the trainer uses the devices"),
-        ({"trainer": {"weights": {"kind": "distributed"}}}, "distributed transfers versions without files"),
+        ({"trainer": {"weights": {"kind": "distributed"}}}, "`distributed` transfers versions without files"),
     ],
 )
 def test_weights_of_its_own_exclude_other_settings(sections: dict[str, Any], words: str) -> None:

@@ -58,7 +58,7 @@ def test_its_recovery_sets_the_stall_limit() -> None:
         ({"options": {"tokens": 5}}, "rollout.engine.options: no option `tokens` -> num_tokens or devices"),
         ({"options": {"num_tokens": 1}}, "rollout.engine.options.num_tokens: leaves nothing to choose"),
         ({"rollout__interruption": "drain"}, "rollout.interruption: toy does not support `drain` -> use recompute"),
-        ({"engine": {"sglang": {"tp_size": 2}}}, f"configures SGLang, but rollout.engine.kind is {TOY}"),
+        ({"engine": {"sglang": {"tp_size": 2}}}, f"applies to SGLang, but rollout.engine.kind is {TOY}"),
         ({"trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind: toy cannot join a process group"),
         ({"mode": "sync", "placement": "colocated"}, "placement: toy cannot release its memory"),
         ({"emulation": {}}, f"emulation: the engine {TOY} cannot be emulated -> set rollout.engine.kind to embedded"),

@@ -26,24 +26,25 @@ def sglang(tp_size: int) -> dict[str, Any]:
 )
 def test_a_pool_that_cannot_be_divided_is_offered_the_sizes_on_both_sides(size: int, tp_size: int, remedy: str) -> None:
     (problem,) = pool_problems(make(**sglang(tp_size), rollout__pool_gpus=size))
-    assert problem.what == f"{size} GPUs cannot be divided into workers of {tp_size}"
-    assert problem.remedy == remedy
+    assert problem.what == f"{size} GPUs cannot be divided into workers of {tp_size} GPUs"
+    assert problem.remedy == f"use {remedy}"
 
 
 def test_a_pool_that_says_another_number_than_its_workers_keeps_one_of_the_two() -> None:
     (problem,) = pool_problems(make(**sglang(2), rollout__pool_gpus=6, rollout__num_workers=2))
     assert problem.keys == ("rollout.pool_gpus", "rollout.num_workers")
-    assert problem.what == "6 GPUs make 3 workers of 2, not 2"
+    assert problem.what == "6 GPUs can be divided into 3 workers of 2 GPUs, but num_workers is 2"
     assert list(pool_problems(make(**sglang(2), rollout__pool_gpus=6, rollout__num_workers=3))) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "num_gpus", "remedy"),
     [
-        ({**CUDA, "rollout__num_workers": 8}, 8, "rollout.num_workers: 7, or placement: colocated with mode: sync"),
-        ({**CUDA, "rollout__num_workers": 2}, 1, "placement: colocated"),
+        ({**CUDA, "rollout__num_workers": 8}, 8,
+         "set rollout.num_workers: 7, or placement: colocated with mode: sync"),
+        ({**CUDA, "rollout__num_workers": 2}, 1, "set placement: colocated"),
         ({**sglang(2), "rollout__num_workers": 4}, 6,
-         "rollout.num_workers: 2, or placement: colocated with mode: sync"),
+         "set rollout.num_workers: 2, or placement: colocated with mode: sync"),
         ({**CUDA, **COLOCATED, "rollout__num_workers": 3}, 2, "set rollout.num_workers: 2, or reduce trainer.ranks"),
     ],
 )  # fmt: skip
@@ -76,7 +77,7 @@ def test_a_run_whose_devices_are_named_one_by_one_may_share_them() -> None:
     ("weights", "key", "remedy"),
     [
         ({"kind": "distributed"}, "trainer.weights.kind", "set trainer.weights.kind: shm, or stream between hosts"),
-        ({"swap": "rolling"}, "trainer.weights.swap", "swap: together"),
+        ({"swap": "rolling"}, "trainer.weights.swap", "set swap: together"),
     ],
 )
 def test_weights_of_a_colocated_run_are_offered_a_way_that_works(

@@ -49,7 +49,11 @@ def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
     ("changes", "key", "words"),
     [
         ({**SGLANG, "rollout__pool_gpus": 7}, "rollout.pool_gpus", "cannot be divided"),
-        ({**CUDA, "rollout__pool_gpus": 4, "rollout__num_workers": 3}, "rollout.pool_gpus", "make 4 workers of 1"),
+        (
+            {**CUDA, "rollout__pool_gpus": 4, "rollout__num_workers": 3},
+            "rollout.pool_gpus",
+            "4 workers of 1 GPU, but num_workers is 3",
+        ),
         ({"rollout__pool_gpus": 4}, "rollout.pool_gpus", "run on cpu"),
         ({"rollout__pool_cpus": 3, "rollout__threads": 2}, "rollout.pool_cpus", "cannot be divided"),
         ({**CUDA, "rollout__pool_gpus": 2, "rollout__pool_cpus": 2}, "rollout.pool_gpus", "or in CPUs"),
@@ -124,7 +128,9 @@ class TestWhatRaySetsAside:
         ray = {"kind": "ray", "ray": {"rollout": {"cpus": 2}}}
         assert make(launch=ray, rollout__pool_cpus=8).rollout.num_workers == 4
         config = make(launch=ray, rollout={"pool_cpus": 8, "num_workers": 8})
-        assert "8 CPUs make 4 workers of 2, not 8" in next(pool_problems(config)).what
+        assert (
+            "8 CPUs can be divided into 4 workers of 2 CPUs, but num_workers is 8" in next(pool_problems(config)).what
+        )
         odd = make(launch={"kind": "ray", "ray": {"rollout": {"cpus": 2.5}}}, rollout__pool_cpus=8)
         assert "3 workers of 2.5 CPUs need 7.5 CPUs, not 8" in [problem.what for problem in pool_problems(odd)]
 

@@ -197,7 +197,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "replay_buffer.max_age",
             "set mode: async, and set max_staleness to 3 or more",
         ),
-        ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
+        ({"staleness.max_staleness": -1}, "staleness.max_staleness", "use 0 for synchronous RL"),
         ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
         (
             {"staleness.max_staleness": "unbounded", "staleness.on_stale": "drop"},
@@ -219,14 +219,14 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3},
             "trainer.loss.dual_clip",
-            "it is only used by decoupled_ppo",
+            "which is only used by decoupled_ppo",
         ),
         (
             {"trainer.loss.kind": "cispo", "trainer.loss.options": {"max_ratio": -1}},
             "trainer.loss.options.max_ratio",
             "greater than 0",
         ),
-        ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "no options"),
+        ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "there are none"),
         ({"trainer.loss.options": {"eps_low": 0.1}}, "trainer.loss.options.eps_low", "set trainer.loss.eps_low"),
         (
             {"trainer.loss.kl_coef": 0.1, "trainer.loss.kl_estimator": "k1"},
@@ -243,7 +243,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"trainer.advantage.kind": "no_such"}, "trainer.advantage.kind", "grpo, grpo_no_std"),
         ({"trainer.advantage.kind": "a b:c"}, "trainer.advantage.kind", "module:function"),
-        ({"trainer.advantage.options": {"k": 1}}, "trainer.advantage.options.k", "no options"),
+        ({"trainer.advantage.options": {"k": 1}}, "trainer.advantage.options.k", "there are none"),
         (
             {"trainer.advantage.kind": "rloo", "trainer.advantage.std_eps": 0.1},
             "trainer.advantage.std_eps",
@@ -274,7 +274,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"data.train": {}}, "data.train", "no source"),
         ({"data.train": {"path": "x", "dataset": "y"}}, "data.train", "mutually exclusive"),
-        ({"data.train": {"path": "x", "split": "train"}}, "data.train.split", "remove it"),
+        ({"data.train": {"path": "x", "split": "train"}}, "data.train.split", "remove this key"),
         ({"data.train": {"path": "x", "columns": {"id": "y"}}}, "data.train.columns.id", "own names"),
         (
             {"data.train": {"path": "x", "columns": {"prompt": None}}},
@@ -352,7 +352,7 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
     ("weights", "words"),
     [
         ({"kind": "shm"}, "shared memory"),
-        ({"kind": "disk"}, "need a folder"),
+        ({"kind": "disk"}, "require a folder"),
         ({"kind": "disk", "shared_dir": "/nfs/weights"}, None),
         ({"kind": "stream"}, None),
     ],

@@ -109,7 +109,7 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
             "data.train.columns",
             "prompt and messages are mutually exclusive",
         ),
-        ({"generator": "runing_sum"}, "data.train.generator", "no generator `runing_sum`"),
+        ({"generator": "runing_sum"}, "data.train.generator", "there is no generator `runing_sum`"),
         ({"path": "a", "template": "{{ x }}", "columns": {"prompt": "x"}}, "data.train.template", "defines the prompt"),
         ({"path": "a", "template": "{{ x"}, "data.train.template", ""),
     ],

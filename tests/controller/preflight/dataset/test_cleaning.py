@@ -115,7 +115,7 @@ def test_an_unreadable_line_without_schema_stops_with_its_place(tmp_path: Path) 
     [
         ("rows.jsonl", b"", "rows.jsonl: the file is empty"),
         ("rows.jsonl", b"\n\n", "rows.jsonl: the file contains no rows"),
-        ("rows.jsonl", b"nonsense\n", "rows.jsonl:1: no line is a row; the line is not JSON"),
+        ("rows.jsonl", b"nonsense\n", "rows.jsonl:1: no line is a valid row; the line is not JSON"),
         ("rows.jsonl", b'{"text": "x"}\n', "rows.jsonl:1: there is no column with the prompt"),
         ("rows.csv", b"a,b\n", "rows.csv: the file is not a supported type of data file"),
         ("rows.json", b"{}", "rows.json: the file must contain a list of rows"),
@@ -138,7 +138,9 @@ def test_bad_files_are_one_sentence(tmp_path: Path, name: str, content: bytes | 
 def test_columns_are_mapped_and_a_wrong_mapping_names_the_nearest(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", {"task": {"text": "What is 1 plus two?"}, "label": 3})
     assert clean(tmp_path / "out", source, prompt="task.text", answer="label").num_out == 1
-    with pytest.raises(UserError, match=r"rows.jsonl:1: no column `lable` for the answer -> did you mean label\?"):
+    with pytest.raises(
+        UserError, match=r"rows.jsonl:1: there is no column `lable` for the answer -> did you mean label\?"
+    ):
         clean(tmp_path / "other", source, prompt="task.text", answer="lable")
 
 
@@ -153,7 +155,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(passing, "CHUNK_LINES", 1)
     monkeypatch.setattr("controller.preflight.dataset.stages.length.Length.check", lambda self, row: grow(row.fields))
-    with pytest.raises(OperationError, match="changed while it was read"):
+    with pytest.raises(OperationError, match="changed while it was being read"):
         clean(tmp_path / "out", source, stages=(StageSpec("length"),))
     assert not (tmp_path / "out").exists()
 
@@ -236,7 +238,7 @@ def own_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("Prepares", r"Prepares cannot be prepared \(FileNotFoundError: .*missing.txt"),
         ("Opens", r"Opens failed on opening \(KeyError: 'x'\)"),
         ("Decides", r"Decides failed on .*rows.jsonl:1 \(KeyError: 1\)"),
-        ("Returns", r"Returns failed on .*rows.jsonl:1 \(it returned 'a reason'"),
+        ("Returns", r"Returns failed on .*rows.jsonl:1 \(the stage returned 'a reason'"),
     ],
 )
 def test_an_error_in_a_class_of_the_user_is_one_sentence(tmp_path: Path, name: str, message: str) -> None:

@@ -65,5 +65,5 @@ def test_a_file_of_the_same_size_that_was_written_meanwhile_is_refused(tmp_path:
     sources = find_sources([str(path)])
     path.write_text('{"a": 2}\n')
     os.utime(path, ns=(0, sources[0].modified_ns + 1))
-    with pytest.raises(OperationError, match="changed while it was read"):
+    with pytest.raises(OperationError, match="changed while it was being read"):
         list(lines_of(sources))

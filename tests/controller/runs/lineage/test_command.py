@@ -195,7 +195,7 @@ def test_the_picture_has_every_kind_and_marks_the_subject(run: RunFolder, tmp_pa
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--row", "id=nobody"], "no row has id=nobody"),
+        (["--row", "id=nobody"], "there is no row with id=nobody"),
         (["--row", "raw.jsonl:1"], "no row of the run is raw.jsonl:1"),
         (["--sample", "99.0"], "there is no group 99"),
         (["--sample", "0.9"], "group 0 has no sample 9"),

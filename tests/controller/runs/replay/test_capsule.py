@@ -128,14 +128,14 @@ def change_result(inside: Path, change: Callable[[dict[str, Any]], Any]) -> None
         (lambda inside, facts: facts.pop("step"), "the manifest has no step"),
         (lambda inside, facts: facts.update(num_threads="1"), "the manifest has no num_threads"),
         (lambda inside, facts: (inside / "result.json").write_text("[" * 100_000), "not a complete capsule"),
-        (lambda inside, facts: (inside / "result.json").write_text("[]"), "result.json is not an object"),
+        (lambda inside, facts: (inside / "result.json").write_text("[]"), "result.json is not a JSON object"),
         (
             lambda inside, facts: change_result(inside, lambda result: result.pop("gradients")),
-            "does not contain gradients",
+            "result.json has no gradients",
         ),
         (
             lambda inside, facts: change_result(inside, lambda result: result.update(gradients=[1])),
-            "does not contain gradients",
+            "result.json has no gradients",
         ),
         (lambda inside, facts: (inside / "before" / "pytorch_model.bin").write_bytes(b""), "may be a pickle"),
     ],
@@ -162,7 +162,7 @@ def test_words_of_a_capsule_are_shown_without_terminal_escapes(
     shown = "".join(capsys.readouterr())
     assert "\x1b" not in shown
     assert "of run \\x1b[2Ja\\nb" in shown
-    assert "different: \\x1b[31mloss is 1.0 in the record and None here" in shown
+    assert "different: \\x1b[31mloss is 1.0 in the record and None in the replay" in shown
 
 
 def test_mistakes_are_found_before_the_step_is_trained(
@@ -217,9 +217,12 @@ def test_other_gradient_is_found_and_named(made: MadeRun, tmp_path: Path, capsys
 def test_first_difference_is_gradients_then_metrics_then_tensors() -> None:
     result = {"gradients": [{"w": "a"}], "metrics": {"loss": 1.0, "step_s": 3.0}, "tensors": {"model: w": "b"}}
     assert first_differing(result, {**result, "metrics": {"loss": 1.0, "step_s": 4.0}}) is None
-    assert first_differing(result, {**result, "gradients": []}) == "1 updates in the record, 0 here"
-    assert first_differing(result, {**result, "metrics": {}}) == "loss is 1.0 in the record and None here"
-    assert first_differing(result, {**result, "metrics": {"loss": 2.0}}) == "loss is 1.0 in the record and 2.0 here"
+    assert first_differing(result, {**result, "gradients": []}) == "1 updates in the record, 0 in the replay"
+    assert first_differing(result, {**result, "metrics": {}}) == "loss is 1.0 in the record and None in the replay"
+    assert (
+        first_differing(result, {**result, "metrics": {"loss": 2.0}})
+        == "loss is 1.0 in the record and 2.0 in the replay"
+    )
     assert first_differing(result, {**result, "tensors": {"model: w": "c"}}) == "after the step: model: w"
 
 

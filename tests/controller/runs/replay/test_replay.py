@@ -90,7 +90,7 @@ def test_damaged_checkpoint_is_not_started_from(run: RunFolder, capsys: pytest.C
     flip(run.checkpoints / "step_000004" / "model.safetensors")
     assert replay_run(run, first=4, last=None) == 1
     shown = capsys.readouterr()
-    assert "checkpoint 4 is skipped" in shown.err
+    assert "checkpoint 4 was skipped" in shown.err
     assert "from the starting model" in shown.out
     assert "different: checkpoint 4: model: " in shown.out
 
@@ -190,7 +190,7 @@ def test_other_mistakes_are_refused(run: RunFolder) -> None:
             replay_run(run, **options)
         assert raised.value.remedy == "the run has steps 1 to 5"
     run.write_state("running")
-    with pytest.raises(UserError, match="still running"):
+    with pytest.raises(UserError, match="still in progress"):
         replay_run(run, first=None, last=None)
     run.write_state("finished")
     (run.processes / "trainer.json").unlink()

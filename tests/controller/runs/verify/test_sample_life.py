@@ -25,7 +25,7 @@ def life_of(folder: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_trained_sample(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     text = life_of(folder, "1.1", capsys)
-    assert "Group 1 was drawn at position 1 of the draw order.\nIts row cannot be named: " in text
+    assert "Group 1 was drawn at position 1 of the draw order.\nIts row cannot be identified: " in text
     assert "It was admitted at version 0 as started group number 2 (fact 3)." in text
     assert "Sample 1.1 was finished by rollout-0: " in text
     assert "versions 0 to 2" in text

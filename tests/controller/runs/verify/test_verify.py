@@ -193,8 +193,8 @@ def test_digests_remain_when_tokens_are_purged(copy: RunFolder) -> None:
     after = verify(copy)
     assert after.findings == []
     assert after.policy_digest == before.policy_digest
-    assert "(0 purged)" in before.counts[0]
-    assert "(0 purged)" not in after.counts[0]
+    assert "(0 removed)" in before.counts[0]
+    assert "(0 removed)" not in after.counts[0]
     with closing(sqlite3.connect(copy.ledger)) as db:
         db.execute("UPDATE samples SET value = 0.125 WHERE file IS NULL AND group_id = 1")
         db.commit()
