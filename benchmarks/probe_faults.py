@@ -163,12 +163,15 @@ QUICK = ("sound", "wrong template", "reward on the wrong column", "log-probs dif
 """Each of these faults is found by another process of the probe: prompts, verdicts, the trainer's passes."""
 
 
+CONSTANT = {"lr": 0.01, "warmup_steps": 0, "schedule": "constant"}
+
+
 def make_model(folder: Path) -> None:
     """Make the model of all set-ups: trained on sums, each answered with 7 and with 8."""
     folder.mkdir(parents=True)
     rows = [{"prompt": prompt, "response": text} for prompt in SUMS for text in "78"]
     (folder / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sft = SftSettings.model_validate({"device": "cpu", "steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}})
+    sft = SftSettings.model_validate({"device": "cpu", "steps": 80, "batch_size": 32, "optimizer": CONSTANT})
     prepare(
         PrepareSpec(
             run_id="planted", parent_pid=os.getpid(), seed=1, model=ModelSettings(init=INIT, tokenizer="bytes"),

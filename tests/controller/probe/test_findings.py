@@ -90,7 +90,14 @@ def make(root: Path, responses: tuple[str, ...], *, seed: int = 1, tokenizer: st
             out_dir=str(root / "model"),
             publish_to=str(root / "weights"),
             sft_rows=str(root / "rows.jsonl"),
-            sft=SftSettings.model_validate({"device": "cpu", "steps": 80, "batch_size": 32, "optimizer": {"lr": 0.01}}),
+            sft=SftSettings.model_validate(
+                {
+                    "device": "cpu",
+                    "steps": 80,
+                    "batch_size": 32,
+                    "optimizer": {"lr": 0.01, "warmup_steps": 0, "schedule": "constant"},
+                }
+            ),
         )
     )
     manifest = WeightStore(root / "weights", "disk", keep=2).newest()

@@ -89,7 +89,7 @@ def test_shares_of_the_steady_part_and_of_the_whole_run_are_distinguished():
     steady = measure(made_run(pulses=pulse_rows(**TOO_FEW)))
     assert steady.is_steady
     assert "do not include the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
-    assert "without start and end" in verdict(pulses=pulse_rows()).title
+    assert "without the start and the end of the run" in verdict(pulses=pulse_rows()).title
 
 
 def shown(run: RunData, label: str) -> tuple[str, str]:
