@@ -109,7 +109,9 @@ async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> N
 
 def _listener(host: str, port: int) -> socket.socket:
     """A bound socket. Raises UserError."""
-    return bound_socket(host, port, host_key="--host", port_key="--port", remedy="use 0 for a free one")
+    return bound_socket(
+        host, port, host_key="--host", port_key="--port", remedy="choose a different port, or 0 for any free port"
+    )
 
 
 def _tokens(order: ServeSpec, model_dir: Path) -> PromptTokens:

@@ -33,7 +33,7 @@ class KeptConversations:
     def conversation(self, index: int) -> list[Message]:
         """All messages up to and including an answer. Raises BadRequest if the answer is unknown or no longer kept."""
         if index not in self._kept:
-            what = f"there is no response resp_{index}, or it is no longer kept: send the whole conversation"
+            what = f"there is no response resp_{index}, or it is no longer stored; send the whole conversation"
             raise BadRequest(what, status=404, code="not_found")
         self._kept.move_to_end(index)
         return list(self._kept[index][0])

@@ -112,7 +112,7 @@ def bound_socket(host: str, port: int, *, host_key: str, port_key: str, remedy: 
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} of {host} is in use", where=port_key, remedy=remedy) from error
+            raise UserError(f"port {port} on {host} is in use", where=port_key, remedy=remedy) from error
         where = f"{host_key}, {port_key}"
         raise UserError(f"cannot listen on {host}:{port} ({error.strerror})", where=where) from error
     return made

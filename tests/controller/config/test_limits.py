@@ -108,7 +108,7 @@ def test_too_many_samples_at_once_name_the_memory_they_take() -> None:
     assert "724 MB of memory in the controller" in problem.what
     unbounded = {"max_staleness": "unbounded", "on_stale": "keep"}
     (problem,) = cross_check(make(groups_per_step=2**20, group_size=8, staleness=unbounded))
-    assert problem.what.startswith("groups_per_step * group_size is 8,388,608")
+    assert problem.what.startswith("groups_per_step * group_size allows 8,388,608")
 
 
 def test_generated_rows_that_fill_the_memory_are_refused() -> None:
