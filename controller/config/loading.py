@@ -310,11 +310,11 @@ def _replace_engine(document: Document, kind: Any, parsed: Mapping[str, Any]) ->
     """Use the section of the file's engine for the one of `kind`, if it has all of its keys; return notes. The
     interpreter is that of the file's engine, and is left out."""
     engine = _get(document.data, ["rollout", "engine"])
-    if not isinstance(engine, dict) or kind not in REGISTERED:
+    in_file = engine.get("kind") if isinstance(engine, dict) else None
+    if not isinstance(in_file, str) or not isinstance(kind, str) or kind not in REGISTERED:
         return []
-    in_file = engine.get("kind")
     before, after = REGISTERED.get(in_file), REGISTERED[kind]
-    if in_file is None or before is after:
+    if before is after:
         return []
     place, notes = "rollout.engine", list[str]()
     if f"{place}.python" not in parsed:

@@ -38,7 +38,7 @@ def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[st
         raise UserError(
             what,
             where=f"reward scorer {name}",
-            remedy=f"define {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
+            remedy=f"the form is {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
         )
 
 

@@ -233,7 +233,7 @@ async def ask_as_external_model(address: str, key: str, file: Path) -> str:
     key_file.write_text("not-the-key")
     strangers = [client(record="write"), client(key_file=str(key_file), record="write")]
     for stranger in strangers:
-        with pytest.raises(ExternalStop, match="refuses the key"):
+        with pytest.raises(ExternalStop, match="rejected the key"):
             await stranger.ask(body)
     for made in (one, *strangers):
         await made.close()

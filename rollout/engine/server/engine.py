@@ -279,21 +279,23 @@ class ServerEngine(ABC, Generic[ClientT, VersionT]):
                     await self._exchange(live.client, staged, interruption)
                 break
             except (TimeoutError, ServerSilent) as error:
-                words = str(error) or f"no end within {limit_s:g} s"
-                reason = f"it hangs in the swap to version {staged.version} ({words})"
+                words = str(error) or f"not finished within {limit_s:g} s"
+                reason = f"the server hangs in the swap to version {staged.version} ({words})"
                 await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerGone as error:
                 found = await keeper.settle(live.epoch, str(error))
                 if found.epoch == live.epoch and not attempts.proven.is_set():
-                    reason = f"the connection broke in the load of version {staged.version} ({error})"
+                    reason = f"the connection failed while loading version {staged.version} ({error})"
                     await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerRefused as error:
-                log.warning("the server refused version %d, but may have loaded part of it", staged.version)
-                await keeper.replace(live.epoch, f"it refused version {staged.version}")
+                log.warning(
+                    "the server rejected version %d, but may have loaded a part of this version", staged.version
+                )
+                await keeper.replace(live.epoch, f"the server rejected version {staged.version}")
                 what = f"{self.title} cannot load version {staged.version}: {error.text[:400]}"
                 raise WeightError(what) from error
             except WeightError:
-                await keeper.replace(live.epoch, f"its weights differ from version {staged.version}")
+                await keeper.replace(live.epoch, f"the weights of the server differ from version {staged.version}")
                 raise
             finally:
                 attempts.proven.set()

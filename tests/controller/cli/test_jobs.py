@@ -144,7 +144,7 @@ def test_finished_and_running_runs_are_not_resumed(config, stretches):
     with pytest.raises(UserError, match="finished"):
         jobs.resume(folder.root)
     folder.write_state("running")
-    with pytest.raises(UserError, match="still running"):
+    with pytest.raises(UserError, match="still in progress"):
         jobs.resume(folder.root)
 
 

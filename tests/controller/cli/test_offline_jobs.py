@@ -250,6 +250,6 @@ def test_a_command_and_a_config_that_do_not_go_together_are_one_sentence(
     assert said.count("error:") == 1
     assert main(["train", "job.yaml"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: job.yaml: this config trains from files")
+    assert said.startswith("error: job.yaml: data.train is a file, so this config trains from files")
     assert said.count("error:") == 1
     assert not sessions

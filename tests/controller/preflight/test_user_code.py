@@ -126,7 +126,11 @@ def test_scorer_is_tried_on_the_first_rows_with_their_gold_answers(source: str, 
     config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
     found = [problem for problem in preflight.look(config, "train").problems if "reward" in problem.keys[0]]
     assert len(found) == (words is not None)
-    assert all(words in problem.what and "row has prompt, answer" in problem.remedy for problem in found if words)
+    assert all(
+        words in problem.what and "the row has the columns prompt, answer" in problem.remedy
+        for problem in found
+        if words
+    )
 
 
 def test_scorer_that_hangs_when_it_is_tried_is_left_to_the_runs_deadlines() -> None:

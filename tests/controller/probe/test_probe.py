@@ -132,4 +132,4 @@ def test_emulated_devices_are_refused_before_anything_starts(capsys: pytest.Capt
 @pytest.mark.processes
 def test_warm_start_that_the_config_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "own_data", "--warm-start"]) == 2
-    assert "no supervised steps" in capsys.readouterr().err
+    assert "has no supervised warm start" in capsys.readouterr().err

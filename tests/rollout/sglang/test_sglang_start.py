@@ -68,7 +68,7 @@ def test_keep_kv_refuses_the_overlapped_scheduler():
 @pytest.mark.processes
 def test_versions_are_asked_where_sglang_lives(fake_world):
     assert ENVIRONMENT.check_version(fake_world.python)["sglang"] == "0.5.23"
-    with pytest.raises(UserError, match=r"SGLang 0\.4\.1 is installed .* 0\.5\.23 is required: .*policy version"):
+    with pytest.raises(UserError, match=r"SGLang 0\.4\.1 is installed .* 0\.5\.23 is required, .*policy version"):
         ENVIRONMENT.check_version(fake_world.environment("0.4.1"))
     with pytest.raises(UserError, match="SGLang is not installed"):
         ENVIRONMENT.check_version(fake_world.environment(None))

@@ -266,7 +266,9 @@ def test_servers_that_all_hang_while_they_load_spend_the_budget_of_restarts(fake
         fake_world.monkeypatch.setenv("FAKE_HANG_LOADING", "1")
         fake_world.monkeypatch.setenv("FAKE_HANG_AGAIN", "1")
         async with fake_world.engine(load_timeout_s=3.0, max_restarts=1) as engine:
-            with pytest.raises(EngineError, match=r"died more than 1 times .* it hangs in the swap to version 1"):
+            with pytest.raises(
+                EngineError, match=r"died more than 1 times .* the server hangs in the swap to version 1"
+            ):
                 await engine.load_version(fake_world.publish(1), "recompute")
 
     fake_world.run(body())
