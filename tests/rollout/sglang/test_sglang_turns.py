@@ -111,8 +111,8 @@ def test_a_server_that_dies_in_the_trainers_turn_has_no_successor_before_the_nex
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("FAKE_KEEP_MEMORY", "it did not release its memory"),
-        ("FAKE_STAY_BUSY", "it did not release its memory"),
+        ("FAKE_KEEP_MEMORY", "the server did not release its memory"),
+        ("FAKE_STAY_BUSY", "the server did not release its memory"),
         ("FAKE_KEEP_SLEEPING", "the server did not allocate its memory again"),
     ],
 )
