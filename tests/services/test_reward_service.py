@@ -94,7 +94,7 @@ def test_an_async_scorer_may_give_named_parts(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("do", "word"),
-    [("nan", "nan"), ("infinite component", "inf"), ("text", "not a number"), ("nothing", "not a number")],
+    [("nan", "nan"), ("infinite component", "inf"), ("text", "must be a number"), ("nothing", "must be a number")],
 )
 def test_what_is_no_finite_number_is_invalid_not_zero(service: Service, do: str, word: str) -> None:
     verdict = service.ask(do)
