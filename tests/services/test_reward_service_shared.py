@@ -214,7 +214,7 @@ def test_only_holders_of_the_keys_are_served(stand: Callable[..., Standing], tmp
         ({"timeout_s": -1}, (), ["reward.timeout_s", "greater than 0"]),
         ({"addresses": ["tcp://127.0.0.1:1"]}, (), ["reward.addresses", "remove this key"]),
         ({"scorers": [{"kind": "mth"}]}, (), ["mth", "did you mean math?"]),
-        ({}, ("--bind", "127.0.0.1:0"), ["is not a valid address", "tcp://host:port"]),
+        ({}, ("--bind", "127.0.0.1:0"), ["invalid address", "tcp://host:port"]),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(

@@ -304,7 +304,9 @@ def test_a_demand_is_looked_at_before_a_run_starts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(demands, "sandbox_problem", refuse)
     ((key, what, remedy),) = sandbox_problems(settings)
     assert key == "scorers.1.options.require"
-    assert what == "no sandbox as strong as `landlock` works here: landlock: this kernel has no Landlock"
+    assert what == (
+        "no sandbox layer as strong as `landlock` works on this machine: landlock: this kernel has no Landlock"
+    )
     assert "apt install bubblewrap" in remedy
     assert asked == [("landlock", None, "")]
     elsewhere = settings.model_copy(update={"addresses": ("tcp://127.0.0.1:1",)})

@@ -59,7 +59,7 @@ async def test_address_and_token_are_printed_and_the_process_ends_with_the_sessi
     (place, level), (token, _) = await said.next(), await said.next()
     assert level == "info"
     assert place.startswith(f"dashboard of {tmp_path}: http://127.0.0.1:")
-    assert "need this token" in token
+    assert token.startswith("token for actions (")
     address = place.split()[-1]
     page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{address}run/mine", timeout=TIMEOUT_S).read())
     assert b"mine" in page
