@@ -155,7 +155,7 @@ def test_what_cannot_be_scored_at_all_is_one_sentence(score: Start, tmp_path: Pa
         ("maths", [], "did you mean math?"),
         ("mine:score", [], "No module named 'no_such_module'"),
         ("math", ["float_digit=3"], "float_digit"),
-        ("code", ["total_limit_s=30", "--timeout", "10"], "do not fit"),
+        ("code", ["total_limit_s=30", "--timeout", "10"], "is more than reward.timeout_s 10 allows"),
     ):
         run = score(scorer, [{"response": "a"}], *more)
         assert run.wait() == 2, run.output

@@ -63,7 +63,7 @@ def test_a_run_has_one_action_at_a_time_and_another_run_its_own(tmp_path):
         first = asyncio.create_task(actions.perform(FOLDER, "stop"))
         other = asyncio.create_task(actions.perform(RunFolder(Path("/runs/other")), "stop"))
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="has not ended yet"):
+        with pytest.raises(Busy, match="still in progress"):
             await actions.perform(FOLDER, "checkpoint")
         go.touch()
         assert (await first)["lines"] == (await other)["lines"] == ["done"]
