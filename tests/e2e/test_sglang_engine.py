@@ -97,7 +97,7 @@ def test_an_answer_ends_at_stop_ids_segments_limits_and_the_context_and_nowhere_
         assert goes_on.segment.tokens_R.tolist() == stop.tokens_R[7:].tolist()
         full = await world.engine.generate(ask(21, max_new_tokens=1000))
         assert (full.end_reason, len(full.segment)) == ("length", CONTEXT - 12)
-        with pytest.raises(UserError, match="leave no room"):
+        with pytest.raises(UserError, match="leaves no room"):
             await world.engine.generate(ask(22, prompt_length=CONTEXT))
 
     world.run(body)
@@ -204,7 +204,7 @@ def test_attaching_needs_the_same_model_and_then_works_as_well(world: World, tmp
         key = live.client._session.headers["Authorization"].removeprefix("Bearer ")
         other = AutoConfig.for_model("qwen3", **{**CONFIG, "hidden_size": 64})
         other.save_pretrained(tmp_path / "other")
-        with pytest.raises(UserError, match=r"has another model .* hidden_size is 32, expected 64"):
+        with pytest.raises(UserError, match=r"has a different model .* hidden_size is 32, expected 64"):
             await check_attached(live.client.url, settings, "recompute", tmp_path / "other", CONTEXT, key)
         with pytest.raises(UserError, match="there is no response from an SGLang server"):
             await check_attached("http://127.0.0.1:9", settings, "recompute", world.model_dir, CONTEXT)
