@@ -72,7 +72,7 @@ class DashboardProcess:
         last = ""
         for line in child.stdout:
             last = line.strip() or last
-            if last.startswith(("dashboard of ", "actions ")):
+            if last.startswith(("dashboard of ", "token for actions ")):
                 self._pass_on(last, "info")
         status = child.wait()
         if not self._is_ended:
