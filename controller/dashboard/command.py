@@ -19,6 +19,7 @@ from controller.dashboard.access import Access, is_loopback
 from controller.dashboard.pages import STATIC, asset
 from controller.dashboard.run_list import is_run
 from controller.dashboard.server import Dashboard
+from controller.telemetry.dashboard_process import ADDRESS_LINE, TOKEN_LINE
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
 
@@ -103,9 +104,9 @@ def greeting(made: Dashboard, port: int) -> list[str]:
     access = made.access
     place = f"[{access.host}]" if ":" in access.host else access.host
     query = f"?token={access.token}" if access.reads_need_token else ""
-    lines = [f"dashboard of {made.runs_dir}: http://{place}:{port}/{query}"]
+    lines = [f"{ADDRESS_LINE}{made.runs_dir}: http://{place}:{port}/{query}"]
     if not access.reads_need_token:
-        lines.append(f"token for actions (checkpoint, stop, drain, add): {access.token}")
+        lines.append(f"{TOKEN_LINE}(checkpoint, stop, drain, add): {access.token}")
     if not is_loopback(access.host):
         lines.append("note: the connection is plain HTTP; on an untrusted network, use ssh -L and a loopback address")
     return [*lines, "press Ctrl-C to stop the dashboard; runs are not affected"]

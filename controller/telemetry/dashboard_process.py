@@ -20,6 +20,8 @@ from typing import Literal
 from areal_like.guard import tied
 
 NICENESS = 10
+ADDRESS_LINE, TOKEN_LINE = "dashboard of ", "token for actions "
+"""Starts of the lines that the command prints for a run to show; controller/dashboard/command.py writes them."""
 _HOME = Path(__file__).resolve().parents[2]
 Say = Callable[[str, Literal["info", "warning"]], None]
 
@@ -72,7 +74,7 @@ class DashboardProcess:
         last = ""
         for line in child.stdout:
             last = line.strip() or last
-            if last.startswith(("dashboard of ", "token for actions ")):
+            if last.startswith((ADDRESS_LINE, TOKEN_LINE)):
                 self._pass_on(last, "info")
         status = child.wait()
         if not self._is_ended:
