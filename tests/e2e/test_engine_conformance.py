@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 from engine_world import CONTEXT, ENGINES, LONG, NUM_VERSIONS, PROMPT, SLOTS, EngineWorld
-from sglang_world import TOLERANCE_NATS, VOCAB, ask, assert_whole, routes_for_strangers, start_all, until
+from sglang_world import APART_NATS, TOLERANCE_NATS, VOCAB, ask, assert_whole, routes_for_strangers, start_all, until
 
 from areal_like.errors import UserError, WeightError
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.engine.vllm.arguments import CPU_BLOCK
 from rollout.stop_strings import StopStrings
+from rollout.weights.merging import MergingReceiver
 
 pytestmark = pytest.mark.e2e
 
@@ -255,5 +258,50 @@ def test_a_server_answers_nobody_without_its_key(world: EngineWorld) -> None:
         found = await routes_for_strangers(await world.client())
         assert len(found) > 20
         assert {status for statuses in found.values() for status in statuses} == {401}
+
+    world.run(body)
+
+
+class Files:
+    """A receiver of versions whose location is their manifest."""
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        return Path(place)
+
+    async def run(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("publish", "version"), [("merged", NUM_VERSIONS), ("adapter", NUM_VERSIONS + 1)])
+def test_log_probs_with_an_adapter_are_those_of_transformers_with_peft(
+    world: EngineWorld, tmp_path: Path, publish: Literal["merged", "adapter"], version: int
+) -> None:
+    """From the trainer's publication to the answers, as a worker receives it: merged on its host or before."""
+    pytest.importorskip("peft")
+    base = 6
+    place = world.publish_adapter(version, base, publish, tmp_path)
+    files: Any = Files()
+
+    async def body() -> None:
+        receiver = MergingReceiver(files, tmp_path / "base", [tmp_path / "local"])
+        proven = world.engine.counters().get("proven_swaps", 0.0)
+        await world.engine.load_version(await receiver.receive(str(place), 60.0), "recompute")
+        if world.kind == "sglang":
+            assert world.engine.counters()["proven_swaps"] == proven + 1, "SGLang's own checksums were not compared"
+        assert receiver.counters()["weights_merged"] == (publish == "adapter")
+        requests = [ask(n, sampling={"temperature": 1.0}) for n in range(300, 304)]
+        for request, outcome in zip(requests, await asyncio.gather(*map(world.engine.generate, requests)), strict=True):
+            assert_whole(request, outcome)
+            world.assert_exact(request, outcome.segment, {version})
+            tokens = np.concatenate((request.prompt_P, outcome.segment.tokens_R))
+            without = world.logprobs(base, tokens, len(request.prompt_P), 1.0)
+            assert np.abs(without - outcome.segment.logprobs_R).mean() > APART_NATS, "the adapter matters"
+        await receiver.close()
 
     world.run(body)

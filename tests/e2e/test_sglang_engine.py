@@ -14,7 +14,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -24,7 +23,6 @@ from gradient_oracle import Drawn, judge, rounded_to_five_levels
 from safetensors.torch import load_file
 from sglang_races import MAX_RACES, MIN_RACES, Names, race
 from sglang_world import (
-    APART_NATS,
     BUCKET_BYTES,
     CONFIG,
     CONTEXT,
@@ -49,7 +47,6 @@ from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
 from rollout.stop_strings import StopStrings
-from rollout.weights.merging import MergingReceiver
 from trainer.weights.group_root import GroupRoot
 
 pytestmark = pytest.mark.e2e
@@ -313,50 +310,6 @@ def test_versions_by_a_process_group_come_into_running_answers_and_the_server_pr
         assert home.version == 15
         assert all(torch.equal(held[name], tensor) for name, tensor in world.models[15].named_parameters())
         root.leave()
-
-    world.run(body)
-
-
-class Files:
-    """A receiver of versions whose location is their manifest."""
-
-    async def receive(self, place: str, deadline_s: float) -> Path:
-        return Path(place)
-
-    async def run(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def counters(self) -> dict[str, float]:
-        return {}
-
-    async def close(self) -> None: ...
-
-
-@pytest.mark.parametrize(("publish", "version"), [("merged", 20), ("adapter", 21)])
-def test_log_probs_with_an_adapter_are_those_of_transformers_with_peft(
-    world: World, tmp_path: Path, publish: Literal["merged", "adapter"], version: int
-) -> None:
-    """From the trainer's publication to the server's answers, as a worker receives it: merged on its host or before."""
-    pytest.importorskip("peft")
-    base = 6
-    place = world.publish_adapter(version, base, publish, tmp_path)
-    files: Any = Files()
-
-    async def body() -> None:
-        receiver = MergingReceiver(files, tmp_path / "base", [tmp_path / "local"])
-        proven = world.engine.counters()["proven_swaps"]
-        await world.engine.load_version(await receiver.receive(str(place), 60.0), "recompute")
-        assert world.engine.counters()["proven_swaps"] == proven + 1, "SGLang's own checksums were not compared"
-        assert receiver.counters()["weights_merged"] == (publish == "adapter")
-        requests = [ask(n, sampling={"temperature": 1.0}) for n in range(300, 304)]
-        for request, outcome in zip(requests, await asyncio.gather(*map(world.engine.generate, requests)), strict=True):
-            assert_whole(request, outcome)
-            world.assert_exact(request, outcome.segment, {version})
-            tokens = np.concatenate((request.prompt_P, outcome.segment.tokens_R))
-            without = world.logprobs(base, tokens, len(request.prompt_P), 1.0)
-            assert np.abs(without - outcome.segment.logprobs_R).mean() > APART_NATS, "the adapter matters"
-        await receiver.close()
 
     world.run(body)
 
