@@ -23,6 +23,8 @@ ZERO_SIGNAL_NOTABLE = 0.8
 ZERO_SIGNAL_BAD = 0.99
 FILTERED_NOTABLE = 0.5
 """With filter_zero_signal: half of generation is discarded."""
+NEAR_GREEDY = 0.1
+"""Below this temperature, samples of a group are nearly always the same answer."""
 SOLVED = 0.5
 """If most groups with equal rewards have the best reward, the prompts are solved, not too hard."""
 
@@ -34,7 +36,7 @@ def find(data: RunData, *, is_collapsed: bool) -> list[Rated]:
     if len(data.steps) < MIN_TREND_STEPS or is_collapsed:
         return []
     signal, cut = _signal(data), _cut(data)
-    if cut and signal and signal[0].finding.severity != "info" and not _is_best(data):
+    if cut and signal and signal[0].finding.severity != "info" and not _is_best(data) and not _is_near_greedy(data):
         # A cut answer gets no useful score, so equal rewards follow from it.
         cut = [replace(one, share=one.share + signal[0].share) for one in cut]
     return [*signal, *_filtered(data), *cut]
@@ -51,6 +53,8 @@ def _signal(data: RunData) -> list[Rated]:
     if not share >= ZERO_SIGNAL_NOTABLE:
         return []
     reward = trend(data, "reward_mean")
+    if _is_near_greedy(data):
+        return [Rated(Weight.SIGNAL, _same_answers(data, share), share + 1.0)]
     if _never_differed(data):
         return [Rated(Weight.SIGNAL, _nothing_to_learn(reward.late), share)]
     if solved >= SOLVED and reward.late >= reward.early:
@@ -74,6 +78,22 @@ def _signal(data: RunData) -> list[Rated]:
         f"With filter_zero_signal, training uses only the {percent(1 - share)} of the groups that carry a signal",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
+
+
+def _is_near_greedy(data: RunData) -> bool:
+    return float(data.setting("sampling.temperature", 1.0)) < NEAR_GREEDY
+
+
+def _same_answers(data: RunData, share: float) -> Finding:
+    temperature = float(data.setting("sampling.temperature", 1.0))
+    return Finding(
+        "no_signal",
+        "bad",
+        f"In the last steps, {percent(share)} of the groups carry no signal: sampling.temperature is {temperature:g}, "
+        "at which the samples of a group are nearly always the same answer",
+        "Equal answers get equal rewards, so the advantages are zero and nothing is learned",
+        "Set sampling.temperature to 1, or to a value not far below it",
+    )
 
 
 def _never_differed(data: RunData) -> bool:

@@ -219,6 +219,17 @@ def test_answers_that_are_all_cut_explain_equal_rewards_unless_these_are_the_bes
     assert [one.kind for one in full][:2] == ["no_signal", "answers_cut"]
 
 
+def test_a_temperature_near_zero_explains_equal_rewards_of_answers_that_are_cut():
+    rows = step_rows(reward_mean=0.0, cut_share=1.0, **SILENT)
+    same = diagnose(
+        made_run(steps=rows, samples=stats(np.zeros(320)), settings=config(sampling={"temperature": 0.001}))
+    )
+    assert [one.kind for one in same][:2] == ["no_signal", "answers_cut"]
+    assert "sampling.temperature is 0.001" in same[0].title
+    usual = diagnose(made_run(steps=rows, samples=stats(np.zeros(320)), settings=config(sampling={"temperature": 0.7})))
+    assert [one.kind for one in usual][:2] == ["answers_cut", "no_signal"]
+
+
 def test_cut_answers_are_no_alarm_where_the_reward_rises():
     found = diagnose(made_run(steps=step_rows(cut_share=1.0)))
     assert found[0].kind == "healthy"
