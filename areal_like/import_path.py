@@ -45,7 +45,11 @@ def import_object(name: str, where: str) -> Any:
         what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         cause = None if is_missing else error  # only an error of the user's own module needs a traceback
-        raise UserError(what, where=where, remedy="put the module into the current folder, or install it") from cause
+        if is_missing:
+            remedy = "put the module into the current folder, or install it"
+        else:
+            remedy = "correct the error that the module raises when it is imported"
+        raise UserError(what, where=where, remedy=remedy) from cause
     found: Any = module
     parts = attribute.split(".")
     for index, part in enumerate(parts):
@@ -123,7 +127,7 @@ def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: s
             raise UserError(f"{name} cannot be created without arguments ({error})", where=where) from error
     if not isinstance(found, base):
         raise UserError(
-            f"{name} is not a {base.__name__}",
+            f"{name} is neither an instance nor a subclass of {base.__name__}",
             where=where,
             remedy=f"specify a subclass of {base.__module__}.{base.__name__}",
         )

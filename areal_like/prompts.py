@@ -301,8 +301,10 @@ def _chat_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
     text = row.get("prompt")
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str):
         raise UserError("a row needs `prompt` (text) or `messages`", remedy="map your columns in data.columns")
+    if not text.strip():
+        raise UserError("the prompt is empty", remedy="remove the row, or correct data.columns")
     return {"role": "user", "content": text}
 
 

@@ -108,7 +108,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the file is not JSON ({error})", where=str(path)) from error
+        raise UserError(f"the file cannot be read as JSON ({error})", where=str(path)) from error
     if not isinstance(found, dict):
         raise UserError(
             "the file is not a JSON object",

@@ -17,7 +17,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
     def damaged(why: str) -> UserError:
         what = f"is not a complete safetensors file ({why})"
-        return UserError(what, where=str(file), remedy="download the file again")
+        return UserError(what, where=str(file), remedy="download or copy the file again")
 
     size = file.stat().st_size
     with file.open("rb") as opened:

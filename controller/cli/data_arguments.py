@@ -155,18 +155,30 @@ def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
     add("--model", required=True, metavar="NAME", help="name of the model at that endpoint")
     add("--key-env", metavar="NAME", help="environment variable with the key")
     add("--key-file", metavar="FILE", help="file with the key")
-    add("--num-answers", type=processes, default=4, metavar="N", help="answers to each row (4)")
-    add("--temperature", type=temperature, default=0.7, metavar="T", help="sampling temperature (0.7)")
-    add("--max-tokens", type=whole, default=1024, metavar="N", help="longest answer in tokens (1024)")
+    add("--num-answers", type=processes, default=4, metavar="N", help="number of answers to each row (default: 4)")
+    add("--temperature", type=temperature, default=0.7, metavar="T", help="sampling temperature (default: 0.7)")
+    add("--max-tokens", type=whole, default=1024, metavar="N", help="maximum answer length in tokens (default: 1024)")
     add("--system", metavar="TEXT", help="system message")
     add("--extra-body", default="{}", metavar="JSON", help="further fields of each request")
-    add("--concurrency", type=processes, default=8, metavar="N", help="requests at once (8)")
-    add("--timeout-s", type=seconds, default=120.0, metavar="S", help="seconds for all attempts of a request (120)")
+    add(
+        "--concurrency",
+        type=processes,
+        default=8,
+        metavar="N",
+        help="maximum number of concurrent requests (default: 8)",
+    )
+    add(
+        "--timeout-s",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="time limit for all attempts of a request, in seconds (default: 120)",
+    )
     add("--price-in", type=price, metavar="P", help="price of a million prompt tokens")
     add("--price-out", type=price, metavar="P", help="price of a million tokens of answers")
     add("--max-cost", type=price, metavar="C", help="budget, in the currency of the prices")
     add("--max-tokens-total", type=whole, metavar="N", help="budget in tokens of prompts and answers")
-    add("--records", metavar="FILE", help="file of the recorded answers (OUTPUT.external.jsonl)")
+    add("--records", metavar="FILE", help="file of the recorded answers (default: OUTPUT.external.jsonl)")
     add("--replay", action="store_true", help="take all answers from the records, without the endpoint")
     add("--columns", action="append", default=[], metavar="ROLE=NAME", help="as for clean")
 

@@ -76,7 +76,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"the file is not JSON ({error})", where=str(path), remedy="download the file again") from error
+        raise UserError(
+            f"the file cannot be read as JSON ({error})", where=str(path), remedy="check it, or download it again"
+        ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")
     return config

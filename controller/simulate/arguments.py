@@ -82,7 +82,8 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
         action="append",
         default=[],
         metavar="key=X",
-        help="fraction of a data sheet figure that is achieved in practice",
+        help="replace an assumed efficiency: bandwidth, train_mfu or prefill_mfu (a fraction of the GPU's peak), or "
+        "decode_floor_s, step_overhead_s or reduction_s (seconds); this option can be repeated",
     )
     simulate.add_argument("--calibrate", default="", metavar="RUN", help="use the costs measured in this run")
     simulate.add_argument(

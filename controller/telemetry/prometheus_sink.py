@@ -59,7 +59,7 @@ class PrometheusSink:
         try:
             from prometheus_client import CollectorRegistry, core, start_http_server
         except ImportError as error:
-            raise absent(self.name, remedy) from error
+            raise absent(self.name, remedy, package="prometheus_client") from error
         self._core, self._run, self._losses = core, run, losses
         self._newest: dict[str, Mapping[str, Any]] = {}
         registry = CollectorRegistry(auto_describe=False)

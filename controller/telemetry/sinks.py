@@ -209,6 +209,6 @@ class Sinks:
         return {thread.name: {"written": thread.written, "lost": thread.lost} for thread in self._threads}
 
 
-def absent(name: str, remedy: str) -> UserError:
-    """The error for a sink whose package is not installed."""
-    return UserError(f"the package {name} is not installed", where=f"metrics.{name}", remedy=remedy)
+def absent(name: str, remedy: str, *, package: str = "") -> UserError:
+    """The error for a sink whose package is not installed. package: its name, if it is not the sink's."""
+    return UserError(f"the package {package or name} is not installed", where=f"metrics.{name}", remedy=remedy)

@@ -198,7 +198,9 @@ class EngineDescriptor:
         """Reasons why it cannot share its devices with the trainer. A pure function."""
         if not self.releases_memory:
             yield SettingProblem(
-                ("placement", KIND_KEY), f"{self.title} cannot release its memory", "set placement: disaggregated"
+                ("placement", KIND_KEY),
+                f"placement: colocated requires an engine that can release its memory, but {self.title} cannot",
+                "set placement: disaggregated",
             )
 
     def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:

@@ -18,7 +18,9 @@ class EmulatedDescriptor(EngineDescriptor):
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
         """Always a problem: there is no memory to release."""
         yield SettingProblem(
-            ("placement", "emulation"), "emulated devices have no memory to release", "set placement: disaggregated"
+            ("placement", "emulation"),
+            "placement: colocated requires an engine that can release its memory, but emulated devices have no memory",
+            "set placement: disaggregated",
         )
 
 

@@ -55,7 +55,7 @@ def make_core(
 
     vocab_size = getattr(config.get_text_config(), "vocab_size", None)
     if vocab_size is None:
-        raise UserError(f"model type {config.model_type} is not a causal language model (it has no vocabulary)")
+        raise UserError(f"model type {config.model_type} is not a causal language model (its config has no vocab_size)")
 
     read = [read_adapter(folder) for folder in adapters]
 

@@ -60,7 +60,7 @@ def test_registered_names_instances_and_classes_by_import_path_are_found() -> No
             "module no_such_module_here cannot be imported",
             "put the module into the current folder",
         ),
-        ("my_animals:stone", "my_animals:stone is not a Animal", "specify a subclass of"),
+        ("my_animals:stone", "my_animals:stone is neither an instance nor a subclass of Animal", "specify a subclass of"),
         ("my_animals:Picky", "my_animals:Picky cannot be created without arguments", ""),
     ],
 )
@@ -117,6 +117,7 @@ def test_module_that_fails_is_named_with_its_error(folder: Path, text: str, what
     with pytest.raises(UserError) as caught:
         import_object("mine_that_fails:x", "zoo.kind")
     assert what in caught.value.what
+    assert caught.value.remedy == "correct the error that the module raises when it is imported"
     assert (caught.value.__cause__ is not None) == has_cause
 
 

@@ -54,14 +54,14 @@ def write_provenance(folder: Path, checkpoint: Path) -> None:
 
 
 def read_provenance(folder: Path) -> Provenance | None:
-    """Read the file; None if there is none. Raises WeightError if it is damaged."""
+    """Read the file; None if there is none. Raises WeightError if it cannot be read."""
     file = folder / PROVENANCE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Provenance)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise WeightError(f"{file} is damaged ({error})") from error
+        raise WeightError(f"{file} cannot be read ({error})") from error
 
 
 def changed_files(folder: Path, recorded: Provenance) -> list[str]:

@@ -158,8 +158,8 @@ def _mode(config: RunConfig) -> Iterator[Problem]:
     elif bound == "unbounded" and config.staleness.over_age.is_strict:
         yield Problem(
             ("staleness.on_stale", "staleness.max_staleness"),
-            f"`{config.staleness.on_stale}` handles groups that exceed the staleness bound, but `unbounded` sets no "
-            "bound",
+            f"`{config.staleness.on_stale}` handles groups that exceed the staleness bound, but "
+            "`max_staleness: unbounded` sets no bound",
             "set on_stale: keep, or set max_staleness to a number",
         )
     if config.mode == "one_step_off" and config.rollout.interruption != "drain":

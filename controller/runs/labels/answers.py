@@ -163,8 +163,12 @@ def _add(found: dict[str, _Row], line: str, place: str, read: Callable[[str], st
     try:
         fields = json.loads(line)
         response = fields["response"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError("the line is not an answer with a `response`", where=place, remedy=remedy) from error
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            "the line is not a JSON object with the field `response`", where=place, remedy=remedy
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the line is not JSON ({error})", where=place, remedy=remedy) from error
     label = next((_text(final_answer(fields[name])) for name in LABELS if fields.get(name) is not None), "")
     prompt = _prompt(fields)
     key = str(fields["id"]) if fields.get("id") is not None else ""

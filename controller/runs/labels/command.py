@@ -40,7 +40,9 @@ def labels_command(
     found = find_disputed(rows, min_answers=min_answers, min_agreement=min_agreement)
     if found.num_judged == 0:
         raise UserError(
-            f"no row has {min_answers} final answers", where=source, remedy="reduce --min-answers, or set --answer"
+            f"no row has at least {min_answers} final answers",
+            where=source,
+            remedy="reduce --min-answers, or set --answer",
         )
     if found.num_agreeing < found.num_judged / 2:
         notes.append(

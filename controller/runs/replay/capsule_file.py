@@ -65,7 +65,7 @@ def read_archive(file: Path, into: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             _refuse_compressed(archive, file)
-            manifest = _manifest(archive)
+            manifest = _manifest(archive, file)
             entries = manifest["entries"]
             names = Counter(name for name in archive.namelist() if name != MANIFEST)
             for name in [*entries, *names]:
@@ -115,15 +115,17 @@ def _size(facts: Mapping[str, Any]) -> int:
     return num_bytes
 
 
-def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+def _manifest(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
     if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
-        raise ValueError("the manifest is too long")
+        raise ValueError("the manifest is too large")
     manifest = json.loads(archive.read(MANIFEST))
     if not isinstance(manifest, dict) or not isinstance(manifest.get("entries"), dict):
         raise ValueError("the manifest has no entries")
     if manifest.get("format") != FORMAT:
-        raise ValueError(
-            f"the file has format {manifest.get('format')}, but this version of areal_like reads format {FORMAT}"
+        raise UserError(
+            f"the file has format {manifest.get('format')}, but this version of areal_like reads format {FORMAT}",
+            where=str(file),
+            remedy="use a version of areal_like that reads this format",
         )
     return manifest
 

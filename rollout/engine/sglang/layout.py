@@ -49,7 +49,8 @@ def check_experts(config: PreTrainedConfig) -> None:
     has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
     if has_experts and config.model_type not in EXPERT_FAMILIES:
         raise UserError(
-            f"the names that SGLang's loader uses for the experts of model type {config.model_type} are not known",
+            "areal_like does not know the names of the expert weights of model type "
+            f"{config.model_type} in SGLang's loader",
             where="rollout.engine.kind",
             remedy="set rollout.engine.kind: embedded, or use a mixture of experts of type "
             f"{' or '.join(EXPERT_FAMILIES)}",

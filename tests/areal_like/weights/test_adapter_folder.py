@@ -71,11 +71,11 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     assert "a: has no adapter_model.safetensors" in refused(folder)
     (folder / "adapter_config.json").write_text("[")
-    assert "adapter_config.json: the file is not JSON" in refused(folder)
+    assert "adapter_config.json: the file cannot be read as JSON (Expecting value" in refused(folder)
     (folder / "adapter_config.json").write_text("[]")
     assert "adapter_config.json: the file is not a JSON object" in refused(folder)
     (folder / "adapter_config.json").write_text("[" * 100_000)
-    assert "adapter_config.json: the file is not JSON (maximum recursion depth exceeded" in refused(folder)
+    assert "adapter_config.json: the file cannot be read as JSON (maximum recursion depth exceeded" in refused(folder)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def test_a_config_for_sglang_is_valid_with_vllm_and_needs_the_same_gpus(name: st
     if before.is_colocated:
         with pytest.raises(ConfigError) as raised:
             load_config(name, ["rollout.engine.kind=vllm"])
-        assert [problem.what for problem in raised.value.problems] == ["vLLM cannot release its memory"]
+        assert [problem.what for problem in raised.value.problems] == [
+            "placement: colocated requires an engine that can release its memory, but vLLM cannot"
+        ]
         return
     overrides = ["rollout.engine.kind=vllm"]
     if before.rollout.engine.python is not None:  # of a cluster: each engine's interpreter is named

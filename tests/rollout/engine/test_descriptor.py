@@ -66,7 +66,9 @@ def test_what_an_engine_cannot_do_is_a_problem(can: bool) -> None:
         joins_process_groups = releases_memory = can
 
     assert words(Able().group_problems(job_of(), None)) == ["echo cannot join a process group"] * (not can)
-    assert words(Able().colocation_problems(job_of())) == ["echo cannot release its memory"] * (not can)
+    assert words(Able().colocation_problems(job_of())) == [
+        "placement: colocated requires an engine that can release its memory, but echo cannot"
+    ] * (not can)
 
 
 DEMAND = ServingDemand(weights_bytes=1000.0, cache_token_bytes=2.0)
@@ -119,5 +121,8 @@ def test_an_engine_promises_nothing_that_it_does_not_say() -> None:
 
 def test_emulated_devices_have_no_memory_to_hand_over_whatever_the_job() -> None:
     (problem,) = EMULATED.colocation_problems(job_of())
-    assert problem.what == "emulated devices have no memory to release"
+    assert (
+        problem.what
+        == "placement: colocated requires an engine that can release its memory, but emulated devices have no memory"
+    )
     assert (problem.keys, problem.remedy) == (("placement", "emulation"), "set placement: disaggregated")

@@ -62,7 +62,10 @@ def test_an_engine_with_neither_capability_refuses_what_needs_them() -> None:
     (group,) = Plain().group_problems(job(Plain()), None)
     assert group.what == "plain cannot join a process group"
     (shared,) = Plain().colocation_problems(job(Plain()))
-    assert (shared.keys[0], shared.what) == ("placement", "plain cannot release its memory")
+    assert (shared.keys[0], shared.what) == (
+        "placement",
+        "placement: colocated requires an engine that can release its memory, but plain cannot",
+    )
 
 
 def test_emulated_devices_take_the_place_of_the_engine_that_is_named() -> None:

@@ -65,7 +65,7 @@ def test_models_that_vllm_cannot_run_here_are_refused() -> None:
     assert list(VLLM.model_problems(job("cuda"), narrow)) == []
     assert list(VLLM.model_problems(job(), narrow | {"head_dim": 64})) == []
     (problem,) = VLLM.model_problems(job(), {"model_type": "mixtral", "num_local_experts": 8})
-    assert "experts of model type mixtral are not known" in problem.what
+    assert "expert weights of model type mixtral in vLLM's loader" in problem.what
     moe = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 64}
     assert list(VLLM.model_problems(job(), moe)) == []
     (problem,) = VLLM.model_problems(job(probe=True), moe)
@@ -96,7 +96,10 @@ def test_the_size_of_tensor_parallelism_is_passed_to_the_server_with_as_many_gpu
 def test_what_it_cannot_do_is_refused_by_its_descriptor() -> None:
     (group,) = VLLM.group_problems(job(), None)
     (shared,) = VLLM.colocation_problems(job())
-    assert (group.what, shared.what) == ("vLLM cannot join a process group", "vLLM cannot release its memory")
+    assert (group.what, shared.what) == (
+        "vLLM cannot join a process group",
+        "placement: colocated requires an engine that can release its memory, but vLLM cannot",
+    )
 
 
 def test_ports_and_devices_follow_the_settings() -> None:

@@ -60,7 +60,10 @@ def test_its_recovery_sets_the_stall_limit() -> None:
         ({"rollout__interruption": "drain"}, "rollout.interruption: toy does not support `drain` -> use recompute"),
         ({"engine": {"sglang": {"tp_size": 2}}}, f"applies to SGLang, but rollout.engine.kind is {TOY}"),
         ({"trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind: toy cannot join a process group"),
-        ({"mode": "sync", "placement": "colocated"}, "placement: toy cannot release its memory"),
+        (
+            {"mode": "sync", "placement": "colocated"},
+            "placement: colocated requires an engine that can release its memory, but toy cannot",
+        ),
         ({"emulation": {}}, f"emulation: the engine {TOY} cannot be emulated -> set rollout.engine.kind to embedded"),
     ],
 )

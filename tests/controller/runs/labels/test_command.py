@@ -174,12 +174,12 @@ def test_a_review_that_does_not_fit_writes_nothing(
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ('{"id": 1}', "the line is not an answer with a `response`"),
+        ('{"id": 1}', "the line is not a JSON object with the field `response`"),
         ('{"id": 1, "response": "x"}', "has no label"),
         ('{"response": "x", "gold": "1"}', "neither `id` nor `prompt`"),
         ("", "the file contains no answers"),
         ('{"id": 1, "response": "#2", "gold": "1"}\n{"id": 1, "response": "#2", "gold": "2"}', "but an earlier answer"),
-        ('{"id": 1, "response": "#2", "gold": "1"}', "no row has 4 final answers"),
+        ('{"id": 1, "response": "#2", "gold": "1"}', "no row has at least 4 final answers"),
     ],
 )
 def test_bad_files_of_answers_are_one_message(

@@ -68,7 +68,7 @@ def size_of(data: bytes, number: str) -> bytes:
         (lambda e: e.update({"extra": b""}), "extra is not in the manifest"),
         (lambda e: e.pop(MANIFEST), "not a complete capsule"),
         (lambda e: e.update({MANIFEST: b"[]"}), "not a complete capsule"),
-        (lambda e: e.update({MANIFEST: b'{"format": 99, "entries": {}}'}), "format 99"),
+        (lambda e: e.update({MANIFEST: b'{"format": 99, "entries": {}}'}), "the file has format 99, but this version"),
         (lambda e: e.update({MANIFEST: b'{"format": 1, "entries": ' + b"[" * 100_000}), "not a complete capsule"),
         (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "1e999")}), "not a complete capsule"),
         (lambda e: e.update({MANIFEST: size_of(e[MANIFEST], "-1")}), "not a complete capsule"),
