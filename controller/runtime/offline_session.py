@@ -42,7 +42,6 @@ from controller.wiring.offline import OFFLINE, offline_spec, rank_names
 
 POLL_S = 0.2
 END_GRACE_S = 2.0
-SINK_GRACE_S = 5.0
 LOST_GRACE_S = 10.0
 PROCESS = "trainer"
 RANK_LOST = "RankLost"
@@ -88,7 +87,7 @@ class OfflineSession:
                     end = self._judge(await self._follow(view), view)
                 finally:
                     await self._launcher.stop_all(END_GRACE_S)
-                    view.close(SINK_GRACE_S)
+                    view.close()
         except BaseException as error:
             status.end("failed")
             folder.write_state("failed", reason=str(error))

@@ -69,8 +69,6 @@ from controller.telemetry.telemetry import Telemetry
 from controller.wiring.process_specs import Addresses, reward_names
 
 FAREWELL_S = 10.0
-SINK_GRACE_S = 5.0
-"""Time for all metrics sinks together to write their queues."""
 FAILED_GRACE_S = 5.0
 """Time for processes of a failed run to exit: nothing is left to save."""
 
@@ -277,9 +275,11 @@ class RunSession:
         self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
 
     async def _close_sinks(self, session: OpenSession) -> None:
-        """Close the sinks within SINK_GRACE_S: rows that a sink has not written by then are lost and counted."""
-        grace_s = 0.0 if session.end.is_hurried else SINK_GRACE_S
-        for news in await asyncio.to_thread(session.telemetry.sinks.close, grace_s):
+        """Close the sinks: rows that a sink has not written within its grace period are lost and counted."""
+        close = functools.partial(
+            session.telemetry.sinks.close, session.telemetry.display.note, is_hurried=lambda: session.end.is_hurried
+        )
+        for news in await asyncio.to_thread(close):
             with contextlib.suppress(OSError):  # a full disk may be the reason of the end
                 session.telemetry.journal.measure("sink", **news.facts())
         for row in session.telemetry.sinks.take_rows():

@@ -1,7 +1,7 @@
 """`python -m controller.telemetry.mlflow_process`: writes rows to one run of MLflow.
 
 After a resume the MLflow run is found by a tag. Input and output are handled in tracker_process.py. Uses only the
-documented interface of MlflowClient (2.x and 3.x), and is tested with a module that records calls.
+documented interface of MlflowClient (2.x and 3.x). Tests use a module that records calls; run with 3.17.2 once.
 """
 
 from __future__ import annotations

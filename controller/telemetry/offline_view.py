@@ -119,9 +119,9 @@ class OfflineView:
             found |= {"step": self._step, "version": self._step, "last_step": dict(self._last_step)}
         return found | ({"accuracy": accuracy} if accuracy else {})
 
-    def close(self, grace_s: float) -> None:
-        """Close the sinks within `grace_s`, and write the final state to status.json."""
-        for news in self._sinks.close(grace_s):
+    def close(self) -> None:
+        """Close the sinks, and write the final state to status.json."""
+        for news in self._sinks.close(self._display.note):
             if news.lost:
                 self._say(news)
         self._status.write("running", **self._progress())

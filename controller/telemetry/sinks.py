@@ -6,8 +6,8 @@ rows are made in journal.py.
 
 Map. The event loop calls `offer`, which never waits: if the queue is full the row is lost and counted. Each thread
 takes rows in order and calls `Sink.write`, which may wait, raise or hang: a row for which it raises is lost and
-counted. `news` returns changes (a sink went down, recovered) for the journal. `close` gives all threads one common
-grace period, then abandons them (they are daemons) and counts the rows they had not written.
+counted. `news` returns changes (a sink went down, recovered) for the journal. `close` waits for all threads at once,
+for each at most its grace period, then abandons them (they are daemons) and counts the rows they had not written.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 
 QUEUE_ROWS = 256
 """Maximum rows queued for a slow sink: minutes of a run, and at most some 10 MB."""
+CLOSE_S = 5.0
+"""Time for a sink to write its queue when the run ends. A sink that needs more has an attribute `grace_s`."""
+SAY_S = 3.0
+"""After this time the user is shown what the end of the run waits for."""
+LOOK_S = 0.05
 RECOVERED_S = 10.0
 """A sink that lost no rows for this long counts as up again; limits how often changes are reported."""
 
@@ -85,6 +90,18 @@ class SinkThread:
         """Name of the sink."""
         return self._sink.name
 
+    @property
+    def grace_s(self) -> float:
+        """Seconds to wait for it when the run ends; a sink that is down gets no more than the others."""
+        with self._changed:
+            is_down = self._failed_s is not None
+        return CLOSE_S if is_down else max(CLOSE_S, getattr(self._sink, "grace_s", 0.0))
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether it has written all its rows and closed, or does so within that time."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
     def offer(self, record: Mapping[str, Any]) -> None:
         """Queue a row for this sink, if it uses rows of that kind. Never waits."""
         if record["kind"] not in self._sink.kinds:
@@ -120,9 +137,8 @@ class SinkThread:
             self._is_closing = True
             self._changed.notify()
 
-    def closed(self, timeout_s: float) -> SinkNews:
-        """Its last news, once it has ended or the deadline has passed; unwritten rows are lost."""
-        self._thread.join(timeout_s)
+    def closed(self) -> SinkNews:
+        """Its last news; unwritten rows are lost."""
         with self._changed:
             if self._thread.is_alive():
                 unwritten = len(self._rows) + self._is_busy
@@ -197,12 +213,30 @@ class Sinks:
         """Show the callbacks the summary, when their threads have ended; what went wrong."""
         return [problem for callback in self._callbacks if (problem := callback.end(summary))]
 
-    def close(self, grace_s: float) -> list[SinkNews]:
-        """End all threads within `grace_s` in total; return the last news of each."""
+    def close(
+        self, say: Callable[[str], None] = lambda words: None, *, is_hurried: Callable[[], bool] = lambda: False
+    ) -> list[SinkNews]:
+        """End all threads, and return the last news of each.
+
+        Args:
+            say: shows the user what is waited for.
+            is_hurried: whether to wait no longer; rows that are not written by then are lost.
+        """
         for thread in self._threads:
             thread.ask_to_close()
-        deadline_s = time.monotonic() + grace_s
-        return [thread.closed(max(0.0, deadline_s - time.monotonic())) for thread in self._threads]
+        started_s, is_said = time.monotonic(), False
+        while running := [thread for thread in self._threads if not thread.has_ended()]:
+            waited_s = time.monotonic() - started_s
+            running = [thread for thread in running if waited_s < thread.grace_s]
+            if not running or is_hurried():
+                break
+            if waited_s >= SAY_S and not is_said:
+                is_said = True
+                names = ", ".join(thread.name for thread in running)
+                most_s = max(thread.grace_s for thread in running)
+                say(f"waiting for metrics to be written: {names} (at most {most_s:g} s)")
+            running[0].has_ended(LOOK_S)
+        return [thread.closed() for thread in self._threads]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Rows written and lost, by sink."""

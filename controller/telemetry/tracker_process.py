@@ -38,7 +38,9 @@ class Tracker(Protocol):
 
 def run_process(begin: Callable[[dict[str, Any]], Tracker]) -> None:
     """Serve the standard input, then end the process within FINISH_S, even if the tracker's package does not finish."""
-    serve(sys.stdin, sys.stdout, begin, before_finish=_start_exit_deadline)
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what a package prints goes to the log: only answers may reach the sink
+        serve(sys.stdin, answers, begin, before_finish=_start_exit_deadline)
 
 
 def serve(

@@ -48,6 +48,8 @@ class TrackerSink:
     """Module that is run as a process; it calls tracker_process.serve."""
     environment: Mapping[str, str] = MappingProxyType({})
     kinds = frozenset(AXES)
+    grace_s = FINISH_S
+    """These packages take seconds to start, MLflow also to create its database, and upload what is left at the end."""
 
     def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
         """`start`: argument of the module's `begin`. Raises UserError if the package is not installed."""

@@ -1,7 +1,7 @@
 """`python -m controller.telemetry.trackio_process`: writes rows to one run of Trackio.
 
-Input and output are handled in tracker_process.py. Uses only Trackio's documented interface, and is tested with a
-module that records calls.
+Input and output are handled in tracker_process.py. Uses only Trackio's documented interface. Tests use a module
+that records calls; run with 0.43.0 once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class TrackioRun:
         self._package = package
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """See Tracker. Trackio has one axis; the row's own axis is logged as a number."""
-        numbers = {name: value for name, value in row.items() if name != "_timestamp"}
+        """See Tracker. Trackio has one axis, called step; another axis of the row is logged as a number."""
+        numbers = {name: value for name, value in row.items() if name not in ("_timestamp", "step")}
         self._package.log(numbers, step=place_of(row))
 
     def table(self, table: Mapping[str, Any]) -> None:

@@ -19,6 +19,12 @@ from controller.telemetry.sinks import QUEUE_ROWS, Sinks
 PATIENCE_S = 300.0
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on how fast a callback closes."""
+    monkeypatch.setattr("controller.telemetry.sinks.CLOSE_S", PATIENCE_S)
+
+
 def step(number: int) -> dict[str, Any]:
     return {"kind": "step", "time_s": 5.0, "step": number, "reward_mean": 0.5}
 
@@ -53,7 +59,7 @@ def test_a_callback_sees_start_rows_and_end_and_its_numbers_become_rows() -> Non
     evaluation = {"kind": "eval", "time_s": 6.0, "version": 3, "accuracy": 0.5}
     for row in ({"kind": "start", "time_s": 4.0, "name": "r"}, step(3), evaluation, {"kind": "pulse", "time_s": 6.0}):
         sinks.offer(row)
-    (news,) = sinks.close(PATIENCE_S)
+    (news,) = sinks.close()
     assert (news.sink, news.written, news.lost, news.error) == ("callback Mine", 3, 0, "")
     assert sinks.end({"status": "completed"}) == []
     assert [kind for kind, _ in target.calls] == ["start", "step", "eval", "end"]
@@ -95,7 +101,7 @@ def test_an_exception_or_a_wrong_return_is_reported_and_disables_the_callback(ta
     sinks, callback = sinks_of(target)
     for number in range(3):
         sinks.offer(step(number))
-    (news,) = sinks.close(PATIENCE_S)
+    (news,) = sinks.close()
     assert words in news.error
     assert (target.num_calls, news.written, news.lost) == (1, 0, 3)
     assert callback.refusal()
@@ -123,7 +129,7 @@ def test_a_callback_that_hangs_is_disabled_and_its_rows_are_counted() -> None:
     assert news.lost == 2 * QUEUE_ROWS
     assert sinks.end({}) == []
     release.set()
-    (last,) = sinks.close(PATIENCE_S)
+    (last,) = sinks.close()
     assert (last.written, last.lost) == (0, 2 * QUEUE_ROWS + 2)
 
 
@@ -140,7 +146,7 @@ def test_an_end_that_fails_or_hangs_is_reported_in_a_sentence() -> None:
 
     for target, words in ((Late(), "on_end took more than 0.01 s"), (Wrong(), "on_end raised OSError: disk full")):
         sinks, _ = sinks_of(target, timeout_s=0.01 if isinstance(target, Late) else PATIENCE_S)
-        sinks.close(PATIENCE_S)
+        sinks.close()
         (problem,) = sinks.end({})
         assert problem.startswith("callback Mine: ")
         assert words in problem

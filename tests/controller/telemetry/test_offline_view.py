@@ -106,7 +106,7 @@ def test_a_sink_that_loses_rows_is_named(seen: Seen) -> None:
     seen.view._sinks.news = lambda: [lost]  # type: ignore[method-assign]
     seen.view.look(None, None)
     assert "metrics sink wandb is down, 2 rows lost (no network)" in seen.lines.getvalue()
-    seen.view._sinks.close = lambda grace_s: [lost]  # type: ignore[method-assign]
+    seen.view._sinks.close = lambda say: [lost]  # type: ignore[method-assign]
     seen.take(OPENING, step(1))
-    seen.view.close(0.1)
+    seen.view.close()
     assert seen.status["step"] == 1

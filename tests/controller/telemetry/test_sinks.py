@@ -40,6 +40,12 @@ class FakeSink:
             raise OSError("disk full")
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """No test depends on how fast a sink closes."""
+    monkeypatch.setattr(sinks_module, "CLOSE_S", PATIENCE_S)
+
+
 def wait_until(is_so) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -56,7 +62,7 @@ def test_rows_arrive_in_order_and_only_of_the_kinds_wanted():
     sinks = Sinks([sink])
     for row in [*rows(5), {"kind": "note"}, *rows(1, "eval")]:
         sinks.offer(row)
-    (news,) = sinks.close(PATIENCE_S)
+    (news,) = sinks.close()
     assert [row.get("step") for row in sink.rows] == [0, 1, 2, 3, 4, 0]
     assert sink.is_closed
     assert (news.event, news.error, news.written, news.lost) == ("closed", "", 6, 0)
@@ -82,7 +88,8 @@ def test_sink_that_raises_loses_rows_and_says_so_once_until_it_recovers(monkeypa
     assert news is not None
     assert (news.event, news.written, news.lost) == ("up", 1, 3)
     thread.ask_to_close()
-    assert thread.closed(PATIENCE_S).error == ""
+    assert thread.has_ended(PATIENCE_S)
+    assert thread.closed().error == ""
 
 
 def test_sink_that_hangs_costs_a_bounded_queue_and_no_wait():
@@ -95,16 +102,55 @@ def test_sink_that_hangs_costs_a_bounded_queue_and_no_wait():
     assert news is not None
     assert "too slow" in news.error
     thread.ask_to_close()
-    last = thread.closed(0.05)
+    assert not thread.has_ended(0.05)
+    last = thread.closed()
     assert last.lost == QUEUE_ROWS + 50
     assert last.written == 0
     assert "did not finish in time" in last.error
     sink.release.set()
 
 
+def test_the_end_waits_for_a_sink_that_needs_longer_and_says_so(monkeypatch):
+    monkeypatch.setattr(sinks_module, "CLOSE_S", 0.0)
+    monkeypatch.setattr(sinks_module, "SAY_S", 0.0)
+    slow, usual = FakeSink(hangs=True), FakeSink(hangs=True)
+    slow.grace_s, slow.name = PATIENCE_S, "slow"
+    sinks = Sinks([slow, usual])
+    sinks.offer(rows(1)[0])
+    said = []
+
+    def say(words):
+        said.append(words)
+        slow.release.set()
+
+    last = sinks.close(say)
+    assert said == [f"waiting for metrics to be written: slow (at most {PATIENCE_S:g} s)"]
+    assert [(news.written, news.lost) for news in last] == [(1, 0), (0, 1)]
+    usual.release.set()
+
+
+def test_the_end_waits_no_longer_when_the_user_is_in_a_hurry_or_the_sink_is_down(monkeypatch):
+    monkeypatch.setattr(sinks_module, "CLOSE_S", 0.0)
+    hangs = FakeSink(hangs=True)
+    hangs.grace_s = 1e9
+    sinks = Sinks([hangs])
+    sinks.offer(rows(1)[0])
+    assert [news.lost for news in sinks.close(is_hurried=lambda: True)] == [1]
+    hangs.release.set()
+    down = FakeSink(raises=True, fails_to_close=True)
+    down.grace_s = 1e9
+    thread = SinkThread(down)
+    assert thread.grace_s == 1e9
+    thread.offer(rows(1)[0])
+    wait_until(lambda: thread.lost == 1)
+    assert thread.grace_s == 0.0
+    thread.ask_to_close()
+    assert thread.has_ended(PATIENCE_S)
+
+
 def test_rows_after_the_end_are_nobodys():
     sinks = Sinks([FakeSink()])
-    sinks.close(PATIENCE_S)
+    sinks.close()
     sinks.offer(rows(1)[0])
     assert sinks.counts() == {"fake": {"written": 0, "lost": 0}}
 
@@ -112,7 +158,7 @@ def test_rows_after_the_end_are_nobodys():
 def test_sink_that_fails_to_close_is_reported_and_loses_nothing():
     sinks = Sinks([FakeSink(fails_to_close=True)])
     sinks.offer(rows(1)[0])
-    (news,) = sinks.close(PATIENCE_S)
+    (news,) = sinks.close()
     assert (news.error, news.written, news.lost) == ("disk full", 1, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
 from io import StringIO
@@ -48,6 +49,26 @@ def served(process: Any, start: dict[str, Any]) -> list[dict[str, Any]]:
     answers = StringIO()
     serve(lines, answers, process.begin)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+@pytest.mark.processes
+def test_what_a_package_prints_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text(
+        "import os, types\n"
+        "from controller.telemetry.tracker_process import run_process\n"
+        "def begin(start):\n"
+        "    print('* Trackio project initialized')\n"
+        "    os.write(1, b'from a library\\n')\n"
+        "    return types.SimpleNamespace(log=print, finish=lambda: print('done'))\n"
+        "run_process(begin)\n"
+    )
+    lines = "".join(json.dumps(message) + "\n" for message in ({"start": {}}, ROWS[0]))
+    ended = subprocess.run(
+        [sys.executable, "-P", str(tmp_path / "prints.py")], input=lines, capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line) for line in ended.stdout.splitlines()] == [{"done": 1}, {"done": 2}]
+    assert "Trackio project initialized" in ended.stderr
+    assert "from a library" in ended.stderr
 
 
 def fake_mlflow(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Recorder:
@@ -118,7 +139,7 @@ def test_trackio_gets_a_run_its_numbers_and_a_table(monkeypatch: pytest.MonkeyPa
     columns = {"version": [3], "row": [0], "prompt": ["1|1"], "answer": ["a\nb"], "value": [0.25]}
     assert package.calls == [
         ("init", {"project": "p", "name": "job", "config": {"num_steps": 9}, "resume": "allow"}),
-        ("log", {"step": 3, "train/reward_mean": 0.5}, {"step": 3}),
+        ("log", {"train/reward_mean": 0.5}, {"step": 3}),
         ("log", {"wall_s": 12.5, "run/running": 1}, {"step": 12}),
         ("log", {"eval/answers": ("table", columns)}, {"step": 3}),
         ("finish", {}),
