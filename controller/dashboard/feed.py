@@ -105,7 +105,7 @@ class Feed:
             if self._view is None:
                 self._view = await asyncio.to_thread(self._begin)
             if self._whole is None:
-                self._whole = await asyncio.to_thread(self._encoded, self._view)
+                self._whole = await asyncio.to_thread(self._encoded, self._view, self._problem)
 
     def _begin(self) -> View:
         view = self.make()
@@ -113,8 +113,8 @@ class Feed:
         return view
 
     @staticmethod
-    def _encoded(view: View) -> bytes:
-        return message("snapshot", view.snapshot())
+    def _encoded(view: View, problem: str) -> bytes:
+        return message("snapshot", {**view.snapshot(), "problem": problem})
 
     def _rest(self) -> None:
         if self._task is not None and not self._lock.locked():
@@ -143,18 +143,22 @@ class Feed:
         assert self._view is not None
         began_s = self.cpu_clock()
         self.num_refreshes += 1
+        sent = None
         try:
             change, problem = self._view.refresh(), ""
+            if problem != self._problem:
+                change = {**change, "problem": problem}
+            sent = message("change", change) if change else None
         except (UserError, OSError) as error:
-            change, problem = {}, str(error)
+            problem = str(error)
         except Exception as error:  # fault boundary: a failure on the page of one run must not end the others
             log.exception("updating a page failed")
-            change, problem = {}, f"this page cannot be updated ({first_line(error)})"
-        if problem != self._problem:
-            change, self._problem = {**change, "problem": problem}, problem
-        sent = None
-        if change:
-            self._whole, sent = None, message("change", change)
+            problem = f"this page cannot be updated ({first_line(error)})"
+        if problem and problem != self._problem:
+            sent = message("change", {"problem": problem})
+        self._problem = problem
+        if sent is not None:
+            self._whole = None
         self._cost_s = self.cpu_clock() - began_s
         return sent
 

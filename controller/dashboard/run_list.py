@@ -74,13 +74,26 @@ class RunList:
     def _names(self) -> set[str]:
         try:
             with os.scandir(self.runs_dir) as entries:
-                return {entry.name for entry in entries if entry.is_dir() and is_run(Path(entry.path))}
+                return {
+                    entry.name
+                    for entry in entries
+                    if _is_text(entry.name) and entry.is_dir() and is_run(Path(entry.path))
+                }
         except OSError as error:
             raise UserError(
                 f"the folder cannot be read ({error.strerror})",
                 where=str(self.runs_dir),
                 remedy="check that the folder still exists",
             ) from error
+
+
+def _is_text(name: str) -> bool:
+    """Whether a page can show and link the name: areal_like creates no folder whose name is not UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def row_of(root: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 MISTAKE = " -> "
 """Separator in the text of every UserError, between the problem and the remedy."""
+NAMES = re.compile(r"(?<![\w.~])[.~]{0,2}/\S+|\S+/\S+/\S*|`[^`]*`|\b[A-Z][A-Z0-9]*_[A-Z0-9_]*\b")
+"""Paths, quoted names and environment variables: words of the user's, which say nothing about the cause."""
 MAX_TITLE_CHARS = 200
 
 
@@ -84,7 +86,8 @@ def verdict(data: RunData, found: Sequence[Rated]) -> tuple[Finding | None, Rate
     if kind != "failed":
         return None, None
     reason = str(data.state.get("reason") or "no reason is recorded")
-    known = next((one for one in EXPLAINED if re.search(one.reasons, reason, re.IGNORECASE)), None)
+    words = NAMES.sub("", reason)
+    known = next((one for one in EXPLAINED if re.search(one.reasons, words, re.IGNORECASE)), None)
     end = _failed(data, reason, known.cause if known else "unknown")
     explains = known.kinds if known else ()
     cause = next((one for one in found if one.finding.kind in explains and one.finding.severity != "info"), None)

@@ -60,7 +60,11 @@ def test_registered_names_instances_and_classes_by_import_path_are_found() -> No
             "module no_such_module_here cannot be imported",
             "put the module into the current folder",
         ),
-        ("my_animals:stone", "my_animals:stone is neither an instance nor a subclass of Animal", "specify a subclass of"),
+        (
+            "my_animals:stone",
+            "my_animals:stone is neither an instance nor a subclass of Animal",
+            "specify a subclass of",
+        ),
         ("my_animals:Picky", "my_animals:Picky cannot be created without arguments", ""),
     ],
 )

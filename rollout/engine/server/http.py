@@ -89,11 +89,15 @@ class HttpCalls:
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """The data of the events that a POST is answered with, up to `[DONE]`. It has no deadline: a paused server
-        sends nothing, and a dead one is detected by the keeper, which then closes this client."""
+        sends nothing, and a dead one is detected by the keeper, which then closes this client. Raises ServerRefused
+        if the request is at fault, ServerGone if the server is."""
         try:
             async with self._session.post(self.url + path, data=_encode(body), headers=_JSON) as response:
                 if response.status != 200:
-                    raise ServerRefused(path, response.status, await response.text(errors="replace"))
+                    text = await response.text(errors="replace")
+                    if response.status >= 500:  # its engine process is dying, which the keeper may not have noticed yet
+                        raise ServerGone(f"{path} was answered with status {response.status}: {text[:400]}")
+                    raise ServerRefused(path, response.status, text)
                 self._streams.add(response.content)
                 try:
                     async for data in _split(response.content):

@@ -63,8 +63,8 @@ def test_all_viewers_share_one_refresh_and_get_the_same_bytes():
         pauses, view = Pauses(), Counter()
         feed = Feed(lambda: view, sleep=pauses)
         async with feed.watching() as one, feed.watching() as other:
-            assert read(await one.messages.get()) == ("snapshot", {"count": 1})
-            assert read(await other.messages.get()) == ("snapshot", {"count": 1})
+            assert read(await one.messages.get()) == ("snapshot", {"count": 1, "problem": ""})
+            assert read(await other.messages.get()) == ("snapshot", {"count": 1, "problem": ""})
             pauses.pass_one()
             sent = await one.messages.get()
             assert read(sent) == ("change", {"count": 2})
@@ -87,7 +87,7 @@ def test_nothing_is_read_before_the_first_viewer_and_after_the_last():
             await asyncio.sleep(0)
         assert made[0].count == 1
         async with feed.watching() as viewer:  # soon after: the same view goes on
-            assert read(await viewer.messages.get()) == ("snapshot", {"count": 1})
+            assert read(await viewer.messages.get()) == ("snapshot", {"count": 1, "problem": ""})
             await viewer.messages.get()
         assert len(made) == 1
 
@@ -137,9 +137,28 @@ def test_a_problem_is_reported_once_and_its_end_too():
             assert "is gone" in found["problem"]
             pauses.pass_one()
             await until(lambda: feed.num_refreshes == 2)
+            async with feed.watching() as late:
+                assert "is gone" in read(await late.messages.get())[1]["problem"], "a viewer that joins meanwhile"
             view.error = None
             pauses.pass_one()
             assert read(await viewer.messages.get()) == ("change", {"count": 2, "problem": ""})
+
+    asyncio.run(scene())
+
+
+def test_content_that_cannot_be_encoded_is_reported_and_the_page_goes_on():
+    async def scene():
+        pauses, view = Pauses(), Counter()
+        feed = Feed(lambda: view, sleep=pauses)
+        async with feed.watching() as viewer:
+            await viewer.messages.get()
+            view.count = "\udcff"
+            view.refresh = lambda: {"count": view.count}
+            pauses.pass_one()
+            assert "cannot be updated" in read(await viewer.messages.get())[1]["problem"]
+            view.count = 7
+            pauses.pass_one()
+            assert read(await viewer.messages.get()) == ("change", {"count": 7, "problem": ""})
 
     asyncio.run(scene())
 

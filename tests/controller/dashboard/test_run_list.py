@@ -91,6 +91,16 @@ def test_what_is_no_run_is_not_listed(tmp_path):
     assert not is_run(tmp_path / "absent")
 
 
+def test_a_folder_whose_name_is_not_utf8_is_not_listed(tmp_path):
+    quick_run(tmp_path, "run")
+    named = RunFolder.create(tmp_path, "other").root
+    try:
+        os.rename(named, os.fsencode(tmp_path) + b"/r\xff")
+    except OSError:
+        pytest.skip("the file system has only names in UTF-8")
+    assert set(by_name(RunList(tmp_path).refresh())) == {"run"}
+
+
 def test_text_of_a_run_is_printable(tmp_path):
     quick_run(tmp_path, "mine")
     write_state(RunFolder(tmp_path / "mine"), "failed", reason=HOSTILE)

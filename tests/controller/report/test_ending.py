@@ -45,6 +45,11 @@ def test_failed_run_says_why_with_its_cause_in_the_first_line():
     [
         ("data.eval: no such file -> give its path", "mistake"),
         ("trainer: /runs/a/checkpoints: No space left on device -> free some disk space", "disk"),
+        ("trainer: /runs/a/checkpoints: Input/output error (5)", "disk"),
+        ("model.path: /models/verdict-7b is not a model folder -> give its path", "mistake"),
+        ("rollout-0: the budget of `scoring` (runs/scoring-ablation/ledger/a) is used up -> raise it", "mistake"),
+        ("rollout-0: http://127.0.0.1/v1 rejected the key LEDGER_KEY -> check it", "mistake"),
+        ("reward: the scorer cannot be started", "scoring"),
         ("trainer: ended with signal 9", "process"),
         ("waited 600 s for any progress (trainer: waits for a batch) (expected from the processes named)", "stall"),
         ("no rollout worker is left for batch 4 (rollout-0: lost)", "process"),

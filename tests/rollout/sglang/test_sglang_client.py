@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from rollout.engine.server import http as module
-from rollout.engine.server.http import KEEPALIVE_S
+from rollout.engine.server.http import KEEPALIVE_S, ServerGone, ServerRefused
 from rollout.engine.sglang.client import SGLangClient
 
 SERVER_LIMIT_S = 5.0
@@ -48,3 +48,31 @@ def test_a_connection_that_the_server_may_be_closing_is_not_used(monkeypatch: py
     assert len(set(asyncio.run(ports_of([0.2])))) == 1
     monkeypatch.setattr(module, "KEEPALIVE_S", 0.05)
     assert len(set(asyncio.run(ports_of([0.2])))) == 2
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, ServerRefused), (500, ServerGone), (503, ServerGone)])
+def test_a_generation_request_is_rejected_by_a_client_error_and_repeated_after_a_server_error(
+    status: int, kind: type[Exception]
+) -> None:
+    """The front process answers 500 while its engine process dies, before the keeper notices."""
+
+    async def body() -> None:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(status=status, text="EngineDeadError")
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        client = SGLangClient(f"http://{host}:{port}", control_timeout_s=30.0, load_timeout_s=30.0)
+        try:
+            with pytest.raises(kind, match=f"status {status}: EngineDeadError"):
+                async for _ in client.stream({}):
+                    pass
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+    asyncio.run(body())
