@@ -1,14 +1,13 @@
-"""One job with a real vLLM server behind its worker, which is killed.
+"""One job with a real vLLM server behind its worker, which is killed, stopped while it generates, made to refuse a
+version, and stopped while it loads one.
 
-That frozen servers and servers that refuse or hang in a load are replaced is proved with a process in the server's
-place (tests/rollout/vllm/test_vllm_swaps.py), and that a server ends with its worker in test_sglang_job.py, which
+A server takes long to start, so all claims share the one run. Each fault with exact oracles, with a process in the
+server's place: tests/rollout/vllm/test_vllm_swaps.py. That a server ends with its worker: test_sglang_job.py, which
 starts its servers by the same code.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import psutil
@@ -16,9 +15,9 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
-NUM_STEPS, GROUPS, GROUP_SIZE = 6, 5, 4
-FORKED = Path(__file__).parent / "forked_server"
-"""In PYTHONPATH: a server starts in less processor time."""
+NUM_STEPS, GROUPS, GROUP_SIZE = 24, 5, 4
+FAULTY = Path(__file__).parent / "faulty_vllm"
+"""In PYTHONPATH: the server fails on demand, and starts in less processor time."""
 
 
 def by_scratch() -> list[psutil.Process]:
@@ -33,26 +32,68 @@ def by_scratch() -> list[psutil.Process]:
     return found
 
 
-def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, short, vllm_python):
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def front_of(run, before: list[psutil.Process]) -> psutil.Process:
+    """The server's first process, once there is one that is not in `before`."""
+
+    def fronts() -> list[psutil.Process]:
+        return [one for one in by_scratch() if one not in before and "vllm.entrypoints" in command_of(one)]
+
+    run.wait_until(lambda: bool(fronts()), "a server")
+    return fronts()[0]
+
+
+def incident(run, words: str, count: int = 1) -> None:
+    run.wait_until(lambda: run.output.count(words) >= count, words)
+
+
+def go_on(run) -> None:
+    run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 2)
+
+
+def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, short, vllm_python, tmp_path):
     before = by_scratch()
+    variables = f"{{PYTHONPATH: '{FAULTY}', FAULTS: '{tmp_path}'}}"
     run = areal(
         "train", quickstart, *short, f"num_steps={NUM_STEPS}", "warm_start=null", "filter_zero_signal=false",
         "sampling.max_new_tokens=16", "model.init.num_hidden_layers=1", "model.init.intermediate_size=64",
         f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}", "rollout.engine.kind=vllm",
         f"rollout.engine.python={vllm_python}", "rollout.engine.num_slots=24", "rollout.engine.vllm.probe=true",
-        f"rollout.engine.vllm.environment={{PYTHONPATH: '{FORKED}'}}", "rollout.engine.vllm.control_timeout_s=300",
-        "rollout.engine.vllm.max_restarts=9", "launch.startup_timeout_s=1200",
+        f"rollout.engine.vllm.environment={variables}", "rollout.engine.vllm.control_timeout_s=300",
+        "rollout.engine.vllm.stall_timeout_s=20", "rollout.engine.vllm.load_timeout_s=20",
+        "rollout.engine.vllm.max_restarts=99", "launch.startup_timeout_s=1200",
     )  # fmt: skip
     run.wait_for_step(1)
-    servers = [process for process in by_scratch() if process not in before]
-    assert servers
-    front = next(process for process in servers if "vllm.entrypoints" in " ".join(process.cmdline()))
-    os.kill(front.pid, signal.SIGKILL)
-    assert run.survivors(servers, 15.0) == [], "a dead server left processes behind"
+    server = front_of(run, before)
+    family = [one for one in by_scratch() if one not in before]
+    server.kill()
+    assert run.survivors(family, 15.0) == [], "a dead server left processes behind"
+    incident(run, "the server ended with signal SIGKILL; starting a new server with version")
+    go_on(run)
+
+    stopped = front_of(run, [*before, *family]).children(recursive=True)
+    for process in stopped:
+        process.suspend()  # while it generates or loads; the front still answers
+    run.wait_until(lambda: not run.survivors(stopped, 0.0), "the end of the stopped server")
+    go_on(run)
+
+    (tmp_path / "refuse").touch()
+    incident(run, "a test refuses this version")
+    go_on(run)
+
+    (tmp_path / "hang").touch()
+    run.wait_until(lambda: not (tmp_path / "hang").exists(), "a load")
+    loading = [one for one in by_scratch() if one not in before]
+    run.wait_until(lambda: not run.survivors(loading, 0.0), "the end of the server that loads")
+
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"
     assert run.summary["steps"] == NUM_STEPS
     assert run.summary["samples_consumed"] == NUM_STEPS * GROUPS * GROUP_SIZE
-    words = "the server ended with signal SIGKILL; starting a new server with version"
-    assert f"rollout-0: vLLM server: {words}" in run.output
     assert [process for process in by_scratch() if process not in before] == []

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 VersionT = TypeVar("VersionT", bound=StagedVersion)
 
+DYING_S = 1.0
+"""A server whose engine process dies answers with status 500 shortly before it ends."""
+
 
 class Served(TypedDict):
     """Arguments of every engine with servers. interruption: the mode of all loads, on which a server's start may
@@ -288,6 +291,10 @@ class ServerEngine(ABC, Generic[ClientT, VersionT]):
                     reason = f"the connection failed while loading version {staged.version} ({error})"
                     await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerRefused as error:
+                if error.status >= 500:
+                    await asyncio.sleep(DYING_S)
+                    if (await keeper.settle(live.epoch, str(error))).epoch != live.epoch:
+                        continue  # the version is not at fault
                 log.warning(
                     "the server rejected version %d, but may have loaded a part of this version", staged.version
                 )

@@ -143,6 +143,9 @@ class Server:
             return web.json_response({"error": "1 tensors differ from the announced ones"}, status=500)
         if version == os.environ.get("FAKE_DIE_LOADING") and not self.marked("died loading"):
             os._exit(9)
+        if version == os.environ.get("FAKE_CRASH_LOADING") and not self.marked("crashed loading"):
+            asyncio.get_running_loop().call_later(0.1, os._exit, 9)
+            return web.json_response({"error": "EngineDeadError"}, status=500)
         if version == os.environ.get("FAKE_HANG_LOADING") and not self.marked("hung loading"):
             await asyncio.sleep(3600)
         if version == os.environ.get("FAKE_BREAK_LOADING") and not self.marked("broke a load"):

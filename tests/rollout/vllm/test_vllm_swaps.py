@@ -90,7 +90,11 @@ def test_a_server_stopped_in_generation_is_replaced_and_nothing_is_lost(fake_vll
 
 @pytest.mark.parametrize(
     ("fault", "limit_s", "words"),
-    [("HANG", 4.0, "the server hangs in the swap to version 1"), ("DIE", 60.0, "the server ended")],
+    [
+        ("HANG", 4.0, "the server hangs in the swap to version 1"),
+        ("DIE", 60.0, "the server ended"),
+        ("CRASH", 60.0, "the server ended"),
+    ],
 )
 def test_a_server_that_hangs_or_dies_in_a_load_is_replaced_by_one_that_loads_it(
     fake_vllm, monkeypatch, fault, limit_s, words
