@@ -84,7 +84,7 @@ def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, shor
     go_on(run)
 
     (tmp_path / "refuse").touch()
-    incident(run, "a test refuses this version")
+    incident(run, "vLLM server: the server rejected version")
     go_on(run)
 
     (tmp_path / "hang").touch()

@@ -105,6 +105,16 @@ def test_what_needs_no_trend_is_reported_before_there_is_one():
     assert not any("entropy" in one.detail for one in found), "an early and a late mean would be the same"
 
 
+def test_weights_that_fall_a_little_are_reported_only_if_the_reward_does_not_rise():
+    for least, is_reported in ((0.94, False), (0.89, True)):
+        falling = np.linspace(0.99, least, 40)
+        falling[-3:] = least
+        rising = verdict(steps=step_rows(ess=falling))
+        assert (rising.kind == "policy_unstable") is is_reported
+        flat = verdict(steps=step_rows(ess=falling, reward_mean=0.5))
+        assert flat.title == f"Updates are unstable: effective sample size of the weights fell to {least:g}"
+
+
 def test_a_policy_that_runs_away_in_its_first_steps_is_reported_by_versions():
     aging = {"staleness_mean": [0.0, 1.0, 2.0, 3.0, 3.1, 4.0], "ess": [1.0, 0.999, 0.995, 0.983, 0.969, 0.969]}
     rows = step_rows(**{key: [*values, *[values[-1]] * 34] for key, values in aging.items()})
