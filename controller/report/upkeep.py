@@ -258,9 +258,12 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
     if mean >= PACKING_LOW:
         return []
     budget = data.setting("trainer.micro_batch_tokens", "?")
+    updates = np.maximum(1.0, np.nan_to_num(series(rows, "updates"), nan=1.0))
+    counts = series(rows, "micro_batches")
+    fewest = updates * np.ceil(values * counts / updates - 1e-9)
     finding = Finding(
         "batches_not_full",
-        "warning",
+        "info" if np.nanmean(counts - fewest) < 0.5 else "warning",  # as few as this budget allows: only not full
         f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} per "
         f"step, each with a budget of {budget} tokens",
         "",

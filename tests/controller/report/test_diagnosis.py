@@ -382,6 +382,7 @@ def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_on
     found = verdict(steps=step_rows(packing_efficiency=0.4))
     assert "only 40 % full" in found.title
     assert found.predicted.startswith("This saves at most 60 % of the trainer's time")
+    assert verdict(steps=step_rows(packing_efficiency=0.53, micro_batches=2.0)).severity == "good", "1.06 budgets"
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=1.0)).severity == "good"
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=4.0, updates=4.0)).severity == "good"
 
