@@ -162,7 +162,7 @@ SICK = (
     _sick("loss is not a number", "failed:policy updates_skipped", *OWN, scorer("fair"),
           "trainer.loss.kind=my_losses:not_a_number"),
     _sick("groups dropped as stale", "groups_dropped length_shift", *BALANCED, "staleness.max_staleness=1",
-          "staleness.on_stale=drop", "emulation.train_mfu=1.0", "rollout.engine.num_slots=32"),
+          "staleness.on_stale=drop", "rollout.num_workers=4", "rollout.engine.num_slots=32"),
     _sick("controller killed", "crashed:controller", *BALANCED, during="kill controller", at_step=4),
 )  # fmt: skip
 UNSEEN_SICK = (
