@@ -11,6 +11,9 @@ from typing import Literal
 import msgspec
 
 VerdictKind = Literal["scored", "timed_out", "crashed", "invalid"]
+FORGED_TEXT = "forged_text"
+"""Component of the verdict of an answer with text that only its environment or the chat template should write
+(rollout/forged_text.py)."""
 MAX_REASON_CHARS = 500
 """Longest reason that services and rollout workers create."""
 

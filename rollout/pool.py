@@ -19,8 +19,9 @@ from areal_like.external.errors import ExternalError
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
-from areal_like.verdict import Verdict
+from areal_like.verdict import FORGED_TEXT, Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask, Sampling
+from rollout.forged_text import has_forged_text
 from rollout.leases import LeaseBook
 from rollout.sample import SampleRun, printable
 from rollout.sample_context import SampleContext
@@ -224,6 +225,7 @@ class SamplePool:
         task = run.task
         if self._book.running.get(task.lease_id) is not run:  # cancelled or returned meanwhile
             return
+        sample = _with_forgery(run, sample)
         run.draw_arrow()
         self._count("samples")
         self._count(f"verdict_{sample.verdict.kind}")
@@ -255,6 +257,15 @@ class SamplePool:
 
     def _count(self, name: str, amount: float = 1.0) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
+
+
+def _with_forgery(run: SampleRun, sample: Sample) -> Sample:
+    """Name forged text in the verdict. The first training sample of each group is looked at, which bounds the time."""
+    is_looked_at = run.task.purpose == "train" and run.task.sample_index == 0
+    if not is_looked_at or not has_forged_text((sample.trajectory, *sample.others), run.decode):
+        return sample
+    components = {**sample.verdict.components, FORGED_TEXT: 1.0}
+    return msgspec.structs.replace(sample, verdict=msgspec.structs.replace(sample.verdict, components=components))
 
 
 async def _failing(error: Exception) -> None:

@@ -265,6 +265,10 @@ class SampleRun:
         if self._bench.models.declared:
             check_trained((sample.trajectory, *sample.others), self._sampled, self.turns.num_turns)
 
+    def decode(self, tokens_R: np.ndarray) -> str:
+        """Text of token ids, with special tokens."""
+        return self._bench.tokens.decode(tokens_R, with_special_tokens=True)
+
     async def with_teacher_logprobs(self, sample: Sample) -> Sample:
         """Return the sample with log-probs of the teacher, if there is one and the sample is for training."""
         name = self._bench.models.teacher

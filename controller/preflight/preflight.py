@@ -15,12 +15,14 @@ from controller.config.engines import as_problems, engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, silent_endpoints
+from controller.data import eval_slices
 from controller.data.cleaned_rows import reading_cleaned
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.live import load_training
 from controller.data.table import Table, load_demonstrations, load_eval
 from controller.launch.choice import survey
 from controller.preflight import called_models, chat_format, machine, own_code, packages, reward_services
+from controller.preflight.dataset.languages import check_library
 from controller.preflight.found import Preflight, Purpose, as_problem
 from controller.preflight.memory import look_at_memory
 from controller.preflight.starting_model import look_at_model
@@ -40,6 +42,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.train = _table("data.train", lambda: load_training(_cleaned(config, found)), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
+        found.problems += eval_slices.problems_of(config.eval.slices, found.eval, check_library)
     if purpose != "eval":
         _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found, purpose)
     if purpose == "eval" and not config.data.eval_sources:

@@ -32,6 +32,14 @@ from rollout.workflow import Sample, SampleCut
 PROMPT = np.array([7, 8], np.int32)
 
 
+MARK = 99
+"""Token of a mark of another's turn."""
+TOKENS = SimpleNamespace(
+    stop_ids=(),
+    decode=lambda ids, with_special_tokens: " ".join("<|im_start|>" if one == MARK else str(one) for one in ids),
+)
+
+
 def segment(*tokens: int) -> Segment:
     count = len(tokens)
     return Segment(np.array(tokens, np.int32), np.full(count, -0.5, np.float32), np.zeros(count, np.int32))
@@ -81,7 +89,7 @@ class Bench:
         self.live: dict[int, Segment] = {}
         engine: Any = SimpleNamespace(progress=self.progress, capabilities=SimpleNamespace(max_context=100))
         context = SampleContext(
-            engine=engine, gate=SimpleNamespace(version=0), tokens=SimpleNamespace(stop_ids=()),  # type: ignore[arg-type]
+            engine=engine, gate=SimpleNamespace(version=0), tokens=TOKENS,  # type: ignore[arg-type]
             rewards=SimpleNamespace(), version_deadline_s=1.0, clock=SystemClock(),  # type: ignore[arg-type]
             tracer=Tracer(tmp_path / "w.trace.jsonl", "w"),
         )  # fmt: skip
@@ -156,6 +164,27 @@ def test_a_finished_sample_is_in_the_book_with_what_names_it(tmp_path: Path) -> 
         assert bench.book.running == {}
         assert bench.counters == {"samples": 1.0, "verdict_scored": 1.0}
         assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "sample_index", "tokens", "is_named"),
+    [("train", 0, (5, MARK), True), ("train", 0, (5, 6), False), ("train", 1, (5, MARK), False),
+     ("eval", 0, (5, MARK), False)],
+)  # fmt: skip
+def test_forged_text_is_named_in_the_verdict_of_a_groups_first_training_sample(
+    tmp_path: Path, purpose: str, sample_index: int, tokens: tuple[int, ...], is_named: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        lease = task(1)
+        lease.purpose, lease.sample_index = purpose, sample_index
+        bench.pool.take(lease)
+        await bench.settle()
+        verdict = Verdict(kind="scored", value=1.0, components={"correct": 1.0})
+        await bench.end(1, sample(*tokens, verdict=verdict))
+        components = bench.book.unacked[1].verdict.components
+        assert components == {"correct": 1.0, **({"forged_text": 1.0} if is_named else {})}
 
     with_pool(tmp_path, test)
 
