@@ -32,7 +32,8 @@ def has_forged_text(trajectories: Iterable[Trajectory], decode: Decode) -> bool:
 
 
 def _is_forged(trajectory: Trajectory, decode: Decode) -> bool:
-    turns, given = [], []
+    turns: list[np.ndarray] = []
+    given: list[np.ndarray] = []
     for is_sampled, tokens_T in _spans(trajectory):
         (turns if is_sampled else given).append(tokens_T)
     texts = [decode(tokens) for tokens in turns]

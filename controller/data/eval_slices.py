@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.prompts import CHAT_COLUMN
+from areal_like.prompts import CHAT_COLUMN, prompt_text
 from controller.config.problems import Problem, nearest
 from controller.data.job_rows import JobRows
 from controller.data.table import Table
@@ -43,15 +43,6 @@ class Slice(NamedTuple):
 
     by: str
     value: str
-
-
-def prompt_text(row: Mapping[str, Any]) -> str:
-    """The text of a row's prompt, or of all its messages."""
-    if isinstance(prompt := row.get("prompt"), str):
-        return prompt
-    messages = row.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, Mapping)] if messages else []
-    return "\n".join(text for text in contents if isinstance(text, str))
 
 
 def slices_of_rows(rows: JobRows, names: Sequence[str], language: Language | None = None) -> list[tuple[Slice, ...]]:

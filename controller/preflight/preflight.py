@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from areal_like.errors import OperationError, UserError
+from areal_like.safety import SafetyFilter
 from controller.config.engines import as_problems, engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
@@ -65,6 +66,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     engine, job = engine_of(config), engine_job(config)
     for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
         (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
+    if purpose != "sft" and config.rollout.safety:
+        found.problems += _safety_problems(config)
     if purpose != "sft" and not found.problems:  # a missing module is already reported
         found.problems += own_code.problems_of(config, found.train)
     if is_here:
@@ -88,6 +91,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             seen.seats,
         )
     return found
+
+
+def _safety_problems(config: RunConfig) -> Iterator[Problem]:
+    """Problems of the files and functions of safety stages, which each rollout worker loads."""
+    try:
+        SafetyFilter(config.rollout.safety, "rollout.safety")
+    except UserError as error:
+        yield as_problem(error.where or "rollout.safety", error)
 
 
 def _cleaned(config: RunConfig, found: Preflight) -> RunConfig:

@@ -5,12 +5,15 @@ Slices are made in data/eval_slices.py, compared in data/slice_statistics.py, an
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from controller.data.eval_slices import ANSWER_LENGTH, AUTO, Slice, prompt_text, quarters
+from areal_like.prompts import prompt_text
+from controller.data.eval_slices import ANSWER_LENGTH, AUTO, Slice, quarters
 from controller.data.slice_statistics import SliceResult, compare
 
 MAX_KEPT = 2_000
@@ -71,7 +74,7 @@ class SliceRecorder:
             return None
         if self._slices is None:
             self._slices = self._make()
-        is_solved = np.array([values[number] >= self._solved_value for number in numbers])  # type: ignore[operator]
+        is_solved = np.array([values[number] >= self._solved_value for number in numbers])
         row_N = numbers // self._num_samples
         members = self._members(numbers, row_N, lengths)
         found, effect = compare(members, is_solved, row_N)
@@ -107,7 +110,7 @@ class SliceRecorder:
             for place, name in enumerate(quarters([lengths.get(int(number), 0) for number in numbers])):
                 places.setdefault(Slice(ANSWER_LENGTH, name), []).append(place)
         members = {}
-        for one in sorted(places, key=lambda one: one.by):
+        for one in sorted(places, key=_place):
             members[one] = np.zeros(len(numbers), dtype=bool)
             members[one][places[one]] = True
         return members
@@ -122,6 +125,12 @@ class SliceRecorder:
             }
             for number in found
         ]  # fmt: skip
+
+
+def _place(one: Slice) -> tuple[str, float]:
+    """By property, and of one property by the number with which the value begins."""
+    number = re.match(r"-?\d+(?:\.\d+)?", one.value)
+    return one.by, float(number[0]) if number else math.inf
 
 
 def _fields(one: Slice, result: SliceResult, examples: list[dict[str, Any]]) -> dict[str, Any]:

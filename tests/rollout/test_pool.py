@@ -17,6 +17,7 @@ import pytest
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.external.errors import ExternalStop, RequestFailed
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
@@ -93,7 +94,7 @@ class Bench:
             rewards=SimpleNamespace(), version_deadline_s=1.0, clock=SystemClock(),  # type: ignore[arg-type]
             tracer=Tracer(tmp_path / "w.trace.jsonl", "w"),
         )  # fmt: skip
-        self.models = context.models
+        self.models, self.context = context.models, context
         self.book, self.workflow = LeaseBook(capacity), Workflow()
         self.posted: list[Message] = []
         self.counters: dict[str, float] = {}
@@ -185,6 +186,63 @@ def test_forged_text_is_named_in_the_verdict_of_a_groups_first_training_sample(
         await bench.end(1, sample(*tokens, verdict=verdict))
         components = bench.book.unacked[1].verdict.components
         assert components == {"correct": 1.0, **({"forged_text": 1.0} if is_named else {})}
+
+    with_pool(tmp_path, test)
+
+
+def safety(*stages: dict[str, Any]) -> SafetyFilter:
+    return SafetyFilter([SafetyStage.model_validate(one) for one in stages], "rollout.safety")
+
+
+def test_an_answer_that_a_safety_stage_refuses_has_no_reward_and_one_that_it_masks_keeps_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety(
+            {"kind": "words", "options": {"words": ["bad"]}},
+            {"kind": "regex", "action": "mask", "options": {"patterns": ["secret"]}},
+        )
+        await bench.lease(1, 2, 3)
+        for lease_id, text in ((1, "a bad one"), (2, "a secret"), (3, "plain")):
+            await bench.end(lease_id, sample(5, text=text))
+        done = [bench.book.unacked[lease_id] for lease_id in (1, 2, 3)]
+        assert [(one.verdict.kind, one.verdict.value) for one in done] == [
+            ("refused", None), ("scored", 1.0), ("scored", 1.0)
+        ]  # fmt: skip
+        assert done[0].verdict.reason == "refused by the safety stage words"
+        assert [one.response_text for one in done] == ["a bad one", "a [masked]", "plain"]
+        assert bench.counters == {
+            "samples": 3.0, "verdict_refused": 1.0, "verdict_scored": 2.0, "safety_words_refuse": 1.0,
+            "safety_regex_mask": 1.0,
+        }  # fmt: skip
+
+    with_pool(tmp_path, test)
+
+
+def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety({"kind": "words", "look_at": "prompts", "options": {"words": ["bad"]}})
+        lease = task(1)
+        lease.row = {"messages": [{"role": "user", "content": "A bad question"}]}
+        bench.pool.take(lease)
+        await bench.lease(2)
+        assert list(bench.workflow.runs) == [2]
+        (returned,) = bench.posted
+        assert isinstance(returned, SampleReturned)
+        assert (returned.reason, returned.detail) == ("rejected", "the prompt is refused by the safety stage words")
+        assert bench.counters == {"safety_words_refuse": 1.0, "returned_rejected": 1.0}
+
+    with_pool(tmp_path, test)
+
+
+def test_a_safety_stage_of_the_user_that_raises_gives_a_crashed_verdict(tmp_path: Path) -> None:
+    def look(text: str, part: str) -> Any:
+        raise RuntimeError("my mistake")
+
+    async def test(bench: Bench) -> None:
+        bench.context.safety = SimpleNamespace(looks_at=lambda part: part == "answers", look=look)  # type: ignore[assignment]
+        await bench.lease(1)
+        await bench.end(1, sample(5))
+        verdict = bench.book.unacked[1].verdict
+        assert (verdict.kind, verdict.reason) == ("crashed", "a safety stage raised RuntimeError: my mistake")
 
     with_pool(tmp_path, test)
 
