@@ -290,6 +290,15 @@ class PromptEncoder:
         return [self._bos_id, *body] if wants_bos and body else body
 
 
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """The text of a row's prompt, or of all its messages."""
+    if isinstance(prompt := row.get("prompt"), str):
+        return prompt
+    messages = row.get("messages")
+    contents = [one.get("content") for one in messages if isinstance(one, Mapping)] if messages else []
+    return "\n".join(text for text in contents if isinstance(text, str))
+
+
 def _first_of(marks: Sequence[str], text: str) -> str:
     """The marker with which the text begins; empty: none."""
     return next((mark for mark in marks if text.startswith(mark)), "")

@@ -6,6 +6,8 @@ The server is rollout/serve.py; controller/cli/serve.py finds the model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from areal_like.settings import DType
@@ -21,7 +23,8 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     its weights as a published version. name: model name for clients. port: 0 for a free one. key: API key of the
     clients; empty: a random one is created. format: format of tool calls; None: detected from the chat template.
     temperature, max_new_tokens: defaults for requests; 0 tokens: as many as fit. num_slots: answers generated at once.
-    adapters: folders of adapters (LoRA) by the names under which clients request them.
+    adapters: folders of adapters (LoRA) by the names under which clients request them. safety: stages that look at
+    requests and answers, as in `rollout.safety`.
     """
 
     folder: str
@@ -40,3 +43,4 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     dtype: DType
     num_threads: int
     adapters: dict[str, str] = {}
+    safety: tuple[dict[str, Any], ...] = ()

@@ -10,9 +10,16 @@ from typing import Literal
 
 import msgspec
 
-VerdictKind = Literal["scored", "timed_out", "crashed", "invalid"]
+VerdictKind = Literal["scored", "timed_out", "crashed", "invalid", "refused"]
+FORGED_TEXT = "forged_text"
+"""Component of the verdict of an answer with text that only its environment or the chat template should write
+(rollout/forged_text.py)."""
 MAX_REASON_CHARS = 500
 """Longest reason that services and rollout workers create."""
+
+
+REFUSED: VerdictKind = "refused"
+"""A stage of `rollout.safety` refuses the answer: it is not trained on, and it has no reward."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,13 +16,15 @@ import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
 from areal_like.external.errors import ExternalError
+from areal_like.prompts import prompt_text
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
-from areal_like.verdict import Verdict
+from areal_like.verdict import FORGED_TEXT, MAX_REASON_CHARS, Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask, Sampling
+from rollout.forged_text import has_forged_text
 from rollout.leases import LeaseBook
-from rollout.sample import SampleRun, printable
+from rollout.sample import SampleRun, printable, refusal
 from rollout.sample_context import SampleContext
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import Sample, SampleCut, ServingWorkflow, Workflow
@@ -173,7 +175,7 @@ class SamplePool:
         """Run one sample and catch its failures: the workflow's become verdicts, an engine's end the process."""
         lease_id = run.task.lease_id
         try:
-            sample = await self._made(run)
+            sample = None if self._refuses_prompt(run) else await self._made(run)
             if sample is not None and run.cut_reason is None and run.engine_error is None:
                 self._finish(run, await run.with_teacher_logprobs(sample))
         except SampleCut:
@@ -224,6 +226,7 @@ class SamplePool:
         task = run.task
         if self._book.running.get(task.lease_id) is not run:  # cancelled or returned meanwhile
             return
+        sample = self._after_safety(_with_forgery(run, sample))
         run.draw_arrow()
         self._count("samples")
         self._count(f"verdict_{sample.verdict.kind}")
@@ -243,6 +246,37 @@ class SamplePool:
         )
         self._on_finished()
 
+    def _refuses_prompt(self, run: SampleRun) -> bool:
+        """Look at the row's prompt; if a stage refuses it, the lease can never run."""
+        safety = self._bench.safety
+        if safety is None or not safety.looks_at("prompts"):
+            return False
+        try:
+            looked = safety.look(prompt_text(run.task.row), "prompts")
+        except Exception as error:  # a stage of the user may raise anything
+            run.cut("rejected", printable(without_secrets(f"a safety stage raised {type(error).__name__}: {error}")))
+            return True
+        for name, count in looked.counts.items():
+            self._count(name, count)
+        if looked.refused_by:
+            run.cut("rejected", f"the prompt is refused by the safety stage {looked.refused_by}")
+        return bool(looked.refused_by)
+
+    def _after_safety(self, sample: Sample) -> Sample:
+        """The sample with its answer masked, or with the verdict `refused`."""
+        safety = self._bench.safety
+        if safety is None or not safety.looks_at("answers"):
+            return sample
+        try:
+            looked = safety.look(printable(sample.response_text), "answers")
+        except Exception as error:  # a stage of the user may raise anything
+            reason = printable(without_secrets(f"a safety stage raised {type(error).__name__}: {error}"))
+            return msgspec.structs.replace(sample, verdict=Verdict(kind="crashed", reason=reason[:MAX_REASON_CHARS]))
+        for name, count in looked.counts.items():
+            self._count(name, count)
+        verdict = refusal(looked) if looked.refused_by else sample.verdict
+        return msgspec.structs.replace(sample, response_text=looked.text, verdict=verdict)
+
     async def _hand_back(self, run: SampleRun, reason: ReturnReason, detail: str = "") -> None:
         async with self.report_lock:
             if self._book.running.get(run.task.lease_id) is not run:
@@ -255,6 +289,15 @@ class SamplePool:
 
     def _count(self, name: str, amount: float = 1.0) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
+
+
+def _with_forgery(run: SampleRun, sample: Sample) -> Sample:
+    """Name forged text in the verdict. The first training sample of each group is looked at, which bounds the time."""
+    is_looked_at = run.task.purpose == "train" and run.task.sample_index == 0
+    if not is_looked_at or not has_forged_text((sample.trajectory, *sample.others), run.decode):
+        return sample
+    components = {**sample.verdict.components, FORGED_TEXT: 1.0}
+    return msgspec.structs.replace(sample, verdict=msgspec.structs.replace(sample.verdict, components=components))
 
 
 async def _failing(error: Exception) -> None:

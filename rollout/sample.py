@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
+from areal_like.safety import Looked
 from areal_like.trace import move_name
 from areal_like.trajectory import Segment, Trajectory
-from areal_like.verdict import Verdict
+from areal_like.verdict import REFUSED, Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
 from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
@@ -48,6 +49,11 @@ def printable(text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a response must be text, not {type(text).__name__}")
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def refusal(looked: Looked) -> Verdict:
+    """The verdict of an answer that a stage refuses."""
+    return Verdict(kind=REFUSED, reason=f"refused by the safety stage {looked.refused_by}")
 
 
 class SampleRun:
@@ -222,6 +228,11 @@ class SampleRun:
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
+        if self._bench.safety is not None:
+            looked = self._bench.safety.look(response, "answers")
+            if looked.refused_by:
+                return refusal(looked)
+            response = looked.text
         num_tokens = len(answer.segment) if isinstance(answer, Answer) else answer.num_sampled
         self.phase = "score"
         started_s, trace_s = self._bench.clock.monotonic_s(), self._bench.tracer.now_s()
@@ -264,6 +275,10 @@ class SampleRun:
         """Raise UserError if models are declared and tokens of another model are trained."""
         if self._bench.models.declared:
             check_trained((sample.trajectory, *sample.others), self._sampled, self.turns.num_turns)
+
+    def decode(self, tokens_R: np.ndarray) -> str:
+        """Text of token ids, with special tokens."""
+        return self._bench.tokens.decode(tokens_R, with_special_tokens=True)
 
     async def with_teacher_logprobs(self, sample: Sample) -> Sample:
         """Return the sample with log-probs of the teacher, if there is one and the sample is for training."""

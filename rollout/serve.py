@@ -23,6 +23,7 @@ from aiohttp import web
 from areal_like.config import TraceSettings
 from areal_like.errors import EngineError, UserError, first_line
 from areal_like.process import FAILED, ORDERLY, report_end
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.serve_files import ServeSpec
 from areal_like.trace import Tracer
 from areal_like.wire.messages import Sampling
@@ -67,8 +68,9 @@ async def serve(order: ServeSpec, say: Say, stop: asyncio.Event, cut: asyncio.Ev
             tokens.limit_context(engine.capabilities.max_context)
             sampling = Sampling(temperature=order.temperature, max_new_tokens=order.max_new_tokens)
             endpoint = Endpoint(
-                engine, tokens, chat, sampling=sampling, key=order.key, no_tools=no_tools, models=_models(order)
-            )
+                engine, tokens, chat, sampling=sampling, key=order.key, no_tools=no_tools, models=_models(order),
+                safety=_safety(order),
+            )  # fmt: skip
             await _answer(order, endpoint, listener, say, stop, cut)
         finally:
             await engine.close()
@@ -120,6 +122,11 @@ def _tokens(order: ServeSpec, model_dir: Path) -> PromptTokens:
         tokenizer, template=None, add_bos="auto", max_context=order.max_context,
         stop_ids=stop_ids(model_dir, tokenizer),
     )  # fmt: skip
+
+
+def _safety(order: ServeSpec) -> SafetyFilter | None:
+    stages = [SafetyStage.model_validate(one) for one in order.safety]
+    return SafetyFilter(stages, "--safety") if stages else None
 
 
 def _models(order: ServeSpec) -> list[str]:

@@ -120,6 +120,13 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
         if name == "train":
             add_keep_alive(command)
+        if name == "eval":
+            command.add_argument(
+                "--slices",
+                action="store_true",
+                help="compare parts of data.eval: columns, lengths and sources, or what eval.slices lists "
+                "(docs/data.md)",
+            )
         if name == "validate":
             command.add_argument(
                 "--price", type=seconds, metavar="P", help="price of a GPU-hour, used to estimate the cost of the run"

@@ -37,6 +37,7 @@ from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.preflight.machine import unused_gpus
 from controller.preflight.train_stages import CleanedTrain, counts
+from controller.report.slices import as_text
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
 from controller.run_folder.run_notes import write_notes
@@ -45,6 +46,7 @@ from controller.runtime.outcome import as_operation
 from controller.runtime.session import RunSession
 from controller.runtime.signals import Signals
 from controller.telemetry.display import Display
+from controller.telemetry.journal import newest_row
 from controller.telemetry.status import StatusFile
 from controller.telemetry.watched_metric import EARLY_STOP
 
@@ -146,7 +148,10 @@ def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
         )
     folder = new_folder(config, f"{config.name}-eval", "eval", rows.fingerprints)
     config = config.model_copy(update={"num_steps": 0, "eval": config.eval.model_copy(update={"at_start": True})})
-    return run_to_end(RunSession(config, folder, rows, is_evaluation=True).run())
+    status = run_to_end(RunSession(config, folder, rows, is_evaluation=True).run())
+    if config.eval.slices and (found := newest_row(folder.metrics, "slices")) is not None:
+        print(f"\n{as_text(found)}", end="")
+    return status
 
 
 @private_files()

@@ -128,6 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from controller.config.loading import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
+    if getattr(arguments, "slices", False) and not loaded.config.eval.slices:
+        loaded = load_config(arguments.config, [*arguments.overrides, "eval.slices=[auto]"])
     found = look_at_machine(loaded, command)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)

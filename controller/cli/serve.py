@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import pydantic
 import yaml
 
 from areal_like.device_names import names_gpu
 from areal_like.errors import OperationError, UserError
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.serve_files import UNNAMED_MODEL, ServeSpec
 from areal_like.settings import DType
 from areal_like.store_owner import claim, sweep_dead
@@ -129,6 +131,7 @@ def prepare(
         max_context=_first(arguments.max_context, _fact(facts, "rollout", "engine", "max_context"), DEFAULT_CONTEXT),
         num_slots=arguments.slots, device=arguments.device, dtype=dtype, num_threads=num_cores(),
         adapters={name: str(adapter.folder) for name, adapter in adapters.items()},
+        safety=safety_of(arguments.safety, _fact(facts, "rollout", "safety")),
     )  # fmt: skip
 
 
@@ -178,6 +181,28 @@ def adapters_of(given: Sequence[tuple[str, str]], model: str) -> dict[str, Adapt
             )
         found[name] = read_adapter(Path(folder).expanduser().resolve())
     return found
+
+
+def safety_of(file: str | None, of_run: Any) -> tuple[dict[str, Any], ...]:
+    """The safety stages of a file, else those of the run. Raises UserError."""
+    where, stages = "rollout.safety of the run", of_run or []
+    if file is not None:
+        where = f"--safety {file}"
+        try:
+            stages = yaml.safe_load(Path(file).expanduser().read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"the file cannot be read ({error})", where=where) from error
+    if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
+        raise UserError(
+            "the file must contain a list of stages", where=where, remedy="write - {kind: words, options: {...}}"
+        )
+    try:
+        checked = [SafetyStage.model_validate(one) for one in stages]
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(first["msg"].removeprefix("Value error, "), where=where) from error
+    SafetyFilter(checked, where)
+    return tuple(one.model_dump() for one in checked)
 
 
 def key_of(arguments: argparse.Namespace) -> str:

@@ -115,6 +115,12 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
         help="temperature if a request sets none (default: the value of the run, or 1)",
     )
     command.add_argument(
+        "--safety",
+        metavar="FILE",
+        help="YAML file with a list of stages that look at requests and answers (default: the stages of the run; "
+        "docs/safety.md)",
+    )
+    command.add_argument(
         "--format", metavar="F", help="format of tool calls (default: the format of the chat template)"
     )
     command.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")

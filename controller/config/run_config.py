@@ -36,6 +36,7 @@ from rollout.config import by_engine as by_engine
 from services.reward.config import RewardSettings
 from services.reward.config import contradictions as contradictions
 from services.reward.config import missing as missing
+from services.reward.config import scorer_names as scorer_names
 from services.reward.config import silent_endpoints as silent_endpoints
 from services.reward.config import soft_zones as soft_zones
 from services.reward.scorer_registry import SCORERS as SCORERS
@@ -79,7 +80,10 @@ class EvalSettings(Settings):
     """Answers per row. With several, `accuracy` is their mean, and `pass_at_K` is the probability that one of K
     answers solves the row (arXiv 2107.03374)."""
     solved_value: float = 1.0
-    """An answer of at least this value solves its row, for `pass_at_K`."""
+    """An answer of at least this value solves its row, for `pass_at_K` and `slices`."""
+    slices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Properties of rows by which evaluations are compared in parts: columns, `prompt_length`, `answer_length`,
+    `source`, `language`, or `auto`: all of these but the language."""
 
 
 class LedgerSettings(Settings):
@@ -403,6 +407,13 @@ class RunConfig(Settings):
         if first is None or launcher_of(self).chooses_gpus:
             return (self.trainer.device,) * self.trainer.ranks
         return tuple(f"cuda:{first + rank}" for rank in range(self.trainer.ranks))
+
+    @property
+    def scorers_without_weight(self) -> list[str]:
+        """names of the scorers that are not part of the reward and no gates: their values are held out from it"""
+        scorers = self.reward.scorers
+        pairs = zip(scorer_names(scorers), scorers, strict=True)
+        return [name for name, scorer in pairs if scorer.weight == 0 and scorer.gate is None]
 
     @property
     def client_addresses(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ Leases are ended through `RunState.forget_group`.
 
 from __future__ import annotations
 
+from areal_like.verdict import REFUSED
 from controller.coordinator.effects import DropGroup, FilterGroup
 from controller.coordinator.events import Policy
 from controller.coordinator.groups import Group
@@ -20,6 +21,8 @@ def effective_value(settings: CoordinatorSettings, outcome: SampleOutcome) -> tu
     """
     if outcome.verdict_kind == "scored":
         return outcome.value, ""
+    if outcome.verdict_kind == REFUSED:  # no failure of a scorer: no configured reward stands for it
+        return None, "drop_sample"
     policy = settings.on_failure_of.get(outcome.failed_in, settings.on_failure)
     return (None, policy) if isinstance(policy, str) else (float(policy), "value")
 

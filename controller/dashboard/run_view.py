@@ -83,6 +83,7 @@ class RunView:
         self._steps, self._pulses, self._timeline = Condensed(), ThinnedPulses(), PulseTimeline()
         self._rewards: list[dict[str, Any]] = []
         self._evals: dict[int, dict[str, Any]] = {}
+        self._slices: dict[int, dict[str, Any]] = {}
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PULSES)
         self._events: dict[str, deque[dict[str, Any]]] = {kind: deque(maxlen=MAX_EVENTS) for kind in EVENT_KINDS}
         self._origin_s: float | None = None
@@ -111,6 +112,8 @@ class RunView:
             self._rewards.append({"step": row["step"], "reward_mean": row.get("reward_mean")})
         elif kind == "eval" and isinstance(row.get("version"), int):
             self._evals[row["version"]] = row
+        elif kind == "slices" and isinstance(row.get("version"), int):
+            self._slices[row["version"]] = row
         elif kind == "pulse":
             pulse = checked_pulse(row)
             self._pulses.add(pulse)
@@ -151,6 +154,7 @@ class RunView:
             status=facts.status if facts else None,
             steps=list(self._steps.rows),
             evals=[self._evals[version] for version in sorted(self._evals)],
+            slices=[self._slices[version] for version in sorted(self._slices)],
             pulses=self._pulses.rows,
             notes=list(self._events["note"]),
             dropped=list(self._events["dropped"]),

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from areal_like.errors import OperationError, UserError
+from areal_like.safety import SafetyFilter
 from controller.config.engines import as_problems, engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, silent_endpoints
+from controller.data import eval_slices
 from controller.data.cleaned_rows import reading_cleaned
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.live import load_training
 from controller.data.table import Table, load_demonstrations, load_eval
 from controller.launch.choice import survey
 from controller.preflight import called_models, chat_format, machine, own_code, packages, reward_services
+from controller.preflight.dataset.languages import check_library
 from controller.preflight.found import Preflight, Purpose, as_problem
 from controller.preflight.memory import look_at_memory
 from controller.preflight.starting_model import look_at_model
@@ -40,6 +43,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.train = _table("data.train", lambda: load_training(_cleaned(config, found)), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
+        found.problems += eval_slices.problems_of(config.eval.slices, found.eval, check_library)
     if purpose != "eval":
         _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found, purpose)
     if purpose == "eval" and not config.data.eval_sources:
@@ -62,6 +66,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     engine, job = engine_of(config), engine_job(config)
     for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
         (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
+    if purpose != "sft" and config.rollout.safety:
+        found.problems += _safety_problems(config)
     if purpose != "sft" and not found.problems:  # a missing module is already reported
         found.problems += own_code.problems_of(config, found.train)
     if is_here:
@@ -85,6 +91,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             seen.seats,
         )
     return found
+
+
+def _safety_problems(config: RunConfig) -> Iterator[Problem]:
+    """Problems of the files and functions of safety stages, which each rollout worker loads."""
+    try:
+        SafetyFilter(config.rollout.safety, "rollout.safety")
+    except UserError as error:
+        yield as_problem(error.where or "rollout.safety", error)
 
 
 def _cleaned(config: RunConfig, found: Preflight) -> RunConfig:

@@ -34,7 +34,7 @@ STATUS_FORMAT = 1
 KINDS = frozenset(
     {
         "step", "eval", "pulse", "note", "dropped", "swap", "release", "checkpoint", "checkpoint_failed", "process",
-        "sink", "counters", "offline",
+        "sink", "counters", "offline", "slices",
     }
 )  # fmt: skip
 """Kinds of lines of metrics.jsonl that this version knows."""
@@ -60,6 +60,8 @@ class RunData:
     """Newest row of each step of the surviving lineage, in order of steps."""
     evals: list[Row] = field(default_factory=list)
     """Newest row of each version, in order of versions."""
+    slices: list[Row] = field(default_factory=list)
+    """Results of evaluations by slices: the newest row of each version, in order of versions."""
     pulses: list[Row] = field(default_factory=list)
     """Pulses in the order they were written; counters are cumulative since the incarnation of a process started."""
     notes: list[Row] = field(default_factory=list)
@@ -98,6 +100,7 @@ class RunData:
             status=_status(folder, problems),
             steps=_surviving(rows["step"], problems),
             evals=_newest(rows["eval"], "version"),
+            slices=_newest(rows["slices"], "version"),
             pulses=[checked_pulse(row) for row in rows["pulse"]],
             notes=rows["note"],
             dropped=rows["dropped"],

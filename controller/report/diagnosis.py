@@ -1,7 +1,7 @@
 """Diagnosis of a run: what is wrong, what to change, and the predicted effect, most important first.
 
-Orders the findings of waits.py, learning.py, teaching.py and upkeep.py, and adds the verdict. Measurements are in
-shares.py, predictions in advice.py.
+Orders the findings of waits.py, learning.py, hacking.py, teaching.py, slices.py and upkeep.py, and adds the verdict.
+Measurements are in shares.py, predictions in advice.py.
 
 The first finding is the verdict on the run in one sentence: for a crashed or failed run its end, with the cause if
 known; otherwise the worst finding; otherwise that the run is healthy, or that there is too little data.
@@ -11,7 +11,19 @@ from __future__ import annotations
 
 import math
 
-from controller.report import drawn, ending, learning, length_shift, minimum, signs, teaching, upkeep, waits
+from controller.report import (
+    drawn,
+    ending,
+    hacking,
+    learning,
+    length_shift,
+    minimum,
+    signs,
+    slices,
+    teaching,
+    upkeep,
+    waits,
+)
 from controller.report.data import RunData, number
 from controller.report.ending import progress
 from controller.report.finding import Finding as Finding
@@ -31,13 +43,16 @@ def diagnose(data: RunData) -> list[Finding]:
         found = [rated for rated in upkeep.find(data, shares) if rated.weight != Weight.LOSS]
         if data.state.get("command") == "eval":
             found += [rated for rated in waits.find(data, shares) if rated.weight == Weight.REWARD]
+            found += slices.find(data)
         return _ordered(data, found, _other_command(data))
     found = []
     if not data.setting("emulation", None):  # on emulated devices nothing is learned, and rewards are meaningless
         found = learning.find(data)
         is_collapsed = any(rated.weight == Weight.POLICY for rated in found)
+        found += hacking.find(data)
         found += teaching.find(data, is_collapsed=is_collapsed)
-    found += length_shift.find(data) + drawn.find(data) + upkeep.find(data, shares) + waits.find(data, shares)
+    found += slices.find(data) + length_shift.find(data) + drawn.find(data)
+    found += upkeep.find(data, shares) + waits.find(data, shares)
     if kind == "stopped" and upkeep.remaining(data) > 0:
         found.append(Rated(Weight.REMARK, _stopped(data)))
     is_enough = minimum.has_steps(data) and minimum.has_pulses(data)

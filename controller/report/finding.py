@@ -24,11 +24,13 @@ Kind = Literal[
     "audit_broken", "audit_impossible",
     # the policy
     "policy_collapsed", "policy_worse", "policy_unstable", "updates_skipped", "gradients_aligned",
-    "held_out_loss_rises",
+    "held_out_loss_rises", "reward_hacked", "length_hacked", "format_hacked", "environment_forged",
     # scores
     "scoring_stalls", "scoring_fails",
     # what the samples can teach
     "no_signal", "groups_filtered", "answers_cut", "solved", "length_shift", "source_shift",
+    # parts of the evaluation
+    "slice_weak", "slice_worse",
     # waits
     "rollouts_too_few", "trainer_bound", "no_overlap",
     # lost work

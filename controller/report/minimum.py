@@ -23,7 +23,7 @@ MIN_PULSES = 5
 """Ten seconds: in less time, shares only describe the start."""
 STEPS: frozenset[Kind] = frozenset({
     "policy_collapsed", "policy_worse", "no_signal", "answers_cut", "solved", "length_shift",
-    "source_shift", "batches_not_full",
+    "source_shift", "batches_not_full", "reward_hacked", "length_hacked", "format_hacked", "environment_forged",
 })  # fmt: skip
 GROUPS: frozenset[Kind] = frozenset({"groups_filtered", "groups_dropped"})
 PULSES: frozenset[Kind] = frozenset({"scoring_stalls"})

@@ -28,6 +28,7 @@ from controller.report.files import replace_file
 from controller.report.finding import Finding
 from controller.report.picture import run_sheet, save
 from controller.report.run_charts import sections
+from controller.report.slices import table as slice_table
 from controller.report.timeline import Timeline, read_timeline
 from controller.run_folder.formatting import span
 from controller.run_folder.run_folder import RunFolder, is_from_files
@@ -42,6 +43,7 @@ MARKS = {"bad": "✖", "warning": "▲", "good": "✔", "info": "●"}
 _CONTENTS = (("diagnosis", "Diagnosis"), ("numbers", "Key numbers"))
 _DRAWN = ("drawn", "Drawn and trained")
 _SAMPLES = ("samples", "Samples")
+_SLICES = ("slices", "Slices")
 _APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", "Environment"))
 
 
@@ -85,6 +87,7 @@ def run_page(
         contents.append((section.key, section.title))
         if section.key == "learning" and has_rollouts:
             contents.append(_SAMPLES)
+            contents += [_SLICES] if data.slices else []
         if section.key == "speed":
             contents.append(("timeline", "Timeline"))
     return render(
@@ -105,6 +108,8 @@ def run_page(
         has_rollouts=has_rollouts,
         has_draws=has_draws,
         held_out=held_out_answers(data.evals),
+        slices=slice_table(data.slices),
+        slices_version=data.slices[-1]["version"] if data.slices else None,
         answer_pairs=answer_pairs,
         waits=overview.waits(data),
         has_pulses=bool(data.pulses),

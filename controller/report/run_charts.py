@@ -30,7 +30,7 @@ from controller.report.charts import (
 from controller.report.colours import DASHES, NUM_CATEGORIES
 from controller.report.data import RunData
 
-KINDS = ("scored", "timed_out", "crashed", "invalid")
+KINDS = ("scored", "timed_out", "crashed", "invalid", "refused")
 MEAN_WINDOW = 10
 MIN_STEPS_FOR_MEAN = 20
 MAX_EVAL_SERIES = 16

@@ -17,6 +17,7 @@ from controller.runtime.outcome import RunEnd
 from controller.runtime.supervisor import Supervisor
 from controller.runtime.trainer_restart import TrainerRestart
 from controller.runtime.worker_admin import WorkerAdmin
+from controller.telemetry.slice_recorder import SliceRecorder
 from controller.telemetry.telemetry import Telemetry
 
 
@@ -37,3 +38,5 @@ class RunComponents:
     tracer: Tracer
     end: RunEnd
     watch: EvaluationWatch = field(default_factory=EvaluationWatch)
+    slices: SliceRecorder | None = None
+    """None: evaluations are not compared in parts."""

@@ -31,7 +31,9 @@ from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.draws import Draws
 from controller.data.curriculum import RowOutcome
+from controller.data.eval_slices import LANGUAGE, slices_of_rows
 from controller.data.forced_lengths import forced_lengths
+from controller.preflight.dataset.languages import Detector
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime.components import RunComponents
 from controller.runtime.control_requests import Requests
@@ -44,6 +46,7 @@ from controller.runtime.starting_point import StartingPoint
 from controller.runtime.supervisor import Supervisor
 from controller.runtime.trainer_restart import TrainerRestart
 from controller.runtime.worker_admin import WorkerAdmin
+from controller.telemetry.slice_recorder import SliceRecorder
 from controller.wiring.coordinator_settings import coordinator_settings
 from controller.wiring.process_specs import (
     Addresses,
@@ -55,6 +58,9 @@ from controller.wiring.process_specs import (
     trainer_names,
     worker_names,
 )
+
+MIN_LETTERS = 20
+"""A prompt with fewer letters has no detectable language, as in `areal-like data`."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,7 @@ def compose(
         tracer=tracer,
         end=session.end,
         watch=_watch(session),
+        slices=_slices(session),
     )
 
 
@@ -175,6 +182,19 @@ def _watch(session: OpenSession) -> EvaluationWatch:
     )
     watch.restore(session.telemetry.tally.eval_metrics)
     return watch
+
+
+def _slices(session: OpenSession) -> SliceRecorder | None:
+    """What compares evaluations in parts, if `eval.slices` is set."""
+    rows, settings = session.rows, session.config.eval
+    if not settings.slices or rows.eval_table is None:
+        return None
+    detector = Detector(MIN_LETTERS) if LANGUAGE in settings.slices else None
+    language = (lambda text: detector.detect(text)[0]) if detector is not None else None
+    return SliceRecorder(
+        lambda: slices_of_rows(rows, settings.slices, language), rows.eval,
+        names=settings.slices, num_samples=rows.layout.num_samples, solved_value=settings.solved_value,
+    )  # fmt: skip
 
 
 def server_settings(config: RunConfig) -> ServerSettings:

@@ -65,7 +65,7 @@ class EffectDispatcher:
         self._supervisor, self._end, self._tracer = components.supervisor, components.end, components.tracer
         telemetry = components.telemetry
         self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
-        self._watch = components.watch
+        self._watch, self._slices = components.watch, components.slices
         self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
         self._is_unsettled = False
         """The coordinator's state is ahead of the ledger: during a transaction, and permanently after a failed write.
@@ -99,6 +99,8 @@ class EffectDispatcher:
             self._tally.sources.record(effect)
             if isinstance(effect, StoreFinished) and effect.purpose == "eval":
                 self._keep_answer(effect, entry.response_text)
+            elif isinstance(effect, StoreFinished):
+                self._tally.signs.record(effect, entry.verdict, entry.response_text)
             elif isinstance(effect, DropGroup):
                 self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
         for version, received in steps:
@@ -173,6 +175,8 @@ class EffectDispatcher:
 
     def _keep_answer(self, effect: StoreFinished, answer: str) -> None:
         outcome = effect.outcome
+        if self._slices is not None:
+            self._slices.record(outcome.first_version, outcome.group_id, outcome.num_tokens, answer, effect.value)
         item = self._rows.layout[outcome.group_id]
         if item.row < NUM_ANSWERS and item.sample == 0 and item.set_name == self._rows.layout.names[0]:
             row = self._rows.eval(outcome.group_id)
@@ -193,4 +197,14 @@ class EffectDispatcher:
             eval=effect.kind, answers=answers,
         )  # fmt: skip
         self._display.accuracy(effect.version, metrics, num_scored)
+        self._compare_slices(effect)
         self._watch.evaluated(effect.version, metrics)
+
+    def _compare_slices(self, effect: EvalDone) -> None:
+        fields = self._slices.finish(effect.version, effect.values) if self._slices is not None else None
+        if self._slices is None or fields is None:
+            return
+        self._journal.measure("slices", version=effect.version, eval=effect.kind, **fields)
+        for words in self._slices.new_weak(fields):
+            self._journal.measure("note", note="slice_weak", text=words)
+            self._display.note(words, "warning")

@@ -58,8 +58,10 @@ from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.server import Server
 from controller.runtime.signals import Signals
 from controller.runtime.starting_point import StartingPoint, find_start, restore_tally
+from controller.telemetry.answer_signs import AnswerSigns
 from controller.telemetry.dashboard_process import dashboard_process
 from controller.telemetry.display import Display
+from controller.telemetry.hacking_watch import HackingWatch
 from controller.telemetry.journal import Journal
 from controller.telemetry.opening import open_sinks
 from controller.telemetry.sinks import Sinks
@@ -128,7 +130,17 @@ class RunSession:
         stack.enter_context(dashboard_process(is_served, folder.root.parent, metrics.dashboard_port, display.note))
         journal = stack.enter_context(contextlib.closing(Journal(folder.metrics)))
         sources = SampleSources(self.rows.source)
-        tally = Tally(layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources)
+        tally = Tally(
+            layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources,
+            signs=AnswerSigns(self.config.scorers_without_weight),
+        )  # fmt: skip
+        if self.config.emulation is None:  # on emulated devices rewards are meaningless
+
+            def name(kind: str, words: str) -> None:
+                journal.measure("note", note=kind, text=words)
+                display.note(words, "warning")
+
+            journal.listen(HackingWatch(folder, name))
         return OpenSession(
             config=self.config,
             folder=folder,

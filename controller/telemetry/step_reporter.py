@@ -128,5 +128,6 @@ class StepReporter:
                 "trainer_tokens_per_s": row.trainer_tokens_per_s,
                 "trainer_wait_share": row.wait_share,
                 **self._tally.lengths.row(),
+                **self._tally.signs.row(),
             }
         )

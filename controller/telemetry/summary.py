@@ -24,6 +24,7 @@ from controller.coordinator.snapshot import BatchRecord, Counts
 from controller.data.eval_layout import EvalLayout
 from controller.ledger.sample_lengths import SampleLengths
 from controller.ledger.sample_sources import SampleSources
+from controller.telemetry.answer_signs import AnswerSigns
 from controller.telemetry.eval_answers import EvalAnswers
 from controller.telemetry.eval_results import metrics_of
 
@@ -66,6 +67,8 @@ class Tally:
     """Whether an earlier session of the run has left records."""
     answers: EvalAnswers = field(default_factory=EvalAnswers)
     """Answers to the first held-out prompts."""
+    signs: AnswerSigns = field(default_factory=AnswerSigns)
+    """Signs of reward hacking in the answers of the step in progress."""
     lengths: SampleLengths = field(default_factory=SampleLengths)
     """Lengths of drawn and of trained samples."""
     sources: SampleSources = field(default_factory=lambda: SampleSources(lambda draw: "data.train"))

@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, first_line
+from areal_like.safety import Part as SafetyPart
+from areal_like.safety import SafetyFilter
 from areal_like.serve_files import UNNAMED_MODEL
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
@@ -43,6 +45,8 @@ WAITING_PER_SLOT = 8
 
 LOOK_S = 0.05
 """Interval between checks of a streamed answer for new tokens."""
+_TEXTS = frozenset({"content", "reasoning_content", "tool_calls", "function", "arguments"})
+"""Keys of a message below which safety stages look at texts."""
 OnGrown = Callable[[np.ndarray, np.ndarray], Awaitable[None]]
 
 log = logging.getLogger(__name__)
@@ -103,13 +107,15 @@ class Endpoint:
     `tokens`: with the engine's context. `sampling`: defaults for requests; `max_new_tokens` 0: as many as fit. `key`:
     API key of the clients; empty: a random one. `no_tools`: why requests with tools are refused; empty: they are
     accepted. `models`: names of the models that requests may name, of which the first is the base, and the others
-    adapters of the engine. With one model, any name is accepted.
+    adapters of the engine. With one model, any name is accepted. `safety`: looks at requests and answers; a stage that
+    looks at answers delays streams until the answer is complete.
     """
 
     def __init__(
         self, engine: Engine, tokens: PromptTokens, chat: ChatFormat, *, sampling: Sampling, key: str = "",
-        no_tools: str = "", models: Sequence[str] = (UNNAMED_MODEL,),
+        no_tools: str = "", models: Sequence[str] = (UNNAMED_MODEL,), safety: SafetyFilter | None = None,
     ) -> None:  # fmt: skip
+        self._safety = safety
         self._models = tuple(models)
         self._engine, self._tokens, self._chat, self._no_tools = engine, tokens, chat, no_tools
         self._sampling = msgspec.structs.replace(sampling, stop_token_ids=tokens.stop_ids)
@@ -141,12 +147,16 @@ class Endpoint:
             BadRequest: it cannot be answered, too many wait, or the engine has failed.
         """
         self._admit()
+        request = self._looked_at_request(request)
+        if self._safety is not None and self._safety.looks_at("answers"):
+            on_part = None
         number = next(self._numbers)
         session = self._session(request, number, on_part)
         self.num_running += 1
         self.idle.clear()
         try:
-            async with session.answering(request, name) as reply:
+            async with session.answering(request, name) as given:
+                reply = self._looked_at_answer(given)
                 self._kept.keep(number, request, reply.message)
                 yield replace(reply, index=number)
         except BadRequest:
@@ -180,6 +190,46 @@ class Endpoint:
     def fail(self, error: BaseException) -> None:
         """Log a request that could not be handled; the others continue."""
         log.error("a request failed", exc_info=error)
+
+    def _looked_at_request(self, request: AgentRequest) -> AgentRequest:
+        """The request with masked messages. Raises BadRequest if a safety stage refuses one."""
+        if self._safety is None:
+            return request
+        if self._safety.looks_at("answers") and (request.wants_logprobs or request.wants_token_ids):
+            what = "tokens and log-probs are not returned, because the safety stages of this server look at text"
+            raise BadRequest(what, code="content_refused")
+        if not self._safety.looks_at("prompts"):
+            return request
+        if request.token_ids is not None:
+            what = "prompts in tokens are refused, because the safety stages of this server look at text"
+            raise BadRequest(what, code="content_refused")
+        return replace(request, messages=[self._looked_at(one, "prompts") for one in request.messages])
+
+    def _looked_at_answer(self, reply: Reply) -> Reply:
+        """The answer with a masked message. Raises BadRequest if a safety stage refuses it."""
+        if self._safety is None or not self._safety.looks_at("answers"):
+            return reply
+        return replace(reply, message=self._looked_at(reply.message, "answers"))
+
+    def _looked_at(self, value: Any, part: SafetyPart) -> Any:
+        """A message with all its texts masked. Raises BadRequest."""
+        if isinstance(value, Mapping):
+            return {key: self._looked_at(one, part) if key in _TEXTS else one for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._looked_at(one, part) for one in value]
+        if not isinstance(value, str):
+            return value
+        assert self._safety is not None
+        try:
+            looked = self._safety.look(value, part)
+        except Exception as error:  # a stage of the user may raise anything
+            self.fail(error)
+            raise BadRequest("a safety stage of this server failed", status=500, code="safety_failed") from error
+        self.counts.update(looked.counts)
+        if looked.refused_by:
+            whose = "request" if part == "prompts" else "answer"
+            raise BadRequest(f"the {whose} is refused by a safety stage of this server", code="content_refused")
+        return looked.text
 
     def _admit(self) -> None:
         """Raise BadRequest if there is no room for another request."""

@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from typing import Any
 
+from areal_like.private_text import is_iban, is_luhn
 from benchmarks import data_planting
 from benchmarks.data_planting import KINDS, plant, with_other_numbers
-from controller.preflight.dataset.stages.personal_data import is_iban, is_luhn
 
 
 def rows(name: str) -> list[dict[str, Any]]:

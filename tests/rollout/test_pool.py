@@ -17,6 +17,7 @@ import pytest
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.external.errors import ExternalStop, RequestFailed
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
@@ -30,6 +31,14 @@ from rollout.transcript import Answer
 from rollout.workflow import Sample, SampleCut
 
 PROMPT = np.array([7, 8], np.int32)
+
+
+MARK = 99
+"""Token of a mark of another's turn."""
+TOKENS = SimpleNamespace(
+    stop_ids=(),
+    decode=lambda ids, with_special_tokens: " ".join("<|im_start|>" if one == MARK else str(one) for one in ids),
+)
 
 
 def segment(*tokens: int) -> Segment:
@@ -81,11 +90,11 @@ class Bench:
         self.live: dict[int, Segment] = {}
         engine: Any = SimpleNamespace(progress=self.progress, capabilities=SimpleNamespace(max_context=100))
         context = SampleContext(
-            engine=engine, gate=SimpleNamespace(version=0), tokens=SimpleNamespace(stop_ids=()),  # type: ignore[arg-type]
+            engine=engine, gate=SimpleNamespace(version=0), tokens=TOKENS,  # type: ignore[arg-type]
             rewards=SimpleNamespace(), version_deadline_s=1.0, clock=SystemClock(),  # type: ignore[arg-type]
             tracer=Tracer(tmp_path / "w.trace.jsonl", "w"),
         )  # fmt: skip
-        self.models = context.models
+        self.models, self.context = context.models, context
         self.book, self.workflow = LeaseBook(capacity), Workflow()
         self.posted: list[Message] = []
         self.counters: dict[str, float] = {}
@@ -156,6 +165,84 @@ def test_a_finished_sample_is_in_the_book_with_what_names_it(tmp_path: Path) -> 
         assert bench.book.running == {}
         assert bench.counters == {"samples": 1.0, "verdict_scored": 1.0}
         assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "sample_index", "tokens", "is_named"),
+    [("train", 0, (5, MARK), True), ("train", 0, (5, 6), False), ("train", 1, (5, MARK), False),
+     ("eval", 0, (5, MARK), False)],
+)  # fmt: skip
+def test_forged_text_is_named_in_the_verdict_of_a_groups_first_training_sample(
+    tmp_path: Path, purpose: str, sample_index: int, tokens: tuple[int, ...], is_named: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        lease = task(1)
+        lease.purpose, lease.sample_index = purpose, sample_index
+        bench.pool.take(lease)
+        await bench.settle()
+        verdict = Verdict(kind="scored", value=1.0, components={"correct": 1.0})
+        await bench.end(1, sample(*tokens, verdict=verdict))
+        components = bench.book.unacked[1].verdict.components
+        assert components == {"correct": 1.0, **({"forged_text": 1.0} if is_named else {})}
+
+    with_pool(tmp_path, test)
+
+
+def safety(*stages: dict[str, Any]) -> SafetyFilter:
+    return SafetyFilter([SafetyStage.model_validate(one) for one in stages], "rollout.safety")
+
+
+def test_an_answer_that_a_safety_stage_refuses_has_no_reward_and_one_that_it_masks_keeps_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety(
+            {"kind": "words", "options": {"words": ["bad"]}},
+            {"kind": "regex", "action": "mask", "options": {"patterns": ["secret"]}},
+        )
+        await bench.lease(1, 2, 3)
+        for lease_id, text in ((1, "a bad one"), (2, "a secret"), (3, "plain")):
+            await bench.end(lease_id, sample(5, text=text))
+        done = [bench.book.unacked[lease_id] for lease_id in (1, 2, 3)]
+        assert [(one.verdict.kind, one.verdict.value) for one in done] == [
+            ("refused", None), ("scored", 1.0), ("scored", 1.0)
+        ]  # fmt: skip
+        assert done[0].verdict.reason == "refused by the safety stage words"
+        assert [one.response_text for one in done] == ["a bad one", "a [masked]", "plain"]
+        assert bench.counters == {
+            "samples": 3.0, "verdict_refused": 1.0, "verdict_scored": 2.0, "safety_words_refuse": 1.0,
+            "safety_regex_mask": 1.0,
+        }  # fmt: skip
+
+    with_pool(tmp_path, test)
+
+
+def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety({"kind": "words", "look_at": "prompts", "options": {"words": ["bad"]}})
+        lease = task(1)
+        lease.row = {"messages": [{"role": "user", "content": "A bad question"}]}
+        bench.pool.take(lease)
+        await bench.lease(2)
+        assert list(bench.workflow.runs) == [2]
+        (returned,) = bench.posted
+        assert isinstance(returned, SampleReturned)
+        assert (returned.reason, returned.detail) == ("rejected", "the prompt is refused by the safety stage words")
+        assert bench.counters == {"safety_words_refuse": 1.0, "returned_rejected": 1.0}
+
+    with_pool(tmp_path, test)
+
+
+def test_a_safety_stage_of_the_user_that_raises_gives_a_crashed_verdict(tmp_path: Path) -> None:
+    def look(text: str, part: str) -> Any:
+        raise RuntimeError("my mistake")
+
+    async def test(bench: Bench) -> None:
+        bench.context.safety = SimpleNamespace(looks_at=lambda part: part == "answers", look=look)  # type: ignore[assignment]
+        await bench.lease(1)
+        await bench.end(1, sample(5))
+        verdict = bench.book.unacked[1].verdict
+        assert (verdict.kind, verdict.reason) == ("crashed", "a safety stage raised RuntimeError: my mistake")
 
     with_pool(tmp_path, test)
 

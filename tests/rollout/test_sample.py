@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from areal_like.errors import EngineError, UserError
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.verdict import Verdict
@@ -479,3 +480,21 @@ def test_a_workflow_makes_its_own_verdict_and_a_number_that_is_none_is_no_zero(
     assert (verdict.components, verdict.scorer) == ({"correct": 1.0, "turns": 3.0}, "game")
     assert verdict.failed_in == ("" if kind == "scored" else "game")
     assert not bench.rewards.asked  # type: ignore[attr-defined]
+
+
+def test_a_refused_answer_is_not_scored_and_a_masked_one_is_scored_as_masked(bench: SampleContext, fake: Any) -> None:
+    stages = [{"kind": "words", "options": {"words": ["bad"]}},
+              {"kind": "regex", "action": "mask", "options": {"patterns": ["secret"]}}]  # fmt: skip
+    bench.safety = SafetyFilter([SafetyStage.model_validate(one) for one in stages], "rollout.safety")
+    scored: list[str] = []
+
+    async def score(task: Any, response: str, *more: Any) -> Verdict:
+        scored.append(response)
+        return Verdict(kind="scored", value=1.0)
+
+    bench.rewards = SimpleNamespace(score=score)  # type: ignore[assignment]
+    run, answer = run_of(bench, fake), Answer(segment=segment(5), finish_reason="stop")
+    refused = asyncio.run(run.score("a bad one", answer))
+    assert (refused.kind, refused.reason) == ("refused", "refused by the safety stage words")
+    assert asyncio.run(run.score("a secret", answer)).is_scored
+    assert scored == ["a [masked]"]

@@ -14,6 +14,8 @@ from controller.config.run_config import RunConfig
 
 def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of a best checkpoint or an early stop without the evaluations, checkpoints or metric that it needs."""
+    if config.eval.slices and not config.data.eval_sources:
+        yield Problem(("eval.slices",), "requires evaluation rows, but none are configured", "set data.eval")
     checkpoint = config.trainer.checkpoint
     for key, rule in (("trainer.checkpoint.best", checkpoint.best), ("early_stop", config.early_stop)):
         if rule is None:

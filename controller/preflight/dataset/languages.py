@@ -53,6 +53,11 @@ class Detector:
         return ("", 0.0) if language in _NO_LANGUAGE else (str(language), float(probability))
 
 
+def check_library() -> None:
+    """Raise UserError if the library is not installed."""
+    library("py3langid.langid")
+
+
 def is_english(plain: str) -> bool:
     """Whether prose is English beyond doubt; a tenth of the library's time."""
     found = plain.casefold().split() if plain.isascii() else []

@@ -97,6 +97,14 @@ def test_sft_and_eval_call_their_own(job: FakeJob) -> None:
     assert job.calls[0][1].out == "here"
 
 
+def test_eval_with_slices_takes_those_of_the_configuration_else_all(job: FakeJob) -> None:
+    rows = "data.eval={generator: running_sum, limit: 5}"
+    assert main(["eval", "--slices", "tiny.yaml", rows]) == 0
+    assert main(["eval", "tiny.yaml", rows, "eval.slices=[terms]", "--slices"]) == 0
+    assert main(["eval", "tiny.yaml", rows]) == 0
+    assert [config.eval.slices for _, config in job.calls] == [("auto",), ("terms",), ()]
+
+
 @pytest.mark.usefixtures("job")
 class TestMistakes:
     @pytest.mark.parametrize(
@@ -111,6 +119,13 @@ class TestMistakes:
             (["train", "tiny.yaml", "runs_dir=tiny.yaml/runs"], "is a file"),
             (["train", "tiny.yaml", "num_steps"], "key.path=value"),
             (["eval", "tiny.yaml"], "data.eval"),
+            (["eval", "tiny.yaml", "data.eval={generator: running_sum, limit: 5}", "eval.slices=[term]"], "terms"),
+            (["train", "tiny.yaml", "eval.slices=[auto]"], "eval.slices: requires evaluation rows"),
+            (["train", "tiny.yaml", "rollout.safety=[{kind: word}]"], "there is no stage `word`"),
+            (
+                ["train", "tiny.yaml", "rollout.safety=[{kind: words, options: {file: no}}]"],
+                "rollout.safety.0: no cannot",
+            ),
             (["sft", "tiny.yaml"], "warm_start"),
             (["resume", "no_such_run"], "no_such_run"),
             (["validate", "tiny.yaml", "mode=asnyc"], "did you mean `async`"),

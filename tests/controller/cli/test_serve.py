@@ -20,7 +20,7 @@ from areal_like.serve_files import ServeSpec
 from controller.cli import serve as module
 from controller.cli.arguments import make_parser
 from controller.cli.main import main
-from controller.cli.serve import Found, find, is_loopback, key_of
+from controller.cli.serve import Found, find, is_loopback, key_of, safety_of
 
 
 def model_in(folder: Path, *, template: str = "{{ messages }}") -> Path:
@@ -227,3 +227,33 @@ def test_a_model_without_a_run_has_settings_of_its_own(tmp_path: Path, monkeypat
     order = order_of(tmp_path, monkeypatch)
     assert (order.temperature, order.format, order.max_context, order.num_slots) == (1.0, None, 4096, 4)
     assert (order.max_new_tokens, order.adapters) == (0, {})
+
+
+# ---------------------------------------------------------------- safety
+
+
+def test_safety_stages_are_those_of_the_file_else_of_the_run(tmp_path: Path) -> None:
+    of_run = [{"kind": "secrets", "action": "mask"}]
+    (stage,) = safety_of(None, of_run)
+    assert (stage["kind"], stage["action"], stage["look_at"]) == ("secrets", "mask", "both")
+    file = tmp_path / "safety.yaml"
+    file.write_text("- {kind: words, options: {words: [bad]}}")
+    assert [one["kind"] for one in safety_of(str(file), of_run)] == ["words"]
+    assert safety_of(None, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("kind: words", "the file must contain a list of stages"),
+        ("- {kind: word}", "there is no stage `word`"),
+        ("- {kind: words, options: {file: missing.txt}}", "missing.txt"),
+        ("- {kind: secrets, colour: red}", "Extra inputs are not permitted"),
+        ("[", "the file cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_of_stages_is_named(tmp_path: Path, text: str, what: str) -> None:
+    file = tmp_path / "safety.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=what):
+        safety_of(str(file), None)

@@ -39,6 +39,17 @@ def test_a_non_score_is_handled_as_configured(on_failure: Any, fate: str) -> Non
     assert stored.value == (None if on_failure == "drop_sample" else 0.5), "errors are not zeros"
 
 
+@pytest.mark.parametrize("on_failure", ["drop_sample", "drop_group", 0.5])
+def test_a_refused_answer_is_left_out_of_its_group_whatever_is_configured_for_failures(on_failure: Any) -> None:
+    desk = Desk(group_size=3, groups_per_step=1, max_staleness=0, on_failure=on_failure)
+    desk.start()
+    desk.finish(0, 0, value=1.0)
+    refused = only(desk.finish(0, 1, kind="refused"), StoreFinished)
+    assert (refused.value, refused.is_kept, refused.policy) == (None, False, "drop_sample")
+    desk.finish(0, 2, value=0.0)
+    assert only(desk.ask(1), SendBatch).groups[0].sample_indices == (0, 2)
+
+
 def test_the_policy_is_that_of_the_scorer_that_failed_and_the_ledger_is_reported() -> None:
     desk = Desk(
         group_size=4, groups_per_step=1, max_staleness=0, on_failure="drop_sample",

@@ -47,7 +47,7 @@ ACK = SendAck(worker="w", lease_ids=(1,))
 class Bench:
     """A coordinator that answers each event with the next planned effects; records what is done, in order."""
 
-    def __init__(self, *planned: list[Effect]) -> None:
+    def __init__(self, *planned: list[Effect], slices: Any = None) -> None:
         self.planned = list(planned)
         self.done: list[tuple[Any, ...]] = []
         self.times: list[float] = []
@@ -59,6 +59,7 @@ class Bench:
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
             lengths=SimpleNamespace(record=self.note("lengths")), sources=SimpleNamespace(record=lambda effect: None),
+            signs=SimpleNamespace(record=lambda *sample: None),
             eval_metrics={4: {"accuracy": 0.5}},
             add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
@@ -72,6 +73,7 @@ class Bench:
             ),
             end=self.end,
             watch=SimpleNamespace(evaluated=self.note("evaluated")),
+            slices=slices,
             tracer=SimpleNamespace(
                 span=lambda name, **facts: contextlib.nullcontext(), instant=self.note("instant")
             ),
@@ -310,3 +312,16 @@ def test_a_run_that_fails_with_no_worker_left_ends_with_the_last_ones_words(
 def test_an_effect_that_nobody_knows_is_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="unhandled effect Effect"):
         Bench([Effect()]).handle()
+
+
+def test_an_evaluation_is_compared_in_parts_and_a_weak_one_is_named():
+    fields = {"design_effect": 1.0, "slices": []}
+    slices = SimpleNamespace(record=None, finish=lambda version, values: fields, new_weak=lambda found: ["weak in x"])
+    done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0, 0.0))
+    happened = Bench([done], slices=slices).handle()
+    facts = [("version", 4), ("eval", "final"), ("design_effect", 1.0), ("slices", [])]
+    assert ("measure", "slices", *facts) in happened
+    assert ("measure", "note", ("note", "slice_weak"), ("text", "weak in x")) in happened
+    assert ("show", "weak in x", "warning") in happened
+    nothing = SimpleNamespace(record=None, finish=lambda version, values: None, new_weak=None)
+    assert not any(one[:2] == ("measure", "slices") for one in Bench([done], slices=nothing).handle())

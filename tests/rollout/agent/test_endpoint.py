@@ -17,6 +17,7 @@ from aiohttp import web
 from chat_tokenizer import byte_tokenizer
 
 from areal_like.errors import EngineError
+from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.agent import endpoint as module
@@ -352,3 +353,78 @@ def test_a_key_is_made_where_none_is_given() -> None:
     assert len(one.secret) >= 32
     assert one.secret != other.secret
     assert json.dumps(one.secret).isascii()
+
+
+# ---------------------------------------------------------------- safety
+
+
+def safety(*stages: dict[str, Any]) -> SafetyFilter:
+    return SafetyFilter([SafetyStage.model_validate(one) for one in stages], "--safety")
+
+
+BAD = {"kind": "words", "options": {"words": ["bad"]}}
+MASK = {"kind": "regex", "action": "mask", "options": {"patterns": ["secret"]}}
+
+
+def says(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}
+
+
+def test_requests_and_answers_that_a_stage_refuses_get_an_error_and_masked_ones_are_answered() -> None:
+    engine = Engine("a bad answer<|im_end|>", "my secret<|im_end|>")
+    (first, refused), (second, answer), (third, masked) = asked(
+        engine, says("a bad question"), says("hello"), says("what is secret?"), safety=safety(BAD, MASK)
+    )
+    assert (first, second, third) == (400, 400, 200)
+    assert refused["error"]["code"] == answer["error"]["code"] == "content_refused"
+    assert refused["error"]["message"] == "the request is refused by a safety stage of this server"
+    assert answer["error"]["message"] == "the answer is refused by a safety stage of this server"
+    assert masked["choices"][0]["message"]["content"] == "my [masked]"
+    assert len(engine.asked) == 2
+    assert "what is [masked]?" in engine.prompt(1)
+
+
+def test_a_stream_sends_nothing_before_the_stages_have_seen_the_whole_answer() -> None:
+    async def read() -> list[str]:
+        engine = Engine("my secret<|im_end|>", "a bad answer<|im_end|>")
+        headers = {"Authorization": "Bearer k"}
+        async with (
+            serving(engine, safety=safety(BAD, MASK)) as (_, address),
+            aiohttp.ClientSession(headers=headers) as client,
+        ):
+            bodies = []
+            for _ in range(2):
+                async with client.post(address + CHAT, json=says("hello", stream=True)) as response:
+                    bodies.append(await response.text())
+            return bodies
+
+    masked, refused = asyncio.run(read())
+    assert "my [masked]" in masked
+    assert "secret" not in masked
+    assert "content_refused" in refused
+    assert "bad answer" not in refused
+
+
+def test_calls_of_an_answer_are_masked_and_tokens_are_not_returned() -> None:
+    call = CALL.replace("3", "secret", 1)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    engine = Engine(call, "x<|im_end|>")
+    (status, answer), (refused, why), (also, _) = asked(
+        engine, says("hello", tools=tools), says("hello", logprobs=True), says("hello", return_token_ids=True),
+        safety=safety(MASK),
+    )  # fmt: skip
+    assert status == 200
+    assert "secret" not in json.dumps(answer)
+    assert "[masked]" in json.dumps(answer["choices"][0]["message"])
+    assert (refused, also) == (400, 400)
+    assert "tokens and log-probs are not returned" in why["error"]["message"]
+
+
+def test_a_stage_of_the_user_that_raises_is_an_error_of_the_server() -> None:
+    def look(text: str, part: str) -> Any:
+        raise RuntimeError("my mistake")
+
+    broken = SimpleNamespace(looks_at=lambda part: True, look=look)
+    ((status, answer),) = asked(Engine("x<|im_end|>"), says("hello"), safety=broken)
+    assert (status, answer["error"]["code"]) == (500, "safety_failed")
+    assert "my mistake" not in json.dumps(answer)

@@ -7,24 +7,22 @@ Telephone numbers are found by `phonenumbers` (Google's libphonenumber), account
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from areal_like.errors import UserError
+from areal_like.private_text import cards, emails, ibans
 from areal_like.settings import Settings
 from controller.preflight.dataset.libraries import library
 from controller.preflight.dataset.port import Finding, Row, RowStage
 from controller.preflight.dataset.stages.secrets import masked
 
 Kind = Literal["email", "phone", "iban", "card"]
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![\w@])")
 _PHONE = re.compile(r"(?<![\w.,$^_{\\])(?:\+\s?\d|\(\d{2,5}\)|\d)[\d\s().\-/]{6,22}\d(?![\w%])")
 _WRITTEN_AS_PHONE = re.compile(r"^\+|^\(\d{2,5}\)\s?\d{2,4}[\s.\-]\d|^(?:1[\s.\-])?\d{3}([\s.\-])\d{3}\1\d{4}$")
 """International, or grouped as telephone numbers are: a row of digits in a problem is a number."""
-_IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b")
-_CARD = re.compile(r"(?<![\w.,+\-*/^])(?:\d{4}([ -]?)\d{4}\1\d{4}\1\d{4}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w.]\d|\d)")
-_ISSUER = re.compile(r"4|5[1-5]|2[2-7]|3[47]|6(?:011|4[4-9]|5)")
 
 
 class PersonalOptions(Settings):
@@ -80,31 +78,16 @@ class PersonalData(RowStage[PersonalOptions]):
 
 
 def _email(text: str) -> str:
-    found = _EMAIL.search(text) if "@" in text else None
-    return found[0] if found is not None else ""
+    return _first(emails(text))
 
 
 def _iban(text: str) -> str:
-    return next((match[0] for match in _IBAN.finditer(text) if is_iban(match[0])), "")
+    return _first(ibans(text))
 
 
 def _card(text: str) -> str:
-    for match in _CARD.finditer(text):
-        digits = re.sub(r"\D", "", match[0])
-        if _ISSUER.match(digits) and is_luhn(digits):
-            return match[0]
-    return ""
+    return _first(cards(text))
 
 
-def is_iban(text: str) -> bool:
-    """Whether the check digits of an International Bank Account Number are right (ISO 13616: modulo 97)."""
-    bare = text.replace(" ", "")
-    if not 15 <= len(bare) <= 34:
-        return False
-    return int("".join(str(int(sign, 36)) for sign in bare[4:] + bare[:4])) % 97 == 1
-
-
-def is_luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others (Luhn's formula, ISO/IEC 7812-1)."""
-    doubled = [int(digit) * (2 if place % 2 else 1) for place, digit in enumerate(reversed(digits))]
-    return sum(value - 9 if value > 9 else value for value in doubled) % 10 == 0
+def _first(matches: Iterator[re.Match[str]]) -> str:
+    return next((match[0] for match in matches), "")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from areal_like.private_text import SECRETS
 from controller.preflight.dataset.libraries import library
 from controller.preflight.dataset.port import Finding, NoOptions, Row, RowStage
 
@@ -18,13 +19,6 @@ _POSSIBLE = re.compile(r"[A-Za-z0-9_\-+/=.:]{16,}|PRIVATE KEY|://[^\s/:@]+:[^\s/
 """A text without such a part has none of the secrets below; this only saves work."""
 WINDOW, OVERLAP = 4_000, 1_000
 """Number of characters that the detectors see at once, and that two such parts have in common."""
-_MORE = (
-    ("Anthropic key", re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}")),
-    ("Hugging Face token", re.compile(r"\bhf_[A-Za-z0-9]{30,}")),
-    ("Google API key", re.compile(r"\bAIza[A-Za-z0-9_-]{35}")),
-    ("OpenAI key", re.compile(r"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{32,}")),
-    ("Private key", re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY")),
-)
 _LEFT_OUT = ("Base64 High Entropy String", "Hex High Entropy String", "Secret Keyword", "Public IP (ipv4)")
 
 
@@ -43,7 +37,7 @@ class Secrets(RowStage[NoOptions]):
         for name, text in row.texts:
             if _POSSIBLE.search(text) is None:
                 continue
-            for kind, pattern in _MORE:
+            for kind, pattern in SECRETS:
                 if (match := pattern.search(text)) is not None:
                     return Finding(kind, f"`{name}`: {masked(match[0])}")
             for part in _windows(text):

@@ -1,0 +1,237 @@
+"""Stages that look at prompts and answers: they refuse, mask or count what a pattern, a list or the user's code finds.
+
+Rollout workers apply them in training, the server of `areal-like serve` to requests and answers. What a refusal means
+there is decided in rollout/pool.py and rollout/agent/endpoint.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field, model_validator
+
+from areal_like.errors import UserError
+from areal_like.import_path import import_object, is_import_path
+from areal_like.private_text import SECRETS, cards, emails, ibans
+from areal_like.regular_file import check_regular
+from areal_like.settings import Settings
+
+Part = Literal["prompts", "answers"]
+Span = tuple[int, int]
+"""Beginning and end of a place in a text, in characters."""
+Find = Callable[[str], Iterable[Span]]
+MASK = "[masked]"
+_WORD = re.compile(r"\w+")
+
+
+class RegexOptions(Settings):
+    """Options of stage `regex`."""
+
+    patterns: tuple[str, ...] = Field(min_length=1)
+    """Regular expressions (Python's `re`)."""
+    ignore_case: bool = False
+    """Upper and lower case are the same."""
+
+    @model_validator(mode="after")
+    def _compile(self) -> RegexOptions:
+        for pattern in self.patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"`{pattern}` is not a regular expression ({error})") from error
+        return self
+
+
+class WordsOptions(Settings):
+    """Options of stage `words`: whole words, in upper or lower case."""
+
+    words: tuple[str, ...] = ()
+    """Words or phrases."""
+    file: str | None = None
+    """File with one word or phrase in each line (UTF-8)."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> WordsOptions:
+        if not self.words and self.file is None:
+            raise ValueError("set `words`, or `file` to a file of words")
+        return self
+
+
+class PersonalDataOptions(Settings):
+    """Options of stage `personal_data`."""
+
+    kinds: tuple[Literal["email", "iban", "card"], ...] = Field(("email", "iban", "card"), min_length=1)
+    """What is looked for."""
+
+
+class NoOptions(Settings):
+    """Options of stage `secrets`."""
+
+
+_OPTIONS: Mapping[str, type[Settings]] = {
+    "regex": RegexOptions, "words": WordsOptions, "secrets": NoOptions, "personal_data": PersonalDataOptions,
+}  # fmt: skip
+
+
+class SafetyStage(Settings):
+    """One stage."""
+
+    kind: str
+    """`regex`, `words`, `secrets`, `personal_data`, or your own `module:function`: text to True or False, or to a list
+    of [start, end]."""
+    action: Literal["refuse", "mask", "count"] = "refuse"
+    """`refuse`: the prompt or answer is not used; `mask`: what was found is replaced; `count`: only counted."""
+    look_at: Literal["prompts", "answers", "both"] = "both"
+    """Which texts it looks at."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the stage, or keyword arguments of your function."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SafetyStage:
+        if self.kind in _OPTIONS:
+            _checked_options(self)
+        elif not is_import_path(self.kind):
+            raise ValueError(f"there is no stage `{self.kind}`: use {', '.join(_OPTIONS)}, or module:function")
+        return self
+
+
+@dataclass
+class Looked:
+    """A text after all stages. refused_by: kind of the stage that refuses it; empty: none does."""
+
+    text: str
+    refused_by: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Found places by counter, such as `safety_words_refuse`."""
+
+
+class SafetyFilter:
+    """All stages of a configuration."""
+
+    def __init__(self, stages: Sequence[SafetyStage], where: str) -> None:
+        """where: the setting that lists them. Raises UserError: a file cannot be read, or a function cannot be
+        imported.
+        """
+        self._stages = [(stage, _finder(stage, f"{where}.{place}")) for place, stage in enumerate(stages)]
+
+    def looks_at(self, part: Part) -> bool:
+        """Whether a stage looks at prompts, or at answers."""
+        return any(stage.look_at in (part, "both") for stage, _ in self._stages)
+
+    def look(self, text: str, part: Part) -> Looked:
+        """Apply the stages in their order; one that refuses is the last. A function of the user may raise anything."""
+        looked = Looked(text)
+        for stage, find in self._stages:
+            if stage.look_at not in (part, "both"):
+                continue
+            spans = _joined(find(looked.text))
+            if not spans:
+                continue
+            looked.counts[f"safety_{stage.kind.rpartition(':')[2]}_{stage.action}"] += len(spans)
+            if stage.action == "refuse":
+                looked.refused_by = stage.kind
+                break
+            if stage.action == "mask":
+                looked.text = _masked(looked.text, spans)
+        return looked
+
+
+def _checked_options(stage: SafetyStage) -> Any:
+    try:
+        return _OPTIONS[stage.kind].model_validate(stage.options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f".{part}" for part in first["loc"])
+        raise ValueError(
+            f"options{place} of stage {stage.kind}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None
+
+
+def _finder(stage: SafetyStage, where: str) -> Find:
+    if stage.kind not in _OPTIONS:
+        return _of_user(stage, where)
+    options = _checked_options(stage)
+    if isinstance(options, RegexOptions):
+        flags = re.IGNORECASE if options.ignore_case else 0
+        patterns = [re.compile(one, flags) for one in options.patterns]
+        return lambda text: (match.span() for one in patterns for match in one.finditer(text))
+    if isinstance(options, WordsOptions):
+        lines = [*options.words, *(_lines(Path(options.file).expanduser(), where) if options.file else [])]
+        return _word_finder(lines, where)
+    if isinstance(options, PersonalDataOptions):
+        kinds = {"email": emails, "iban": ibans, "card": cards}
+        finders = [kinds[kind] for kind in options.kinds]
+        return lambda text: (match.span() for one in finders for match in one(text))
+    return lambda text: (match.span() for _, pattern in SECRETS for match in pattern.finditer(text))
+
+
+def _of_user(stage: SafetyStage, where: str) -> Find:
+    function = import_object(stage.kind, f"{where}.kind")
+    if not callable(function):
+        raise UserError(f"{stage.kind} is not a function", where=f"{where}.kind")
+
+    def find(text: str) -> Iterator[Span]:
+        found = function(text, **stage.options)
+        if found is None or isinstance(found, bool):
+            yield from [(0, len(text))] if found else []
+            return
+        for start, end in found:
+            if not 0 <= start < end <= len(text):
+                raise ValueError(f"{stage.kind} returned the place [{start}, {end}] of {len(text)} characters")
+            yield start, end
+
+    return find
+
+
+def _lines(path: Path, where: str) -> list[str]:
+    check_regular(path, where=where)
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})", where=where) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text", where=where, remedy="convert the file to UTF-8") from error
+
+
+def _word_finder(lines: Iterable[str], where: str) -> Find:
+    phrases: dict[str, set[tuple[str, ...]]] = {}
+    for line in lines:
+        if parts := tuple(_WORD.findall(line.casefold())):
+            phrases.setdefault(parts[0], set()).add(parts)
+    if not phrases:
+        raise UserError("the list has no words", where=where, remedy="write one word or phrase per line")
+
+    def find(text: str) -> Iterator[Span]:
+        found = [(match[0].casefold(), match.span()) for match in _WORD.finditer(text)]
+        words = [word for word, _ in found]
+        for place, word in enumerate(words):
+            for phrase in phrases.get(word, ()):
+                if tuple(words[place : place + len(phrase)]) == phrase:
+                    yield found[place][1][0], found[place + len(phrase) - 1][1][1]
+
+    return find
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans in order, with overlapping ones joined."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+def _masked(text: str, spans: Sequence[Span]) -> str:
+    parts, place = [], 0
+    for start, end in spans:
+        parts += [text[place:start], MASK]
+        place = end
+    return "".join([*parts, text[place:]])

@@ -1,0 +1,150 @@
+"""Collects the answers of evaluations by slices, and makes the row of metrics.jsonl with their results.
+
+Slices are made in data/eval_slices.py, compared in data/slice_statistics.py, and shown by report/slices.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from areal_like.prompts import prompt_text
+from controller.data.eval_slices import ANSWER_LENGTH, AUTO, Slice, quarters
+from controller.data.slice_statistics import SliceResult, compare
+
+MAX_KEPT = 2_000
+"""Wrong answers of a running evaluation that are kept as examples."""
+MAX_EXAMPLES = 3
+"""Examples of a weak slice."""
+MAX_CHARS = 500
+
+
+class SliceRecorder:
+    """Slices of a run's evaluations. Call `record` for each answer and `finish` for each evaluation."""
+
+    def __init__(
+        self,
+        slices: Callable[[], Sequence[tuple[Slice, ...]]],
+        row_of: Callable[[int], Mapping[str, Any]],
+        *,
+        names: Sequence[str],
+        num_samples: int = 1,
+        solved_value: float = 1.0,
+    ) -> None:
+        """
+        Args:
+            slices: slices of each row; called at the end of the first evaluation.
+            row_of: row by number of the answer.
+            names: `eval.slices`.
+            num_samples: answers of a row, which have consecutive numbers.
+            solved_value: an answer of at least this value solves its row.
+        """
+        self._make, self._row_of, self._solved_value = slices, row_of, solved_value
+        self._num_samples = num_samples
+        self._has_answer_length = AUTO in names or ANSWER_LENGTH in names
+        self._slices: Sequence[tuple[Slice, ...]] | None = None
+        self._lengths: dict[int, dict[int, int]] = {}
+        """Tokens of the answers by number, of running evaluations by version."""
+        self._wrong: dict[int, dict[int, str]] = {}
+        self._named: set[Slice] = set()
+        """Slices that were weak in an earlier evaluation."""
+
+    def record(self, version: int, number: int, num_tokens: int, answer: str, value: float | None) -> None:
+        """Record an answer. number: of the answer in its evaluation; value: its score, None without one."""
+        self._lengths.setdefault(version, {})[number] = num_tokens
+        wrong = self._wrong.setdefault(version, {})
+        if value is not None and value < self._solved_value and len(wrong) < MAX_KEPT:
+            wrong[number] = _short(answer)
+
+    def finish(self, version: int, values: Sequence[float | None]) -> dict[str, Any] | None:
+        """Results of a finished evaluation, for a row of metrics.jsonl; None if there is nothing to compare, or the
+        answers were already reported.
+
+        values: scores by number of the answer; None: no score.
+        """
+        lengths, wrong = self._lengths.pop(version, {}), self._wrong.pop(version, {})
+        for older in [other for other in self._lengths if other < version]:  # dropped
+            del self._lengths[older], self._wrong[older]
+        numbers = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
+        if not lengths or not len(numbers):
+            return None
+        if self._slices is None:
+            self._slices = self._make()
+        is_solved = np.array([values[number] >= self._solved_value for number in numbers])
+        row_N = numbers // self._num_samples
+        members = self._members(numbers, row_N, lengths)
+        found, effect = compare(members, is_solved, row_N)
+        return {
+            "design_effect": effect,
+            "slices": [
+                _fields(one, result, self._examples(members[one], numbers, wrong) if result.is_weak else [])
+                for one, result in found.items()
+            ],
+        }
+
+    def new_weak(self, fields: Mapping[str, Any]) -> list[str]:
+        """Sentences about weak slices that no earlier evaluation had. fields: from `finish`."""
+        found = []
+        for one in fields["slices"]:
+            key = Slice(one["by"], one["value"])
+            if one["is_weak"] and key not in self._named and key.by != ANSWER_LENGTH:
+                self._named.add(key)
+                found.append(
+                    f"evaluation: {key.by} {key.value} is solved in {one['accuracy']:.1%} of {one['answers']} answers, "
+                    f"all others in {one['rest_accuracy']:.1%} (p {one['p_corrected']:.2g})"
+                )
+        return found
+
+    def _members(self, numbers: np.ndarray, row_N: np.ndarray, lengths: Mapping[int, int]) -> dict[Slice, np.ndarray]:
+        """Which answers belong to each slice."""
+        assert self._slices is not None
+        places: dict[Slice, list[int]] = {}
+        for place, row in enumerate(row_N):
+            for one in self._slices[int(row)]:
+                places.setdefault(one, []).append(place)
+        if self._has_answer_length:
+            for place, name in enumerate(quarters([lengths.get(int(number), 0) for number in numbers])):
+                places.setdefault(Slice(ANSWER_LENGTH, name), []).append(place)
+        members = {}
+        for one in sorted(places, key=_place):
+            members[one] = np.zeros(len(numbers), dtype=bool)
+            members[one][places[one]] = True
+        return members
+
+    def _examples(self, is_member: np.ndarray, numbers: np.ndarray, wrong: Mapping[int, str]) -> list[dict[str, Any]]:
+        """The first rows of a slice with a wrong answer."""
+        found = [int(number) for number in numbers[is_member] if int(number) in wrong][:MAX_EXAMPLES]
+        return [
+            {
+                "row": number // self._num_samples, "prompt": _short(prompt_text(row := self._row_of(number))),
+                "answer": wrong[number], "expected": _short(str(row.get("answer", ""))),
+            }
+            for number in found
+        ]  # fmt: skip
+
+
+def _place(one: Slice) -> tuple[str, float]:
+    """By property, and of one property by the number with which the value begins."""
+    number = re.match(r"-?\d+(?:\.\d+)?", one.value)
+    return one.by, float(number[0]) if number else math.inf
+
+
+def _fields(one: Slice, result: SliceResult, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "by": one.by, "value": one.value, "rows": result.num_rows,
+        "answers": int(result.share.answers), "solved": int(result.share.solved),
+        "accuracy": result.share.value, "low": result.interval[0], "high": result.interval[1],
+        "rest_answers": int(result.rest.answers), "rest_accuracy": result.rest.value,
+        "difference": result.difference, "difference_low": result.difference_interval[0],
+        "difference_high": result.difference_interval[1],
+        "p": result.p, "p_corrected": result.p_corrected, "is_weak": result.is_weak,
+        **({"examples": examples} if examples else {}),
+    }  # fmt: skip
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ..."

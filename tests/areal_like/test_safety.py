@@ -1,0 +1,97 @@
+"""What the safety stages find in a text, and what they do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.safety import SafetyFilter, SafetyStage
+
+
+def look(text: str, *stages: dict[str, Any], part: Any = "answers") -> tuple[str, str, dict[str, int]]:
+    found = SafetyFilter([SafetyStage.model_validate(one) for one in stages], "rollout.safety").look(text, part)
+    return found.text, found.refused_by, dict(found.counts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text", "masked"),
+    [
+        ("regex", {"patterns": [r"ab+c", "x"]}, "1 abbc 2 x ABC", "1 [masked] 2 [masked] ABC"),
+        ("regex", {"patterns": ["ab", "bc"], "ignore_case": True}, "ABC", "[masked]"),
+        ("words", {"words": ["bad", "very Wrong"]}, "Bad, badly very\nwrong!", "[masked], badly [masked]!"),
+        ("secrets", {}, "key sk-ant-" + "a" * 24, "key [masked]"),
+        ("personal_data", {}, "to a.b@c.org, DE89 3704 0044 0532 0130 00", "to [masked], [masked]"),
+        ("personal_data", {"kinds": ["card"]}, "4111 1111 1111 1111 a@b.org", "[masked] a@b.org"),
+        ("personal_data", {}, "4111 1111 1111 1112 and 12 plus 13", "4111 1111 1111 1112 and 12 plus 13"),
+    ],
+)
+def test_a_stage_masks_what_it_finds(kind, options, text, masked):
+    assert look(text, {"kind": kind, "action": "mask", "options": options})[0] == masked
+
+
+def test_stages_apply_in_order_and_one_that_refuses_is_the_last():
+    mask = {"kind": "words", "action": "mask", "options": {"words": ["red"]}}
+    count = {"kind": "regex", "action": "count", "options": {"patterns": ["blue", "red"]}}
+    refuse = {"kind": "regex", "options": {"patterns": ["green"]}}
+    assert look("red blue", mask, count, refuse) == (
+        "[masked] blue", "", {"safety_words_mask": 1, "safety_regex_count": 1}
+    )  # fmt: skip
+    text, refused_by, counts = look("green red", refuse, mask)
+    assert (text, refused_by, counts) == ("green red", "regex", {"safety_regex_refuse": 1})
+    assert look("plain", mask, refuse) == ("plain", "", {})
+
+
+def test_a_stage_looks_only_at_its_part():
+    stage = {"kind": "words", "look_at": "prompts", "options": {"words": ["bad"]}}
+    assert look("bad", stage)[1] == ""
+    assert look("bad", stage, part="prompts")[1] == "words"
+    made = SafetyFilter([SafetyStage.model_validate(stage)], "x")
+    assert (made.looks_at("prompts"), made.looks_at("answers")) == (True, False)
+
+
+def test_a_function_of_the_user_says_whether_or_where(tmp_path, monkeypatch):
+    (tmp_path / "my_safety.py").write_text(
+        "def all_of_it(text, least): return len(text) >= least\n"
+        "def places(text): return [(0, 1)] if text else None\n"
+        "def outside(text): return [[0, 99]]\n"
+        "name = 'x'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    stage = {"kind": "my_safety:all_of_it", "options": {"least": 3}}
+    assert look("abc", stage)[1:] == ("my_safety:all_of_it", {"safety_all_of_it_refuse": 1})
+    assert look("ab", stage)[1] == ""
+    assert look("abc", {"kind": "my_safety:places", "action": "mask"})[0] == "[masked]bc"
+    with pytest.raises(ValueError, match=r"returned the place \[0, 99\] of 3 characters"):
+        look("abc", {"kind": "my_safety:outside"})
+    with pytest.raises(UserError, match=r"rollout.safety.0.kind: my_safety:name is not a function"):
+        look("abc", {"kind": "my_safety:name"})
+    with pytest.raises(UserError, match="module my_safety has no plces"):
+        look("abc", {"kind": "my_safety:plces"})
+
+
+def test_words_are_read_from_a_file(tmp_path: Path):
+    (tmp_path / "words.txt").write_text("one\n\ntwo words\n")
+    assert look("Two  words", {"kind": "words", "options": {"file": str(tmp_path / "words.txt")}})[1] == "words"
+    (tmp_path / "empty.txt").write_text("\n")
+    for name, what in (("empty.txt", "the list has no words"), ("missing.txt", "missing.txt")):
+        with pytest.raises(UserError, match=what):
+            look("a", {"kind": "words", "options": {"file": str(tmp_path / name)}})
+
+
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [
+        ({"kind": "word"}, "there is no stage `word`: use regex, words, secrets, personal_data, or module:function"),
+        ({"kind": "words"}, "options of stage words: set `words`, or `file` to a file of words"),
+        ({"kind": "regex", "options": {"patterns": ["("]}}, "`(` is not a regular expression"),
+        ({"kind": "secrets", "options": {"patterns": []}}, "options.patterns of stage secrets"),
+    ],
+)
+def test_a_mistake_in_a_stage_is_named(stage, what):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        SafetyStage.model_validate(stage)
+    assert what in str(caught.value)

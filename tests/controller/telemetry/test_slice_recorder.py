@@ -1,0 +1,76 @@
+"""What is recorded of an evaluation's slices, and when a weak slice is named."""
+
+from __future__ import annotations
+
+import json
+
+from controller.data.eval_slices import Slice
+from controller.telemetry.slice_recorder import MAX_EXAMPLES, MAX_KEPT, SliceRecorder
+
+ROWS = [{"prompt": f"p{place}", "answer": "7", "topic": "ab"[place % 2]} for place in range(80)]
+
+
+def recorder(names: tuple[str, ...] = ("topic",), num_samples: int = 1) -> SliceRecorder:
+    return SliceRecorder(
+        lambda: [(Slice("topic", row["topic"]),) for row in ROWS], lambda number: ROWS[number // num_samples],
+        names=names, num_samples=num_samples,
+    )  # fmt: skip
+
+
+def evaluate(one: SliceRecorder, version: int, values: list[float | None]) -> dict | None:
+    for number, value in enumerate(values):
+        one.record(version, number, number + 1, f"answer {number}", value)
+    return one.finish(version, values)
+
+
+def test_a_weak_slice_has_its_first_wrong_answers_as_examples():
+    values = [float(place % 2 == 0 or place >= 60) for place in range(80)]
+    found = evaluate(recorder(), 4, values)
+    assert found is not None
+    json.dumps(found)
+    strong, weak = found["slices"]
+    assert (strong["value"], strong["accuracy"], strong["is_weak"]) == ("a", 1.0, False)
+    assert "examples" not in strong
+    assert (weak["value"], weak["rows"], weak["solved"], weak["is_weak"]) == ("b", 40, 10, True)
+    assert weak["low"] < 0.25 < weak["high"]
+    assert len(weak["examples"]) == MAX_EXAMPLES
+    assert weak["examples"][0] == {"row": 1, "prompt": "p1", "answer": "answer 1", "expected": "7"}
+
+
+def test_a_weak_slice_is_named_once_and_one_of_answer_lengths_never():
+    one = recorder(("topic", "answer_length"))
+    values = [float(place % 2 == 0 and place < 60) for place in range(80)]
+    found = evaluate(one, 1, values)
+    assert found is not None
+    assert any(part["by"] == "answer_length" and part["is_weak"] for part in found["slices"])
+    assert [words.partition(" is solved")[0] for words in one.new_weak(found)] == ["evaluation: topic b"]
+    again = evaluate(one, 2, values)
+    assert again is not None
+    assert one.new_weak(again) == []
+
+
+def test_answers_without_a_score_do_not_count_and_the_rows_of_several_answers_do_once():
+    values = [None if place < 8 else float(place % 3 == 0) for place in range(160)]
+    found = evaluate(recorder(num_samples=2), 1, values)
+    assert found is not None
+    assert sum(one["answers"] for one in found["slices"]) == 152
+    assert sum(one["rows"] for one in found["slices"]) == 76
+    assert found["slices"][0]["by"] == "topic"
+
+
+def test_an_evaluation_is_reported_once_and_what_was_dropped_is_forgotten():
+    one = recorder()
+    one.record(1, 0, 5, "dropped", 0.0)
+    values: list[float | None] = [1.0] * 80
+    assert evaluate(one, 2, values) is not None
+    assert one.finish(2, values) is None, "the final evaluation uses the results of the last one"
+    assert one.finish(1, values) is None
+    assert evaluate(one, 3, [None] * 80) is None
+
+
+def test_examples_are_bounded():
+    one = recorder()
+    for number in range(MAX_KEPT + 100):
+        one.record(1, number, 1, "x" * 5_000, 0.0)
+    assert len(one._wrong[1]) == MAX_KEPT
+    assert all(len(text) < 600 for text in one._wrong[1].values())
