@@ -24,7 +24,7 @@ def lock_folder(run_dir: Path) -> int:
         A file descriptor; the lock is held until it is closed or the process exits.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or the folder cannot be written.
     """
     path = run_dir / LOCK_FILE
     try:
@@ -45,8 +45,16 @@ def lock_folder(run_dir: Path) -> int:
             where=str(run_dir),
             remedy="wait for that controller to exit, or stop it",
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise UserError(
+            f"the lock of the run cannot be written ({error.strerror})",
+            where=str(path),
+            remedy="check the disk and its free space",
+        ) from error
     return lock
 
 
