@@ -21,7 +21,6 @@ import psutil
 
 from benchmarks.killed_run import KilledRun
 from benchmarks.runs import environment
-from controller.run_folder.restarts import read_restarts
 
 PROCESSES = ("controller", "rollout", "service", "trainer")
 LOOK_S = 0.5
@@ -33,6 +32,8 @@ FULL_S = 20.0
 """Longest time with a full disk; it ends as soon as the run has failed of it."""
 DISK_MB = 1024
 PIECE_BYTES = 1 << 20
+RESUMING = "(--keep-alive)"
+"""In the line that `--keep-alive` prints before it resumes a run."""
 
 
 class FaultKind(NamedTuple):
@@ -73,7 +74,7 @@ class ChaosRun(KilledRun):
         Returns seconds for which the fault lasted (`held_s`) and from its end until recovery (`recovery_s`), and the
         number of resumed controllers meanwhile. Raises SystemExit if the run does not recover.
         """
-        num_restarts = len(read_restarts(self.folder))
+        num_restarts = self.num_restarts()
         if fault.act == "fill":
             held_s = self._fill(num_restarts)
             is_back: Callable[[], bool] = lambda: True  # noqa: E731
@@ -96,7 +97,7 @@ class ChaosRun(KilledRun):
         self.kills[fault.words] += 1
         return {
             "fault": fault.words, "held_s": round(held_s, 2), "recovery_s": round(time.monotonic() - ended_s, 2),
-            "resumes": len(read_restarts(self.folder)) - num_restarts,
+            "resumes": self.num_restarts() - num_restarts,
         }  # fmt: skip
 
     def _until(self, is_reached: Callable[[], bool], fault: FaultKind) -> None:
@@ -135,12 +136,16 @@ class ChaosRun(KilledRun):
         ballast, began_s = self.folder.parent / "ballast", time.monotonic()
         try:
             with ballast.open("wb", buffering=0) as file:
-                while time.monotonic() < began_s + FULL_S and len(read_restarts(self.folder)) == num_restarts:
+                while time.monotonic() < began_s + FULL_S and self.num_restarts() == num_restarts:
                     fill_up(file)
                     self.watch(LOOK_S)
         finally:
             ballast.unlink()
         return time.monotonic() - began_s
+
+    def num_restarts(self) -> int:
+        """How often it was resumed, by its output: on a full disk restarts.jsonl is not written."""
+        return self._log.read_text(errors="replace").count(RESUMING)
 
     def last_step_s(self) -> float:
         """When the newest step was recorded, as Unix time; 0 if there is none."""

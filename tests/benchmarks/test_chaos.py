@@ -55,7 +55,8 @@ class Run(ChaosRun):
     """After `num_waits` waits its process is replaced, and after as many again a step finishes."""
 
     def __init__(self, folder: Path, num_waits: int) -> None:
-        self.folder, self.num_waits, self.num_watched = folder, num_waits, 0
+        self.folder, self._scratch, self.num_waits, self.num_watched = folder, folder, num_waits, 0
+        self._log.write_text("")
         self.kills, self._dice = Counter(), random.Random(1)
         self.first, self.second = Process(7), Process(8)
 
@@ -66,6 +67,8 @@ class Run(ChaosRun):
 
     def watch(self, seconds: float) -> None:
         self.num_watched += 1
+        if self.num_watched == self.num_waits:
+            self._log.write_text("a: the run failed; resuming in 2 s (--keep-alive)\n")
         if self.num_watched == 2 * self.num_waits:
             row = {"kind": "step", "step": 9, "time_s": time.time() + 1.0}
             with (self.folder / "metrics.jsonl").open("a") as file:
@@ -85,7 +88,7 @@ def run(tmp_path: Path) -> Run:
 def test_recovery_needs_another_process_and_a_step_that_finished_since(run: Run) -> None:
     row = run.strike(FaultKind("kill", "trainer"))
     assert row is not None
-    assert (row["fault"], row["held_s"], row["resumes"]) == ("kill -9 trainer", 0.0, 0)
+    assert (row["fault"], row["held_s"], row["resumes"]) == ("kill -9 trainer", 0.0, 1)
     assert run.first.done == ["kill"]
     assert run.num_watched == 6
     assert run.kills == {"kill -9 trainer": 1}
@@ -96,6 +99,17 @@ def test_a_suspended_process_is_resumed_and_need_not_be_replaced(run: Run) -> No
     assert row is not None
     assert row["fault"] == "SIGSTOP rollout"
     assert run.first.done == ["suspend", "resume"]
+
+
+def test_a_full_disk_is_freed_as_soon_as_the_run_has_failed_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.folder = run.folder / "run"
+    run.folder.mkdir()
+    monkeypatch.setattr(chaos_run, "fill_up", lambda file: file.write(b"x"))
+    row = run.strike(FaultKind("fill", "disk"))
+    assert row is not None
+    assert (row["fault"], row["resumes"]) == ("full disk", 1)
+    assert not (run.folder.parent / "ballast").exists()
+    assert run.num_watched == 6
 
 
 def test_a_fault_without_a_process_is_left_out_and_a_run_that_does_not_recover_fails(
