@@ -44,6 +44,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward_service,
         parts.environments,
         parts.killed_runs,
+        parts.chaos,
         parts.equalities,
         parts.capsules,
         parts.learning_curves,

@@ -387,6 +387,30 @@ def killed_runs(result: Result) -> str:
     return f"{table(head, rows)}{words}"
 
 
+def chaos(result: Result) -> str:
+    """One line for each kind of fault: how long it lasted, and the time until the run worked again."""
+    rows = []
+    for name in sorted({fault["fault"] for fault in result["faults"]}):
+        mine = [fault for fault in result["faults"] if fault["fault"] == name]
+        times = [fault["recovery_s"] for fault in mine]
+        rows.append(
+            (name, str(len(mine)), f"{statistics.median(fault['held_s'] for fault in mine):.1f}",
+             f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})",
+             str(sum(fault["resumes"] for fault in mine)))
+        )  # fmt: skip
+    head = ("fault", "times", "s it lasted", "s until a step after it", "resumed controllers")
+    left = sum(map(len, result["left"].values()))
+    words = (
+        f"{result['minutes']:g} minutes with faults, {result['steps']:,} steps; without a fault a step took "
+        f"{result['step_s']:.1f} s. `areal-like verify`: {result['verify']}; findings of the recount: "
+        f"{len(result['findings'])}; groups dropped: {result['dropped']}; left behind: {left}. Accuracy: "
+        f"{result['accuracy']['accuracy']:.3f} with faults and {result['accuracy_without']['accuracy']:.3f} without."
+    )
+    if result["disk_not_filled"]:
+        words += f" The disk was not filled: {result['disk_not_filled']}."
+    return f"{table(head, rows)}\n\n{words}"
+
+
 def equalities(result: Result) -> str:
     """One line for each seed: what was killed when, and the digest of all policies if they are the same."""
     rows = []

@@ -94,6 +94,9 @@ class LedgerSettings(Settings):
     keep_mb: float | None = Field(2048.0, ge=0, le=limits.FILE_MEGABYTES)
     """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: keep all, so that
     `areal-like replay` can start at step 1 (`areal-like validate` gives their size)."""
+    fsync: bool = False
+    """Call fsync for every transaction, so that the ledger also survives a power loss. Without it, it survives the end
+    of any process at any time; after a power loss the run may have to be started again."""
 
 
 class WandbSettings(Settings):

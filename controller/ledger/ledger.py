@@ -46,6 +46,7 @@ from controller.ledger.schema import read_batches, read_group_fates, read_length
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
+    sync_folder,
     unpack_checkpoint,
     unpack_sample,
     unpack_segment,
@@ -63,6 +64,8 @@ MILESTONES = (RecordBatch, RecordCheckpoint, RecordLineage)
 """Facts (milestones) after which the log is copied into the database file."""
 LONG_LOG = 256
 """Transactions without a milestone after which the log is also copied, so that it stays small."""
+CHECK = "PRAGMA integrity_check(1)"
+"""Made when the ledger is opened. It also compares indexes with tables, which a disk that loses writes makes differ."""
 CLOSE_WAIT_S = 1.0
 """Maximum wait for readers when the ledger is closed; after it the last reader removes the write-ahead log."""
 
@@ -95,7 +98,8 @@ class Ledger:
         is used for training or ends otherwise. keep_bytes: bytes of the newest segment files that are kept although
         they are not needed any more (None: all). fsync: also survive power loss, not only kill -9.
 
-        Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged).
+        Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged, or the
+        disk fails or is full).
         """
         self._path = run_dir / LEDGER_FILE
         self._keep_bytes = keep_bytes
@@ -111,6 +115,8 @@ class Ledger:
             raise
         try:
             (run_dir / SEGMENT_FOLDER).mkdir(exist_ok=True)
+            if fsync:
+                sync_folder(run_dir)
             (used,) = self._db.execute("SELECT COALESCE(MAX(CAST(file AS INTEGER)), 0) FROM digests").fetchone()
             self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync, used=used)
             self._check_segments()
@@ -118,9 +124,11 @@ class Ledger:
             self._last_digest = _last_digest(self._db, self._path)
             copy_log(self._db, self._path, "PASSIVE")
             self._copier = LogCopier(self._path)
-        except BaseException:
+        except BaseException as error:
             self._db.close()
             os.close(self._lock)
+            if isinstance(error, sqlite3.Error | OSError):
+                raise _unreadable(self._path, error) from error
             raise
 
     # ------------------------------------------------------------ writing
@@ -434,7 +442,7 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
         db.execute("PRAGMA wal_autocheckpoint = 0")  # an automatic checkpoint would wait for the disk within a commit
-        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        (verdict,) = db.execute(CHECK).fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         schema = bring_up_to_date(db, run_id)
@@ -447,13 +455,21 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
                 where=str(path),
                 remedy="check the permissions of this file and its folder",
             ) from error
-        raise LedgerError(f"{path} is damaged ({error}); {REMEDY}") from error
+        raise _unreadable(path, error) from error
     if schema > SCHEMA_VERSION:
         db.close()
         raise newer_schema(path, schema)
     if 0 < schema < SCHEMA_VERSION:
         log.info("%s was migrated from schema version %d to %d", path, schema, SCHEMA_VERSION)
     return db
+
+
+def _unreadable(path: Path, error: Exception) -> LedgerError:
+    """The error for a ledger that cannot be opened: the disk fails or is full, or the ledger is damaged."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
+    if isinstance(error, OSError) or code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL):
+        return LedgerError(f"{path} cannot be opened ({error}); check the disk and its free space")
+    return LedgerError(f"{path} is damaged ({error}); {REMEDY}")
 
 
 def _last_digest(db: sqlite3.Connection, path: Path) -> bytes:

@@ -9,7 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from areal_like.errors import UserError
+from areal_like.errors import LedgerError, UserError
 
 LOCK_FILE = "ledger.lock"
 
@@ -24,7 +24,8 @@ def lock_folder(run_dir: Path) -> int:
         A file descriptor; the lock is held until it is closed or the process exits.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or the folder is not writable.
+        LedgerError: the disk fails or is full.
     """
     path = run_dir / LOCK_FILE
     try:
@@ -45,8 +46,12 @@ def lock_folder(run_dir: Path) -> int:
             where=str(run_dir),
             remedy="wait for that controller to exit, or stop it",
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise LedgerError(f"{path} cannot be written ({error.strerror}); check the disk and its free space") from error
     return lock
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.spare_file import flush_to_disk
 
 SEAL_FILE = "seal.json"
 FORMAT = 1
@@ -27,6 +28,7 @@ def write_seal(folder: RunFolder, *, run_id: str, last_digest: str) -> None:
     seal = {"format": FORMAT, "run_id": run_id, "last_digest": last_digest, "files": files}
     fresh = folder.root / f"{SEAL_FILE}.new"
     fresh.write_text(json.dumps(seal, indent=1) + "\n")
+    flush_to_disk(fresh)
     fresh.replace(folder.root / SEAL_FILE)
 
 

@@ -30,6 +30,7 @@ def replace_with_reserve(path: Path, content: bytes) -> None:
     try:
         with add_file_name(fresh):
             fresh.write_bytes(content)
+            flush_to_disk(fresh)
         fresh.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -38,6 +39,15 @@ def replace_with_reserve(path: Path, content: bytes) -> None:
             raise
     else:
         _reserve(spare_of(path))
+
+
+def flush_to_disk(path: Path) -> None:
+    """Fsync a file. Renamed without it, it may be empty after a power loss. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _reserve(spare: Path) -> None:

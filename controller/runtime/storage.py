@@ -59,6 +59,7 @@ def open_ledger(
         run_id=run_id,
         segment_bytes=int(config.ledger.segment_mb * 2**20),
         keep_bytes=None if config.ledger.keep_mb is None else int(config.ledger.keep_mb * 2**20),
+        fsync=config.ledger.fsync,
     )
 
 
