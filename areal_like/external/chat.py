@@ -71,7 +71,7 @@ _NOTHING = (b"", b"null", b"[]")
 
 
 def error_in(reply: bytes) -> bool:
-    """Whether a reply has `error` and no `choices`, as of gateways, with status 200, if the server behind them fails."""
+    """Whether a reply has `error` and no `choices`. Gateways send this with status 200 if their server fails."""
     try:
         found = _outlines.decode(reply)
     except (msgspec.MsgspecError, RecursionError):

@@ -169,20 +169,32 @@ class ModelClient:
         sums.tokens_in, sums.tokens_out = sums.tokens_in + tokens_in, sums.tokens_out + tokens_out
         sums.cost += cost
 
-    def _check_budget(self) -> None:
+    def budget_end(self) -> str:
+        """The limit that is used up, and how much is used; empty if none is. Raises ExternalStop: the file cannot be
+        read."""
+        found = self._used_up()
+        return "" if found is None else f"{found[0]}: {found[1]}"
+
+    def _used_up(self) -> tuple[str, str] | None:
+        """The option that is used up, and in words how much of it is used; None if there is none."""
         options = self.options
         if not options.has_budget:
-            return
+            return None
         try:
             spent = self._records.refresh()
         except OSError as error:
             raise self._unreadable(error) from error
         if options.max_tokens_total is not None and spent.tokens >= options.max_tokens_total:
-            limit, used = "max_tokens_total", f"{spent.tokens:,} of {options.max_tokens_total:,} tokens"
-        elif options.max_cost is not None and spent.cost >= options.max_cost:
-            limit, used = "max_cost", f"a cost of {spent.cost:.6g} of {options.max_cost:g}"
-        else:
+            return "max_tokens_total", f"{spent.tokens:,} of {options.max_tokens_total:,} tokens"
+        if options.max_cost is not None and spent.cost >= options.max_cost:
+            return "max_cost", f"a cost of {spent.cost:.6g} of {options.max_cost:g}"
+        return None
+
+    def _check_budget(self) -> None:
+        found = self._used_up()
+        if found is None:
             return
+        options, (limit, used) = self.options, found
         what = f"the budget of model {options.model} at {shown(options.base_url)} is used up ({used})"
         if options.on_exhausted == "fail":
             raise BudgetUsedUp(what)

@@ -10,6 +10,7 @@ token ids, whose meaning is compared with the policy's tokenizer at the start.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -45,6 +46,8 @@ NUM_COMPARED = 24
 TOKENIZER_REMEDY = "use a model with the policy's tokenizer"
 _T = TypeVar("_T")
 
+log = logging.getLogger(__name__)
+
 
 class ExternalModel:
     """One external model of a worker; several samples call it at the same time."""
@@ -62,8 +65,15 @@ class ExternalModel:
 
     async def start(self, tokenizer: Any, *, is_teacher: bool) -> None:
         """With `api: tokens`, compare token ids with the policy's tokenizer, and of a teacher that the endpoint returns
-        log-probs of given tokens. Raises UserError, ExternalError."""
-        if self.options.api != "tokens":
+        log-probs of given tokens. Raises UserError, ExternalError.
+
+        The endpoint is asked each time, because a recorded reply may be another server's. It is not asked in a replay,
+        which sends nothing, or if the budget is used up: then the answers to come may all be recorded."""
+        if self.options.api != "tokens" or self.options.record == "replay":
+            return
+        if used := self.client.budget_end():
+            log.warning("%s: the tokenizer of %s is not compared, because the budget is used up (%s)",
+                        self.where, self.shown_url, used)  # fmt: skip
             return
         texts = _plain_tokens(tokenizer)
         tokens = list(texts) if len(texts) > 1 else [0, 1]
@@ -74,7 +84,7 @@ class ExternalModel:
             return choice.prompt_logprobs
 
         try:
-            rows = await self._about_prompt(tokens, rows_in)
+            rows = await self._about_prompt(tokens, rows_in, is_repeatable=False)
         except RequestRefused as error:
             if not is_teacher:
                 return
@@ -93,10 +103,14 @@ class ExternalModel:
         """Its address for messages."""
         return self.client.shown_url
 
-    async def _about_prompt(self, tokens_T: Sequence[int], read: Callable[[TokenChoice], _T]) -> _T:
-        """What `read` makes of the reply to a request for log-probs of these tokens."""
+    async def _about_prompt(
+        self, tokens_T: Sequence[int], read: Callable[[TokenChoice], _T], *, is_repeatable: bool = True
+    ) -> _T:
+        """What `read` makes of the reply to a request for log-probs of these tokens. is_repeatable: as in `ask`."""
         body = {"prompt": list(tokens_T), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
-        return await self.client.ask(body, lambda reply: read(token_choice(reply, self.shown_url)))
+        return await self.client.ask(
+            body, lambda reply: read(token_choice(reply, self.shown_url)), is_repeatable=is_repeatable
+        )
 
     async def logprobs(self, tokens_T: Sequence[int], start: int) -> list[float]:
         """Log-probs [T - start] of tokens from `start` on. Raises ExternalError, ExternalStop."""
