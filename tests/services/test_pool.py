@@ -18,7 +18,7 @@ from services.reward.process_handle import Overdue
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_scoring_processes_are_told_whether_runs_share_them(is_shared: bool) -> None:
+def test_scoring_processes_know_whether_runs_share_them(is_shared: bool) -> None:
     assert module.Pool(RewardSettings(), is_shared=is_shared)._setup.is_shared is is_shared
 
 
