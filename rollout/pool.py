@@ -15,7 +15,7 @@ from typing import get_args
 import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
-from areal_like.external.errors import ExternalError
+from areal_like.external.errors import ExternalError, RequestFailed, RequestTimedOut
 from areal_like.prompts import prompt_text
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
@@ -180,7 +180,9 @@ class SamplePool:
                 self._finish(run, await run.with_teacher_logprobs(sample))
         except SampleCut:
             run.cut("cancelled")
-        except (UserError, ExternalError) as error:  # ExternalError: of an external teacher
+        except (RequestFailed, RequestTimedOut) as error:  # an external teacher is away: another lease asks it again
+            run.cut("cancelled", printable(without_secrets(f"the teacher did not answer: {error}")))
+        except (UserError, ExternalError) as error:  # ExternalError: an external teacher refused the request
             run.cut("rejected", printable(without_secrets(str(error))))
         except DeadlineExceeded as error:
             log.warning("returned lease %d: %s", lease_id, error)

@@ -59,6 +59,26 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[TokenChoice]
 
 
+class Outline(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a reply that tells an error from an answer."""
+
+    choices: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_outlines = msgspec.json.Decoder(Outline)
+_NOTHING = (b"", b"null", b"[]")
+
+
+def error_in(reply: bytes) -> bool:
+    """Whether a reply has `error` and no `choices`. Gateways send this with status 200 if their server fails."""
+    try:
+        found = _outlines.decode(reply)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return bytes(found.error) not in _NOTHING and bytes(found.choices) in _NOTHING
+
+
 def chat_choice(reply: Any, shown_url: str) -> ChatChoice:
     """The first choice of a chat completion. Raises RequestRefused."""
     return _first(reply, ChatReply, "a chat completion", shown_url)

@@ -1,7 +1,8 @@
 """Requests to one external model: its budget, its recorded answers, and its counters.
 
 Attempts and deadlines are in http_client.py, the file in records.py. What is asked, and what a reply means, is up to
-the caller; chat.py reads replies.
+the caller; chat.py reads replies. A reply that the caller cannot read is counted but not recorded, so that it does not
+answer later requests; one with `error` and without `choices` is a failed attempt.
 
 A budget is checked before each request against the sums of the file, which all processes of the run share. Requests
 that are under way when it is used up are still paid, so it may be exceeded by what runs at once.
@@ -12,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from areal_like.errors import UserError
+from areal_like.external.chat import error_in
 from areal_like.external.errors import BudgetUsedUp, ExternalStop, RequestRefused
 from areal_like.external.http_client import HttpClient, shown
 from areal_like.external.records import AnswerRecords, Totals
 from areal_like.external.settings import ModelEndpointOptions
 from areal_like.secret_values import replaced
+
+_T = TypeVar("_T")
 
 
 class ModelClient:
@@ -53,8 +57,9 @@ class ModelClient:
         self._http: HttpClient | None = None
         if options.record != "replay":
             self._http = HttpClient(
-                self._url, options, {}, where, max_connections=max_concurrency, ends_without_key=True
-            )
+                self._url, options, {}, where, max_connections=max_concurrency, ends_without_key=True,
+                is_failure=error_in,
+            )  # fmt: skip
         self._free = asyncio.Semaphore(max_concurrency)
         self._sent = Totals()
         self._num_recorded = 0
@@ -64,11 +69,14 @@ class ModelClient:
         """Its address for messages."""
         return shown(self._url)
 
-    async def ask(self, body: Mapping[str, Any], *, salt: int | None = None, is_repeatable: bool = True) -> Any:
-        """The reply to a request, decoded from JSON: recorded, or of the endpoint.
+    async def ask(
+        self, body: Mapping[str, Any], read: Callable[[Any], _T], *, salt: int | None = None, is_repeatable: bool = True
+    ) -> _T:
+        """What `read` makes of the reply to a request: a recorded one, or the endpoint's.
 
         Args:
             body: of the request, without `model` and `extra_body`, which are added.
+            read: takes a reply decoded from JSON, and raises RequestRefused if it has another form.
             salt: part of the key in addition to the body, for a request that does not contain its seed.
             is_repeatable: equal requests may get the same answer.
 
@@ -80,30 +88,39 @@ class ModelClient:
         full = {"model": options.model, **body, **options.extra_body}
         key = _key(self._path, full, salt)
         if options.record == "replay" or (options.record == "reuse" and is_repeatable):
-            reply = self._recorded(key)
-            if reply is not None:
+            found = self._recorded(key, read)
+            if found is not None:
                 self._num_recorded += 1
-                return reply
+                return found[0]
         if options.record == "replay":
             what = f"{options.records} contains no answer to a request of this run ({_start_of(body)})"
             remedy = "use the configuration, seed and data of the recorded run, or record: reuse to ask the endpoint"
             raise ExternalStop(what, where=self.where, remedy=remedy)
         async with self._free:
             self._check_budget()
-            return await self._send(full, key)
+            return await self._send(full, key, read)
 
-    def _recorded(self, key: str) -> Any:
+    def _recorded(self, key: str, read: Callable[[Any], _T]) -> tuple[_T] | None:
+        """What `read` makes of the recorded reply; None if there is none that may be used."""
         try:
             self._records.refresh()
-            return self._records.find(key)
+            reply = self._records.find(key)
         except (OSError, msgspec.MsgspecError) as error:
             raise self._unreadable(error) from error
+        if reply is None:
+            return None
+        try:
+            return (read(reply),)
+        except RequestRefused:
+            if self.options.record == "replay":
+                raise
+            return None  # of a file that another program wrote: the endpoint may have a better one
 
     def _unreadable(self, error: Exception) -> ExternalStop:
         what = f"{self._records.path}: the recorded answers cannot be read ({error})"
         return ExternalStop(what, where=self.where, remedy="set records to another file")
 
-    async def _send(self, full: dict[str, Any], key: str) -> Any:
+    async def _send(self, full: dict[str, Any], key: str, read: Callable[[Any], _T]) -> _T:
         assert self._http is not None
         try:
             content = msgspec.json.encode(full)
@@ -118,13 +135,29 @@ class ModelClient:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise RequestRefused(f"{self.shown_url} replied with something other than JSON ({error})") from error
         tokens = _usage(reply)
-        tokens_in, tokens_out = tokens or (0, 0)
-        cost = self.options.cost(tokens_in, tokens_out)
+        try:
+            made = read(reply)
+        except RequestRefused:
+            self._count(key, tokens or (0, 0), seconds)
+            raise
         is_kept = self.options.record != "off"
+        self._count(key, tokens or (0, 0), seconds, *((full, reply) if is_kept else ()))
+        if tokens is None and self.options.has_budget:
+            what = f"{self.shown_url} reports no token counts (`usage`), so the budget cannot be checked"
+            raise ExternalStop(what, where=self.where, remedy="remove max_cost and max_tokens_total")
+        return made
+
+    def _count(
+        self, key: str, tokens: tuple[int, int], seconds: float, request: Any = None, reply: Any = None
+    ) -> None:  # fmt: skip
+        """Count an answered request in the sums and in the file. tokens: of prompt and reply. request, reply: None if
+        texts are not recorded. Raises ExternalStop."""
+        tokens_in, tokens_out = tokens
+        cost = self.options.cost(tokens_in, tokens_out)
         try:
             self._records.add(
                 key, model=self.options.model, tokens_in=tokens_in, tokens_out=tokens_out, cost=cost, seconds=seconds,
-                request=full if is_kept else None, reply=reply if is_kept else None,
+                request=request, reply=reply,
             )  # fmt: skip
         except OSError as error:
             what = f"{error.filename or self._records.path}: {error.strerror or error}: answers cannot be recorded"
@@ -135,25 +168,33 @@ class ModelClient:
         sums.requests, sums.seconds = sums.requests + 1, sums.seconds + seconds
         sums.tokens_in, sums.tokens_out = sums.tokens_in + tokens_in, sums.tokens_out + tokens_out
         sums.cost += cost
-        if tokens is None and self.options.has_budget:
-            what = f"{self.shown_url} reports no token counts (`usage`), so the budget cannot be checked"
-            raise ExternalStop(what, where=self.where, remedy="remove max_cost and max_tokens_total")
-        return reply
 
-    def _check_budget(self) -> None:
+    def budget_end(self) -> str:
+        """The limit that is used up, and how much is used; empty if none is. Raises ExternalStop: the file cannot be
+        read."""
+        found = self._used_up()
+        return "" if found is None else f"{found[0]}: {found[1]}"
+
+    def _used_up(self) -> tuple[str, str] | None:
+        """The option that is used up, and in words how much of it is used; None if there is none."""
         options = self.options
         if not options.has_budget:
-            return
+            return None
         try:
             spent = self._records.refresh()
         except OSError as error:
             raise self._unreadable(error) from error
         if options.max_tokens_total is not None and spent.tokens >= options.max_tokens_total:
-            limit, used = "max_tokens_total", f"{spent.tokens:,} of {options.max_tokens_total:,} tokens"
-        elif options.max_cost is not None and spent.cost >= options.max_cost:
-            limit, used = "max_cost", f"a cost of {spent.cost:.6g} of {options.max_cost:g}"
-        else:
+            return "max_tokens_total", f"{spent.tokens:,} of {options.max_tokens_total:,} tokens"
+        if options.max_cost is not None and spent.cost >= options.max_cost:
+            return "max_cost", f"a cost of {spent.cost:.6g} of {options.max_cost:g}"
+        return None
+
+    def _check_budget(self) -> None:
+        found = self._used_up()
+        if found is None:
             return
+        options, (limit, used) = self.options, found
         what = f"the budget of model {options.model} at {shown(options.base_url)} is used up ({used})"
         if options.on_exhausted == "fail":
             raise BudgetUsedUp(what)

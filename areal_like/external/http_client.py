@@ -2,9 +2,9 @@
 connections.
 
 An attempt fails permanently (RequestRefused) if a retry would not help: most 4xx, a reply that is too long, a redirect.
-It is retried after a failed or broken connection, and status 408, 425, 429 and 5xx, as long as retries and time are
-left; after that RequestFailed is raised, or RequestTimedOut if the time is used up. The key is never in a message or a
-log.
+It is retried after a failed or broken connection, status 408, 425, 429 and 5xx, and a reply for which `is_failure` is
+true, as long as retries and time are left; after that RequestFailed is raised, or RequestTimedOut if the time is used
+up. The key is never in a message or a log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from areal_like.errors import UserError
@@ -35,6 +35,7 @@ class HttpClient:
     def __init__(
         self, url: str, options: EndpointOptions, headers: Mapping[str, str], where: str, *,
         max_connections: int = MAX_CONNECTIONS, ends_without_key: bool = False,
+        is_failure: Callable[[bytes], bool] = lambda reply: False,
     ) -> None:  # fmt: skip
         """Args:
             url: full address.
@@ -43,6 +44,7 @@ class HttpClient:
             where: the setting, for errors.
             max_connections: number of requests at once.
             ends_without_key: a key that the server refuses (401, 403) raises ExternalStop instead of RequestRefused.
+            is_failure: whether a reply with status 2xx is a failed attempt.
 
         Raises:
             UserError: the key or the HTTP library is missing.
@@ -58,6 +60,7 @@ class HttpClient:
             raise UserError(f"`{self.shown_url}` is not a valid URL ({error})", where=where) from error
         self._httpx, self._where = httpx, where
         self._url, self._options, self._ends_without_key = url, options, ends_without_key
+        self._is_failure = is_failure
         self._headers = {**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"}
         self.secrets: tuple[tuple[str, str], ...] = ()
         """(value, name) of what a reply must not show, as `replaced` takes it."""
@@ -105,13 +108,14 @@ class HttpClient:
             except (self._httpx.RequestError, OSError) as error:
                 failures.append(replaced(f"{type(error).__name__}: {error}", self.secrets)[:SHOWN_CHARS])
             else:
-                if 200 <= status < 300:
+                is_answer = 200 <= status < 300
+                if is_answer and not self._is_failure(reply):
                     return reply
                 words = f"status {status}{_start_of(reply, self.secrets)}"
                 if status in KEY_REFUSED and self._ends_without_key:
                     what = f"{self.shown_url} rejected the key ({key_place(options)}): {words}"
                     raise ExternalStop(what, where=self._where, remedy="correct the key, and resume the run")
-                if status < 500 and status not in TRY_AGAIN:
+                if status < 500 and status not in TRY_AGAIN and not is_answer:
                     raise RequestRefused(f"{self.shown_url} rejected the request: {words}")
                 failures.append(words)
             if len(failures) > options.retries:

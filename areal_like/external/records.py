@@ -28,18 +28,13 @@ FOLDER = "external"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a line that sums need."""
+    """The part of a line that is used. reply: as it was recorded; empty if only counts were."""
 
     key: str
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float = 0.0
     seconds: float = 0.0
-
-
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a line that a request needs."""
-
     reply: msgspec.Raw = msgspec.Raw()
 
 
@@ -74,8 +69,7 @@ class Totals:
         self.seconds += line.seconds
 
 
-_sums = msgspec.json.Decoder(Line)
-_recorded = msgspec.json.Decoder(Recorded)
+_lines = msgspec.json.Decoder(Line)
 
 
 class AnswerRecords:
@@ -86,7 +80,7 @@ class AnswerRecords:
         self.totals = Totals()
         self._read_bytes = 0
         self._places: dict[str, tuple[int, int]] = {}
-        """Offset and length of the first line with each key."""
+        """Offset and length of the first line with each key that has a reply."""
 
     def refresh(self) -> Totals:
         """Read what was appended since the last call, and return the sums. Raises OSError."""
@@ -109,8 +103,7 @@ class AnswerRecords:
             return None
         with add_file_name(self.path), self.path.open("rb") as file:
             file.seek(place[0])
-            reply = _recorded.decode(file.read(place[1])).reply
-        return msgspec.json.decode(reply) if len(reply) else None
+            return msgspec.json.decode(_lines.decode(file.read(place[1])).reply)
 
     def add(
         self, key: str, *, model: str, tokens_in: int, tokens_out: int, cost: float, seconds: float, request: Any,
@@ -143,11 +136,12 @@ class AnswerRecords:
     def _take(self, line: bytes) -> None:
         start, self._read_bytes = self._read_bytes, self._read_bytes + len(line)
         try:
-            found = _sums.decode(line)
+            found = _lines.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return
         self.totals.add(found)
-        self._places.setdefault(found.key, (start, len(line)))
+        if len(found.reply):
+            self._places.setdefault(found.key, (start, len(line)))
 
 
 def _write(fd: int, line: bytes) -> None:

@@ -45,7 +45,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) 
         state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
         state.release(lease)
         if is_current:
-            requeue(state, group, sample, is_loss=True)
+            requeue(state, group, sample, is_loss=True, cause=refusal)
         return
     if outcome.verdict_kind != "scored" and not groups.first_failure:
         groups.first_failure = f"{outcome.verdict_kind}, {outcome.reason}" if outcome.reason else outcome.verdict_kind
@@ -110,15 +110,19 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
     # Its last tokens may have been reported as progress already: all new tokens of the lease count.
     is_orderly = is_moved or (event.reason == "segment" and sample.num_tokens > lease.num_prefix)
     if not is_orderly:
-        state.note("returned", f"{event.worker} returned group {group.group_id} sample {sample.index}: {event.reason}")
-    requeue(state, group, sample, is_loss=not is_orderly)
+        what = f"{event.reason}, {event.detail}" if event.detail else event.reason
+        state.note("returned", f"{event.worker} returned group {group.group_id} sample {sample.index}: {what}")
+    requeue(state, group, sample, is_loss=not is_orderly, cause=event.detail)
 
 
-def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> None:
-    """Queue the sample for another lease, unless it was lost too often (bounded retries, `bounded-resources`)."""
+def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool, cause: str = "") -> None:
+    """Queue the sample for another lease, unless it was lost too often (bounded retries, `bounded-resources`).
+    cause: why it was lost; empty if its worker was."""
     sample.num_losses += is_loss
     if sample.num_losses > state.settings.max_sample_losses:
-        drop_group(state, group, "lost_too_often", f"sample {sample.index} was lost {sample.num_losses} times")
+        state.groups.last_loss = cause
+        times = f"sample {sample.index} was lost {sample.num_losses} times"
+        drop_group(state, group, "lost_too_often", f"{times}, at last because {cause}" if cause else times)
     else:
         state.groups.table.push_pending(group, sample)
 

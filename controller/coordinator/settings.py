@@ -75,7 +75,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints: int = 2
     """Payloads are only purged when the oldest of this many newest checkpoints covers them."""
     max_sample_losses: int = 8
-    """A sample lost with its worker this often drops its group with reason `lost_too_often`."""
+    """A sample lost more often than this, with its worker or because its teacher did not answer, drops its group with
+    reason `lost_too_often`."""
     load_retry_s: float = 5.0
     """A quarantined worker is notified of the newest version again after this long ..."""
     max_load_attempts: int = 4

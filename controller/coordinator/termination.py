@@ -71,6 +71,10 @@ def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) ->
     advice = _ADVICE.get(fate, _ADVICE["verdict"] if fate.startswith("verdict") else "see the controller's log")
     if groups.first_failure and (fate == "too_few_scores" or fate.startswith("verdict")):
         advice = f"{advice}; the first failure: {groups.first_failure}"
+    if fate == "rejected" and groups.last_rejection:
+        advice = f"{advice}; the last reason: {groups.last_rejection}"
+    if fate == "lost_too_often" and groups.last_loss:
+        advice = f"their samples were returned again and again; the last reason: {groups.last_loss}"
     listed = ", ".join(f"{count} {name}" for name, count in groups.consecutive_failures.most_common())
     return f"{total} groups in a row ended without a usable one ({listed}); most were {fate} ({number}): {advice}"
 
@@ -83,7 +87,10 @@ _ADVICE = {
     "timeout": "answers take longer than staleness.group_timeout_s; raise it or lower sampling.max_new_tokens",
     "too_few_scores": "scoring fails; see logs/reward.log, and reward.timeout_s",
     "verdict": "scoring fails; see logs/reward.log, and reward.timeout_s",
-    "rejected": "prompts do not fit the model's context; raise rollout.engine.max_context or shorten them",
+    "rejected": (
+        "prompts do not fit the model's context (raise rollout.engine.max_context or shorten them), or a workflow or "
+        "model failed"
+    ),
     "lost_too_often": "rollout workers crash while they generate these samples; see their logs",
 }
 

@@ -43,8 +43,10 @@ DROP_ADVICE = {
     "timeout": "answers take longer than staleness.group_timeout_s: increase it, or reduce sampling.max_new_tokens",
     "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
     "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
-    "rejected": "prompts leave no room for an answer: increase rollout.engine.max_context, or shorten the prompts",
-    "lost_too_often": "rollout workers crash while they generate these samples: see the logs of the workers",
+    "rejected": "prompts leave no room for an answer: increase rollout.engine.max_context, or shorten the prompts, "
+    "unless a workflow or a teacher failed: the rows `dropped` of metrics.jsonl have the reasons",
+    "lost_too_often": "rollout workers crash while they generate these samples: see the logs of the workers, "
+    "unless an external teacher did not answer: the rows `dropped` of metrics.jsonl have the reasons",
 }
 
 Look = Callable[[RunData, Shares], list[Rated]]

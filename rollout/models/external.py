@@ -10,13 +10,23 @@ token ids, whose meaning is compared with the policy's tokenizer at the start.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.external.chat import CHAT, COMPLETIONS, chat_choice, prompt_logprobs, sampled_tokens, token_choice
+from areal_like.external.chat import (
+    CHAT,
+    COMPLETIONS,
+    ChatChoice,
+    TokenChoice,
+    chat_choice,
+    prompt_logprobs,
+    sampled_tokens,
+    token_choice,
+)
 from areal_like.external.client import ModelClient
 from areal_like.external.errors import ExternalStop, RequestRefused
 from areal_like.external.settings import ExternalModelOptions
@@ -34,6 +44,9 @@ SEED_LIMIT = 2**31
 NUM_COMPARED = 24
 """Number of token ids whose text is compared with the policy's tokenizer."""
 TOKENIZER_REMEDY = "use a model with the policy's tokenizer"
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
 
 
 class ExternalModel:
@@ -52,15 +65,26 @@ class ExternalModel:
 
     async def start(self, tokenizer: Any, *, is_teacher: bool) -> None:
         """With `api: tokens`, compare token ids with the policy's tokenizer, and of a teacher that the endpoint returns
-        log-probs of given tokens. Raises UserError, ExternalError."""
-        if self.options.api != "tokens":
+        log-probs of given tokens. Raises UserError, ExternalError.
+
+        The endpoint is asked each time, because a recorded reply may be another server's. It is not asked in a replay,
+        which sends nothing, or if the budget is used up: then the answers to come may all be recorded."""
+        if self.options.api != "tokens" or self.options.record == "replay":
+            return
+        if used := self.client.budget_end():
+            log.warning("%s: the tokenizer of %s is not compared, because the budget is used up (%s)",
+                        self.where, self.shown_url, used)  # fmt: skip
             return
         texts = _plain_tokens(tokenizer)
         tokens = list(texts) if len(texts) > 1 else [0, 1]
-        try:
-            rows = (await self._prompt_choice(tokens)).prompt_logprobs
+
+        def rows_in(choice: TokenChoice) -> Any:
             if is_teacher:
-                prompt_logprobs(token_choice({"choices": [{"prompt_logprobs": rows}]}, ""), tokens, 1, self.shown_url)
+                prompt_logprobs(choice, tokens, 1, self.shown_url)
+            return choice.prompt_logprobs
+
+        try:
+            rows = await self._about_prompt(tokens, rows_in, is_repeatable=False)
         except RequestRefused as error:
             if not is_teacher:
                 return
@@ -79,13 +103,20 @@ class ExternalModel:
         """Its address for messages."""
         return self.client.shown_url
 
-    async def _prompt_choice(self, tokens_T: Sequence[int]) -> Any:
+    async def _about_prompt(
+        self, tokens_T: Sequence[int], read: Callable[[TokenChoice], _T], *, is_repeatable: bool = True
+    ) -> _T:
+        """What `read` makes of the reply to a request for log-probs of these tokens. is_repeatable: as in `ask`."""
         body = {"prompt": list(tokens_T), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
-        return token_choice(await self.client.ask(body), self.shown_url)
+        return await self.client.ask(
+            body, lambda reply: read(token_choice(reply, self.shown_url)), is_repeatable=is_repeatable
+        )
 
     async def logprobs(self, tokens_T: Sequence[int], start: int) -> list[float]:
         """Log-probs [T - start] of tokens from `start` on. Raises ExternalError, ExternalStop."""
-        return prompt_logprobs(await self._prompt_choice(tokens_T), tokens_T, start, self.shown_url)
+        return await self._about_prompt(
+            tokens_T, lambda choice: prompt_logprobs(choice, tokens_T, start, self.shown_url)
+        )
 
     def counters(self) -> dict[str, float]:
         """Monotonic counters: those of the requests, and tokens of answers."""
@@ -110,6 +141,7 @@ class ExternalCalls:
     ) -> Answer:
         """See CalledModel. Raises ExternalError if this request has no answer."""
         own, given, options = self._model.settings, self._caller.task.sampling, self._model.options
+        url = self._model.shown_url
         limit = next(one for one in (max_new_tokens, own.max_new_tokens, given.max_new_tokens) if one is not None)
         heat = next(one for one in (temperature, own.temperature, given.temperature) if one is not None)
         seed = call_seed(self._caller.task.seed, self.name, next(self._numbers))
@@ -120,12 +152,13 @@ class ExternalCalls:
             stops = [] if stop_token_ids is None else [int(token) for token in stop_token_ids]
             body |= {"prompt": _ids(prompt, self._caller.tokens), "max_tokens": int(limit), "logprobs": 1}
             body |= {"return_token_ids": True, "skip_special_tokens": False, "stop_token_ids": stops}
-            return self._token_answer(await self._ask(body, seed), stops)
+            found = await self._ask(body, seed, lambda reply: _sampled(reply, url))
+            return self._token_answer(*found, stops)
         if stop_token_ids is not None:
             what = "`api: chat` exchanges text, so it cannot use stop_token_ids"
             raise UserError(what, where=self._model.where, remedy="remove stop_token_ids, or use api: tokens")
         body |= {"messages": _messages(prompt, self._caller.tokens, options), options.max_tokens_key: int(limit)}
-        return self._text_answer(await self._ask(body, seed))
+        return self._text_answer(await self._ask(body, seed, lambda reply: chat_choice(reply, url)))
 
     async def logprobs(self, prompt: Prompt, tokens: np.ndarray, *, temperature: float = 1.0) -> TokenLogprobs:
         """See CalledModel."""
@@ -147,16 +180,15 @@ class ExternalCalls:
                 raise
         return TokenLogprobs(logprobs_R=np.asarray(made, np.float32), model=self.name, version=EXTERNAL_VERSION)
 
-    async def _ask(self, body: Mapping[str, Any], seed: int) -> Any:
+    async def _ask(self, body: Mapping[str, Any], seed: int, read: Callable[[Any], _T]) -> _T:
         with self._caller.waiting():
             try:
-                return await self._model.client.ask(body, salt=seed)
+                return await self._model.client.ask(body, read, salt=seed)
             except ExternalStop as error:  # ends the worker, and so the run
                 self._caller.engine_error = error
                 raise
 
-    def _text_answer(self, reply: Any) -> Answer:
-        choice = chat_choice(reply, self._model.shown_url)
+    def _text_answer(self, choice: ChatChoice) -> Answer:
         tokens_R = self._caller.tokens.encode(choice.message.content or "")
         self._model.num_tokens += len(tokens_R)
         is_cut = choice.finish_reason == "length"
@@ -166,15 +198,21 @@ class ExternalCalls:
             is_trainable=False, model=self.name,
         )  # fmt: skip
 
-    def _token_answer(self, reply: Any, stops: Sequence[int]) -> Answer:
-        choice = token_choice(reply, self._model.shown_url)
-        ids, logprobs = sampled_tokens(choice, self._model.shown_url)
+    def _token_answer(
+        self, ids: list[int], logprobs: list[float], finish_reason: str | None, stops: Sequence[int]
+    ) -> Answer:
         self._model.num_tokens += len(ids)
         ended_by: EndedBy = "length"
-        if choice.finish_reason != "length":
+        if finish_reason != "length":
             ended_by = "stop_token" if ids and ids[-1] in stops else "end_of_sequence"
         made = _segment(np.asarray(ids, np.int32), np.minimum(np.asarray(logprobs, np.float32), 0.0))
         return answer_of(made, ended_by, is_trainable=False, model=self.name)
+
+
+def _sampled(reply: Any, shown_url: str) -> tuple[list[int], list[float], str | None]:
+    """Token ids [R], log-probs [R] and reason of the end of an answer. Raises RequestRefused."""
+    choice = token_choice(reply, shown_url)
+    return *sampled_tokens(choice, shown_url), choice.finish_reason
 
 
 def _segment(tokens_R: np.ndarray, logprobs_R: np.ndarray) -> Segment:

@@ -62,21 +62,26 @@ class Total:
 
 
 class WeightedSum:
-    """All scorers of the configuration, called one after the other on each answer."""
+    """All scorers of the configuration, called one after the other on each answer.
 
-    def __init__(self, parts: tuple[Part, ...], clip: ClipSettings | None = None) -> None:
+    is_shared: by several runs, so that a scorer's ExternalStop is the verdict `invalid` and is not raised.
+    """
+
+    def __init__(self, parts: tuple[Part, ...], clip: ClipSettings | None = None, *, is_shared: bool = False) -> None:
         self._parts = {part.name: part for part in parts}
         self._in_turn = sorted(parts, key=lambda part: part.gate is None)  # stable: gates first
-        self._clip = clip
+        self._clip, self._is_shared = clip, is_shared
         self.label = "+".join(f"{part.name}@{part.scorer.version}" for part in parts)
 
     @staticmethod
-    def from_settings(scorers: tuple[ScorerSettings, ...], clip: ClipSettings | None = None) -> WeightedSum:
+    def from_settings(
+        scorers: tuple[ScorerSettings, ...], clip: ClipSettings | None = None, *, is_shared: bool = False
+    ) -> WeightedSum:
         """Load all scorers. Raises UserError."""
         parts: dict[str, Part] = {}
         for name, settings in zip(scorer_names(scorers), scorers, strict=True):
             parts[name] = Part(name, settings.weight, make_scorer(settings), settings.gate, settings.clip)
-        return WeightedSum(tuple(parts.values()), clip)
+        return WeightedSum(tuple(parts.values()), clip, is_shared=is_shared)
 
     @property
     def names(self) -> list[str]:
@@ -94,8 +99,8 @@ class WeightedSum:
             part.scorer.warm_up()
 
     def score(self, job: Job, began: Callable[[str], None]) -> Outcome:
-        """Score one answer; exceptions of scorers are not raised, except ExternalStop. `began` is called with each
-        scorer before it runs."""
+        """Score one answer; exceptions of scorers are not raised, except ExternalStop if the service is not shared.
+        `began` is called with each scorer before it runs."""
         if job.scorer and job.scorer not in self._parts:
             reason = f"unknown scorer {job.scorer!r}; this service has {', '.join(self._parts)}"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason[:MAX_REASON_CHARS])
@@ -136,7 +141,7 @@ class WeightedSum:
         for part in parts:
             began(part.name)
             started_s = time.perf_counter()
-            kind, reason, values = _judge(part, sample)
+            kind, reason, values = _judge(part, sample, is_shared=self._is_shared)
             total.scorer_s[part.name] = time.perf_counter() - started_s
             if kind != "scored":
                 return Outcome(job_id=job_id, kind=kind, reason=reason, scorer=part.name, scorer_s=total.scorer_s)
@@ -170,7 +175,7 @@ def _component_name(scorer: str, key: str) -> str:
     return key if key == "correct" else f"{scorer}.{key}"
 
 
-def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]:
+def _judge(part: Part, sample: ScorerInput, *, is_shared: bool) -> tuple[str, str, dict[str, float]]:
     """Run one scorer; returns kind, reason and values. Exceptions are caught here and become verdicts.
 
     The reason of a score is the scorer's remark on it, if it made one.
@@ -180,8 +185,10 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
         remark = values.pop("remark") if isinstance(values.get("remark"), str) else ""
         remark_text = f"{part.name}: {without_secrets(remark)}"[:MAX_REASON_CHARS] if remark else ""
         return "scored", remark_text, _checked(values)
-    except ExternalStop:
-        raise
+    except ExternalStop as error:
+        if not is_shared:
+            raise
+        kind, what = "invalid", str(error)
     except CannotJudge as error:
         kind, what = "invalid", str(error)
     except TookTooLong as error:

@@ -4,7 +4,8 @@ Framing is in services/processes/framing.py.
 
     service -> process    Setup once, then Job, one at a time; at the end of the stream the process exits
     process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome; or a Refusal, if
-                          the user must change something before anything can be scored, and the process exits
+                          the user must change something before anything can be scored, and the process exits (not of
+                          a shared service)
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from services.reward.config import RewardSettings
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message to a scoring process. scorers: `ScorerSettings` as dicts; clip: `ClipSettings` of the sum."""
+    """First message to a scoring process. scorers: `ScorerSettings` as dicts; clip: `ClipSettings` of the sum;
+    is_shared: the service is shared by several runs, so that no answer may end it."""
 
     scorers: list[dict[str, Any]]
     service_pid: int
     clip: dict[str, Any] | None = None
+    is_shared: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -103,10 +106,11 @@ def decode_for_service(body: bytes) -> Ready | Refusal | Began | Outcome:
     return _to_service.decode(body)
 
 
-def make_setup(settings: RewardSettings, service_pid: int) -> Setup:
+def make_setup(settings: RewardSettings, service_pid: int, *, is_shared: bool = False) -> Setup:
     """The first message to a scoring process."""
     return Setup(
         scorers=[scorer.model_dump(mode="json") for scorer in settings.scorers],
         service_pid=service_pid,
         clip=settings.clip.model_dump(mode="json") if settings.clip is not None else None,
+        is_shared=is_shared,
     )

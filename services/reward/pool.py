@@ -51,12 +51,17 @@ class Pool:
     """Call `start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
 
     def __init__(
-        self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]] = lambda: frozenset()
+        self,
+        settings: RewardSettings,
+        neighbours: Callable[[], frozenset[int]] = lambda: frozenset(),
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`neighbours`: other processes of the service, which are not orphans."""
+        """`neighbours`: other processes of the service, which are not orphans. is_shared: by several runs, so that no
+        answer may end the service."""
         self._settings, self._neighbours = settings, neighbours
         self._hosts = ModelHosts(settings)
-        self._setup = make_setup(self._hosts.settings, os.getpid())
+        self._setup = make_setup(self._hosts.settings, os.getpid(), is_shared=is_shared)
         self._target = settings.num_workers + settings.num_spares
         self._max_bytes = settings.max_memory_mb << 20
         self._processes: dict[int, ScoringProcess] = {}
@@ -122,7 +127,8 @@ class Pool:
 
     async def attempt(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
         """Score one framed job. `timed_out` and `crashed` are returned after the whole process tree was killed. Raises
-        UserError if nothing can be scored before the user changes something (areal_like/external/errors.py)."""
+        UserError if nothing can be scored before the user changes something (areal_like/external/errors.py); never if
+        the service is shared."""
         process = await self._take_idle()
         started_s = time.monotonic()
         try:

@@ -50,7 +50,7 @@ def load(setup: Setup) -> WeightedSum | Refusal:
     try:
         scorers = tuple(ScorerSettings.model_validate(settings) for settings in setup.scorers)
         clip = ClipSettings.model_validate(setup.clip) if setup.clip is not None else None
-        weighted_sum = WeightedSum.from_settings(scorers, clip)
+        weighted_sum = WeightedSum.from_settings(scorers, clip, is_shared=setup.is_shared)
         weighted_sum.warm_up()
     except UserError as error:
         if error.__cause__ is not None:

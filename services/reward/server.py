@@ -114,7 +114,7 @@ class RewardServer:
             if settings.environment is not None
             else None
         )
-        self._pool = Pool(settings, self._environment_pids)
+        self._pool = Pool(settings, self._environment_pids, is_shared=spec.run_dir is None)
         self._hub: Hub = Hub(
             run_id=spec.run_id,
             role="reward",

@@ -127,9 +127,9 @@ def test_sampled_tokens_come_back_as_numbers_with_their_log_probs(
         called = external(address, tmp_path / "a.jsonl")
         body = {"prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0.0, "logprobs": 1, "seed": 3}
         body |= {"return_token_ids": True, "skip_special_tokens": False, "stop_token_ids": []}
-        reply = await called.client.ask(body)
+        found = await called.client.ask(body, lambda reply: sampled_tokens(token_choice(reply, "here"), "here"))
         await called.client.close()
-        return sampled_tokens(token_choice(reply, "here"), "here")
+        return found
 
     ids, logprobs = asyncio.run(ask())
     known = torch.tensor([5, 6, 7, *ids])

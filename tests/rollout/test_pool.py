@@ -16,7 +16,7 @@ import pytest
 
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
-from areal_like.external.errors import ExternalStop, RequestFailed
+from areal_like.external.errors import BudgetUsedUp, ExternalStop, RequestFailed, RequestRefused, RequestTimedOut
 from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
@@ -602,20 +602,32 @@ def test_what_an_external_model_needs_of_the_user_ends_the_group(tmp_path: Path)
     assert [str(error) for error in caught.value.exceptions] == ["the budget is used up"]
 
 
-def test_a_failed_request_to_an_external_teacher_costs_its_sample_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "reason", "detail"),
+    [
+        (RequestFailed("http://h failed 3 times"), "cancelled", "the teacher did not answer: http://h failed 3 times"),
+        (RequestTimedOut("http://h is late"), "cancelled", "the teacher did not answer: http://h is late"),
+        (RequestRefused("http://h rejected the request"), "rejected", "http://h rejected the request"),
+        (BudgetUsedUp("the budget is used up"), "rejected", "the budget is used up"),
+    ],
+)
+def test_a_sample_whose_external_teacher_is_away_is_leased_again_and_one_that_it_refuses_is_not(
+    error: Exception, reason: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_answer(run: SampleRun, sample: Sample) -> Sample:
-        raise RequestFailed("http://h failed 3 times")
+        raise error
 
     monkeypatch.setattr(SampleRun, "with_teacher_logprobs", no_answer)
 
     async def test(bench: Bench) -> None:
         await bench.lease(1)
-        await bench.end(1, sample())
+        bench.made(1, 5)
+        await bench.end(1, sample(5))
         (message,) = bench.posted
         assert isinstance(message, SampleReturned)
-        assert (message.reason, message.detail) == ("rejected", "http://h failed 3 times")
+        assert (message.reason, message.detail) == (reason, detail)
+        assert message.segment.tokens_R.tolist() == [5], "the next lease continues with them"
+        assert bench.book.unacked == {}
 
     with_pool(tmp_path, test)
 

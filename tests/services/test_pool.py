@@ -11,9 +11,16 @@ from pool_stage import LIMIT_S, Puppet, Stage, play, raises, right
 from areal_like.errors import OperationError, UserError
 from services.processes.child_process import Died
 from services.reward import pool as module
+from services.reward.config import RewardSettings
 from services.reward.job import Outcome
 from services.reward.pool import MAX_FAILED_STARTS
 from services.reward.process_handle import Overdue
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_scoring_processes_know_whether_runs_share_them(is_shared: bool) -> None:
+    assert module.Pool(RewardSettings(), is_shared=is_shared)._setup.is_shared is is_shared
+
 
 # ---------------------------------------------------------------- filling
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from areal_like.errors import UserError
+from areal_like.external.errors import ExternalStop
 from services.processes.framing import PREFIX, frame
 from services.reward import scoring_process as module
 from services.reward.composition import WeightedSum
@@ -120,6 +122,29 @@ def test_scorer_that_cannot_be_used_is_refused_and_ends_the_process(calls: list[
     assert calls == [("parent", 77)]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_refused_key_ends_the_service_of_a_run_and_is_a_verdict_of_a_shared_one(
+    is_shared: bool, calls: list[Any], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Any, sample: Any) -> Any:
+        if sample.response == "#4":
+            raise ExternalStop("http://h rejected the key", where="reward scorer llm_judge")
+        return {"value": 1.0}
+
+    monkeypatch.setattr("services.reward.scorers.lengths.LengthScorer.score", refused)
+    service.send(msgspec.structs.replace(SETUP, is_shared=is_shared), job(1, "#4"), *([job(2)] if is_shared else []))
+    service.end()
+    assert serve(Stream(service.fd)) == (0 if is_shared else 2)
+    ended = [one for one in service.received() if isinstance(one, Outcome | Refusal)]
+    sentence = "reward scorer llm_judge: http://h rejected the key"
+    if not is_shared:
+        assert ended == [Refusal(sentence=sentence)]
+        return
+    first, second = ended
+    assert (first.kind, first.reason, first.scorer) == ("invalid", f"length: {sentence}", "length")
+    assert second.kind == "scored"
+
+
 def test_message_comes_whole_in_whatever_pieces(service: Service) -> None:
     body = frame(SETUP)
     pieces = [body[:2], body[2:5], body[5:-1], body[-1:]]
@@ -177,7 +202,7 @@ def test_scorers_are_warm_once_they_are_loaded(monkeypatch: pytest.MonkeyPatch) 
 def test_whatever_loading_raises_is_one_sentence(
     error: BaseException, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(WeightedSum, "from_settings", lambda scorers, clip: Bad(error))
+    monkeypatch.setattr(WeightedSum, "from_settings", lambda scorers, clip, is_shared: Bad(error))
     loaded = load(SETUP)
     assert isinstance(loaded, Refusal)
     assert loaded.sentence == sentence
@@ -189,7 +214,7 @@ def test_mistake_in_the_users_own_code_is_printed_with_its_traceback(
 ) -> None:
     error = UserError("module x cannot be imported")
     error.__cause__ = ZeroDivisionError("in the user's module")
-    monkeypatch.setattr(WeightedSum, "from_settings", lambda scorers, clip: Bad(error))
+    monkeypatch.setattr(WeightedSum, "from_settings", lambda scorers, clip, is_shared: Bad(error))
     assert isinstance(load(SETUP), Refusal)
     assert "ZeroDivisionError: in the user's module" in capsys.readouterr().err
 

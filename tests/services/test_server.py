@@ -81,7 +81,8 @@ class FakeHub:
 class FakePool:
     """Scores by `gate`: held back until it is set."""
 
-    def __init__(self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]]) -> None:
+    def __init__(self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]], *, is_shared: bool) -> None:
+        self.is_shared = is_shared
         self.names, self.label, self.volatile = ["a", "b"], "a@1+b@2", []
         self.num_busy, self.num_ready = 0, 2
         self.counters: Counter[str] = Counter({"started": 2})
@@ -177,6 +178,11 @@ def puppets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Pool", FakePool)
     monkeypatch.setattr(module, "Peer", FakePeer)
     monkeypatch.setattr(module.process_tree, "become_subreaper", lambda: None)
+
+
+@pytest.mark.parametrize(("spec", "is_shared"), [({}, True), ({"run_dir": Path("run")}, False)])
+def test_a_service_outside_of_a_run_is_shared(spec: dict[str, Any], is_shared: bool, tmp_path: Path) -> None:
+    assert Stage(tmp_path, spec=spec).pool.is_shared is is_shared
 
 
 def play(tmp_path: Path, scene: Callable[[Stage], Coroutine[Any, Any, None]], **more: Any) -> Stage:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import OperationError, UserError
-from areal_like.external.chat import CHAT, chat_choice
+from areal_like.external.chat import CHAT, ChatChoice, chat_choice
 from areal_like.external.client import ModelClient
 from areal_like.external.errors import ExternalError
 from areal_like.external.settings import ExternalModelOptions
@@ -106,14 +106,12 @@ class _Answers:
         if options.send_seed:
             body["seed"] = answer
         try:
-            reply = await self._client.ask(body, salt=answer)
-            choice = chat_choice(reply, self._client.shown_url)
+            choice, usage = await self._client.ask(body, self._read, salt=answer)
         except ExternalError as error:
             self.done.num_failed += 1
             self.done.first_failure = self.done.first_failure or f"{row.where}: {error}"
             return b""
         self.done.num_answers += 1
-        usage = reply.get("usage")
         made = usage.get("completion_tokens") if isinstance(usage, dict) else None
         fields = {
             **({"id": row.fields["id"]} if row.fields.get("id") is not None else {}),
@@ -123,6 +121,10 @@ class _Answers:
             **({"num_tokens": made} if isinstance(made, int) else {}),
         }  # fmt: skip
         return json.dumps(fields).encode() + b"\n"
+
+    def _read(self, reply: Any) -> tuple[ChatChoice, Any]:
+        """The choice, and the counts of tokens as the endpoint gives them. Raises RequestRefused."""
+        return chat_choice(reply, self._client.shown_url), reply.get("usage")
 
 
 def _messages(row: Row, system: str | None) -> list[dict[str, Any]]:

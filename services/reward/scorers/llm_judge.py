@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from areal_like.external.chat import CHAT, chat_choice
+from areal_like.external.chat import CHAT, ChatChoice, chat_choice
 from areal_like.external.client import ModelClient
-from areal_like.external.errors import RequestRefused
 from areal_like.external.http_client import SHOWN_CHARS
 from services.reward.option_files import read_rubric
 from services.reward.scorer_options import JudgeOptions
@@ -71,17 +70,14 @@ class JudgeScorer:
             options.max_tokens_key: options.max_tokens,
         }
         is_repeatable = options.temperature == 0.0 or "seed" in options.extra_body
-        reply = self._requests.run(self._client.ask(body, is_repeatable=is_repeatable))
-        raw = self._score_in(self._said(reply))
+        url = self._client.shown_url
+        asked = self._client.ask(body, lambda reply: chat_choice(reply, url), is_repeatable=is_repeatable)
+        raw = self._score_in(self._said(self._requests.run(asked)))
         span = options.max_score - options.min_score
         correct = {} if options.correct_at is None else {"correct": float(raw >= options.correct_at)}
         return {"value": (raw - options.min_score) / span, "raw": raw, **correct}
 
-    def _said(self, reply: Any) -> str:
-        try:
-            choice = chat_choice(reply, self._client.shown_url)
-        except RequestRefused as error:
-            raise CannotJudge(str(error)) from error
+    def _said(self, choice: ChatChoice) -> str:
         said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
         if not said:
             cut = f" (truncated at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""

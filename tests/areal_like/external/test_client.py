@@ -63,11 +63,17 @@ def ask(client: ModelClient, *bodies: Any, **keywords: Any) -> list[Any]:
 
     async def all_of() -> list[Any]:
         try:
-            return [await client.ask(body, **keywords) for body in bodies]
+            return [await client.ask(body, checked, **keywords) for body in bodies]
         finally:
             await client.close()
 
     return asyncio.run(all_of())
+
+
+def checked(one: Any) -> Any:
+    """A reply, if it is a chat completion."""
+    chat_choice(one, "here")
+    return one
 
 
 def said(one: Any) -> str | None:
@@ -111,9 +117,9 @@ def test_an_attempt_that_hangs_is_given_up_for_the_next_one(serve: Any) -> None:
 def test_each_failure_has_its_kind_and_nothing_is_recorded(
     behave: Any, kind: type[Exception], words: str, serve: Any, tmp_path: Path
 ) -> None:
-    file = tmp_path / "a.jsonl"
+    file, total_s = tmp_path / "a.jsonl", 1.0 if kind is RequestTimedOut else 60.0
     with pytest.raises(kind, match=words):
-        ask(client_of(serve(behave), file, retries=2, total_timeout_s=1.0), BODY)
+        ask(client_of(serve(behave), file, retries=2, total_timeout_s=total_s), BODY)
     assert not file.exists()
 
 
@@ -146,7 +152,7 @@ def test_no_more_requests_run_at_once_than_allowed(serve: Any) -> None:
 
     async def all_of() -> None:
         client = ModelClient(options, CHAT, "here", max_concurrency=2)
-        await asyncio.gather(*(client.ask(other(number)) for number in range(7)))
+        await asyncio.gather(*(client.ask(other(number), checked) for number in range(7)))
         await client.close()
 
     asyncio.run(all_of())
@@ -218,6 +224,47 @@ def test_records_that_cannot_be_written_end_everything(record: str, serve: Any, 
         ask(client_of(serve(says(YES)), tmp_path / "file" / "a.jsonl", record=record), BODY)
 
 
+NO_MODEL = {"error": {"message": "the model is overloaded", "code": 502}}
+
+
+def test_an_error_with_status_200_is_a_failed_attempt_and_not_an_answer(serve: Any, tmp_path: Path) -> None:
+    server, file = serve(says(NO_MODEL, {**NO_MODEL, "choices": []}, YES)), tmp_path / "a.jsonl"
+    client = client_of(server, file, max_tokens_total=100)
+    assert said(*ask(client, BODY)) == "4"
+    assert (client.counters()["failed_attempts"], len(file.read_text().splitlines())) == (2, 1)
+    with pytest.raises(RequestFailed, match=r"last failure: status 200 .*the model is overloaded"):
+        ask(client_of(serve(says(NO_MODEL)), file, retries=1, max_tokens_total=100), other(1))
+
+
+@pytest.mark.parametrize("extra", [{"error": None}, {"error": {"code": 1}}])
+def test_an_answer_with_a_field_for_errors_is_an_answer(extra: dict[str, Any], serve: Any) -> None:
+    server = serve(says({**YES, **extra}))
+    assert said(*ask(client_of(server), BODY)) == "4"
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("record", ["reuse", "write"])
+def test_a_reply_of_another_form_is_paid_but_not_used_again(record: str, serve: Any, tmp_path: Path) -> None:
+    server, file = serve(says({"detail": "no", "usage": YES["usage"]}, {"detail": "no"}, YES)), tmp_path / "a.jsonl"
+    for _ in range(2):
+        with pytest.raises(RequestRefused, match="something other than a chat completion"):
+            ask(client_of(server, file, record=record, max_tokens_total=100), BODY)
+    assert AnswerRecords(file).refresh().tokens == 12
+    assert "detail" not in file.read_text()
+    assert said(*ask(client_of(server, file, record=record, max_tokens_total=100), BODY)) == "4"
+    assert said(*ask(client_of("http://127.0.0.1:9/v1", file, record="replay"), BODY)) == "4"
+
+
+def test_a_recorded_reply_of_another_form_is_asked_for_again_but_not_in_a_replay(serve: Any, tmp_path: Path) -> None:
+    server, file = serve(says(YES)), tmp_path / "a.jsonl"
+    ask(client_of(server, file), BODY)
+    file.write_text(file.read_text().replace('"choices"', '"chances"'))
+    with pytest.raises(RequestRefused, match="something other than a chat completion"):
+        ask(client_of(server, file, record="replay"), BODY)
+    assert said(*ask(client_of(server, file), BODY)) == "4"
+    assert len(server.asked) == 2
+
+
 def test_a_replay_without_its_file_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         client_of("http://h/v1", tmp_path / "none.jsonl", record="replay")
@@ -261,7 +308,7 @@ def test_processes_that_share_a_file_share_the_budget(serve: Any, tmp_path: Path
 
     async def in_turn() -> None:
         for number in range(9):
-            await (one if number % 2 else two).ask(other(number))
+            await (one if number % 2 else two).ask(other(number), checked)
 
     with pytest.raises(ExternalStop, match="48 of 40 tokens"):
         asyncio.run(in_turn())

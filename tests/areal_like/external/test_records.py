@@ -53,6 +53,14 @@ def test_counts_without_texts_answer_nothing(tmp_path: Path) -> None:
     assert (records.find("k"), records.totals.requests) == (None, 1)
 
 
+def test_a_reply_is_found_behind_counts_of_the_same_request(tmp_path: Path) -> None:
+    records = AnswerRecords(tmp_path / "a.jsonl")
+    add(records, "k", None, request=None)
+    add(records, "k", "second")
+    add(records, "k", "third")
+    assert (records.find("k"), records.totals.requests) == ("second", 3)
+
+
 def test_without_a_file_there_are_sums_alone() -> None:
     records = AnswerRecords(None)
     add(records, "k")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from desk import Desk, has, leased, only
 
-from controller.coordinator.effects import Effect, Note, SendAck, SendCancel, StoreFinished, StorePartial
+from controller.coordinator.effects import DropGroup, Effect, Note, SendAck, SendCancel, StoreFinished, StorePartial
 from controller.coordinator.events import SampleReported
 from controller.coordinator.sample_outcome import SampleOutcome
 
@@ -126,6 +126,18 @@ def test_a_sample_may_be_lost_as_often_as_the_limit_says() -> None:
     assert desk.coordinator.counts().dropped == {}
     desk.give_back(desk.lease_of(0), 0, [], "cancelled")
     assert desk.coordinator.counts().dropped == {"lost_too_often": 1}
+
+
+def test_a_sample_whose_teacher_is_away_is_tried_again_as_often_and_then_named_as_the_cause() -> None:
+    desk = running(max_sample_losses=1)
+    why = "the teacher did not answer: http://h failed 4 times"
+    effects = desk.give_back(desk.lease_of(0), 0, [], "cancelled", why)
+    assert only(effects, Note).text.endswith(f"returned group 0 sample 0: cancelled, {why}")
+    assert desk.coordinator.counts().dropped == {}
+    effects = desk.give_back(desk.lease_of(0), 0, [], "cancelled", why)
+    dropped = only(effects, DropGroup)
+    assert dropped.reason == "lost_too_often"
+    assert dropped.detail == f"sample 0 was lost 2 times, at last because {why}"
 
 
 @pytest.mark.parametrize("reason", ["drain", "migrated"])

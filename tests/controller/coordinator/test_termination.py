@@ -58,6 +58,17 @@ def test_the_first_failure_is_reported_only_where_scoring_failed() -> None:
         assert ("the first failure: crashed, no module" in no_usable_group_reason(state)) is is_reported
 
 
+@pytest.mark.parametrize("fate", ["rejected", "lost_too_often"])
+def test_the_last_reason_of_rejected_and_lost_samples_is_given(fate: str) -> None:
+    state = failed(**{fate: 4})
+    assert "the last reason" not in no_usable_group_reason(state)
+    why = "the teacher did not answer: http://h failed 4 times"
+    state.groups.last_rejection = state.groups.last_loss = why
+    reason = no_usable_group_reason(state)
+    assert reason.endswith(f"; the last reason: {why}")
+    assert "workers crash" not in reason
+
+
 @pytest.mark.parametrize(
     ("rejected", "filtered", "has_kept", "ends"),
     [(1, 0, False, False), (2, 0, False, True), (2, 0, True, False), (2, 1, False, False)],

@@ -253,6 +253,33 @@ def test_another_tokenizer_is_refused_at_the_start(at_desk: Any, zoo: Any, serve
         at_desk(test, models=[helper(serve(knows_tokens(zoo, Shifted())), api="tokens")])
 
 
+def test_the_tokenizer_is_compared_at_each_start_but_not_in_a_replay_or_without_budget(
+    at_desk: Any, zoo: Any, serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Shifted:
+        def decode(self, ids: list[int]) -> str:
+            return "odd"
+
+    async def starts(desk: Any) -> None:
+        await desk.sample(Ask(None), ROW)
+
+    ours, other = (
+        serve(knows_tokens(zoo, load_tokenizer(zoo.policy, "from_model"))),
+        serve(knows_tokens(zoo, Shifted())),
+    )
+    recorded = {"api": "tokens", "records": str(tmp_path / "a.jsonl"), "send_seed": False}
+    at_desk(starts, models=[helper(ours, **recorded)])
+    with pytest.raises(UserError, match="is 'odd' at"):
+        at_desk(starts, models=[helper(other, **recorded)])
+    num_asked = len(other.asked)
+    at_desk(starts, models=[helper(other, **recorded, record="replay")])
+    for on_exhausted in ("end", "fail"):
+        limits = {"max_tokens_total": 1, "on_exhausted": on_exhausted}
+        at_desk(starts, models=[helper(other, **recorded, **limits)])  # its answers are recorded
+    assert len(other.asked) == num_asked
+    assert caplog.text.count("is not compared, because the budget is used up (max_tokens_total: ") == 2
+
+
 def test_a_chat_endpoint_computes_no_log_probs(at_desk: Any, serve: Any) -> None:
     class Scores:
         is_resumable = False
