@@ -54,13 +54,15 @@ class RequestName:
     """Identity of a request.
 
     key: the client's idempotency key; empty: none. digest: hash of the request. is_retry: the client has marked it as a
-    retry. conversation: id of its conversation, if the client names it.
+    retry. conversation: id of its conversation, if the client names it. begins: the client says that a conversation
+    begins with it.
     """
 
     key: str
     digest: bytes
     is_retry: bool = False
     conversation: str = ""
+    begins: bool = False
 
 
 @dataclass(slots=True, eq=False)
