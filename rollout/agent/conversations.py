@@ -116,6 +116,8 @@ class Slot:
         self.conversation: Conversation | None = None
         self.taken = asyncio.Event()
         """Set while it has a conversation."""
+        self.is_over = False
+        """Its conversation is over, and its sample is complete."""
 
     def __lt__(self, other: Slot) -> bool:
         return self.order < other.order
@@ -159,7 +161,7 @@ class Conversations:
                 self._free.remove(slot)
                 heapq.heapify(self._free)
             if (conversation := slot.conversation) is not None:
-                if not conversation.is_final:
+                if not slot.is_over:  # the client may have sent its final reward while another request is answered
                     conversation.is_cut = True
                     self.counts["traffic_dropped"] += 1
                 self._leave(conversation, CUT)
@@ -175,6 +177,7 @@ class Conversations:
             await conversation.over()
             if conversation.session.store.turns:
                 self._ended(conversation)
+                slot.is_over = True
                 return conversation
             # All its requests were refused, or its client has disconnected: the sample waits for another one.
             await conversation.session.close()

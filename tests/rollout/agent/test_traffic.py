@@ -364,6 +364,37 @@ def test_a_dropped_sample_gives_its_running_request_an_unrecorded_answer() -> No
     }  # fmt: skip
 
 
+def test_a_dropped_sample_with_its_reward_gives_a_running_request_an_unrecorded_answer_too() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            policy = here.sample(SEVEN, SEVEN)
+            _, body, _ = await here.ask("a")
+            policy.going.clear()
+            more = body["choices"][0]["message"], {"role": "user", "content": "and?"}
+            asked = asyncio.create_task(here.ask("a", *more))
+            await until(lambda: len(policy.prompts) == 2)
+            assert await here.reward("a", 1.0) == (200, "")
+            here.samples[0].cancel()
+            status, body, _ = await asked
+            return status, body["choices"][0]["message"]["content"], await here.reward("a", 1.0), here.counts
+
+    status, said, refused, counts = asyncio.run(talk())
+    assert (status, said, refused) == (200, "8", (409, "conversation_ended"))
+    assert (counts["dropped"], counts["conversations"], counts["rewards"]) == (1, 1, 1)
+
+
+def test_a_sample_that_has_its_conversation_is_not_dropped() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            await here.reward("a", 1.0)
+            await here.samples[0]
+            return here.counts
+
+    assert "dropped" not in asyncio.run(talk())
+
+
 def test_bad_rewards_get_a_clear_status_and_are_counted() -> None:
     async def talk() -> Any:
         async with site() as here:
