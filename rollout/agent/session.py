@@ -210,7 +210,9 @@ class AgentSession:
             self.broken.exception()  # marks it as retrieved: the workflow may have ended before
 
     def knows(self, name: RequestName) -> bool:
-        """Whether a request repeats an earlier one. Raises BadRequest for a key that named another request."""
+        """Whether a request repeats an earlier one. A key that named another request may be that of another client."""
+        if name.key:
+            return any((one.name.key, one.name.digest) == (name.key, name.digest) for one in self._asked)
         return self._known(name) is not None
 
     def _known(self, name: RequestName) -> _PendingRequest | None:

@@ -485,6 +485,26 @@ def test_a_retry_of_a_first_request_is_the_same_conversation() -> None:
     assert counts["conversations"] == 1
 
 
+def test_clients_may_use_equal_idempotency_keys_each_for_one_request() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN, SEVEN)
+            here.sample(OTHER)
+            await until(lambda: len(here.workflow._conversations._free) == 2)  # type: ignore[union-attr]
+            keyed = {"Idempotency-Key": "1"}
+            other = {**ASK, "messages": [{"role": "user", "content": "4 and 4?"}]}
+            bodies = [(await here.post(CHAT, body, **keyed))[1] for body in (ASK, other, ASK, other)]
+            said = [body["choices"][0]["message"] for body in bodies]
+            more = [*ASK["messages"], said[0], {"role": "user", "content": "sure?"}]
+            status, refused, _ = await here.post(CHAT, {**ASK, "messages": more}, **keyed)
+            return [one["content"] for one in said], status, refused["error"]["code"], here.counts
+
+    said, status, code, counts = asyncio.run(talk())
+    assert said == ["7", "8", "7", "8"]
+    assert counts["conversations"] == 2
+    assert (status, code) == (400, "idempotency_key_reused"), "it continues the conversation that has used the key"
+
+
 def test_a_key_is_required_where_there_is_one_and_web_pages_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAFFIC_KEY", "secret")
 
