@@ -60,6 +60,8 @@ class Conversation:
         """Number of requests that are being answered; the deadline waits for them."""
         self.is_final = False
         """No further request is recorded, and no further reward accepted."""
+        self.is_ended = False
+        """Its client has ended it; otherwise its deadline does."""
         self.is_cut = False
         """Its sample was cancelled."""
         self._moved_s = 0.0
@@ -78,7 +80,7 @@ class Conversation:
 
     def end(self) -> None:
         """Record the client's final word."""
-        self.is_final = True
+        self.is_final = self.is_ended = True
         self._changed.set()
 
     @contextmanager

@@ -308,9 +308,23 @@ def test_a_client_may_say_that_no_reward_will_come() -> None:
             return await here.samples[0], await here.reward("a", 1.0), here.counts
 
     sample, again, counts = asyncio.run(talk())
-    assert sample.verdict.kind == "invalid"
+    assert (sample.verdict.kind, sample.verdict.reason) == ("invalid", "its client sent no reward")
     assert again == (409, "conversation_ended")
     assert counts["missing_rewards"] == 1
+
+
+def test_a_client_that_takes_back_its_reward_and_never_ends_the_conversation_missed_the_deadline() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            await here.reward("a", 1.0, final=False)
+            await here.reward("a", None, final=False)
+            here.pass_deadline("a")
+            return await here.samples[0]
+
+    sample = asyncio.run(talk())
+    assert (sample.verdict.kind, "s after the last request" in sample.verdict.reason) == ("invalid", True)
 
 
 def test_the_deadline_waits_for_an_answer_that_is_generated() -> None:
