@@ -1,6 +1,7 @@
-"""Failures inside this process from which it recovered, until they are reported to the controller.
+"""Failures inside this process from which it recovered, and warnings of its workflow, until they are reported to the
+controller.
 
-A bounded list between the component that recovers (an engine's keeper) and the worker, which sends it.
+A bounded list between the component that recovers (an engine's keeper) or warns and the worker, which sends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Incidents:
         """Number of all failures."""
 
     def add(self, text: str) -> None:
-        """Add a failure or a recovery."""
+        """Add a failure, a recovery or a warning."""
         self._held.append(text)
         self.count += 1
 

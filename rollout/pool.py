@@ -38,6 +38,8 @@ COUNTED = (
 )  # fmt: skip
 """Components of verdicts that are also counters of the worker: errors of agents, tools and policies, in any sample,
 with or without a reward."""
+MAX_CANCELLED = 8
+"""Number of attempts at an answer of no sample that the engine cancels, for example because it releases its memory."""
 
 
 class SamplePool:
@@ -111,7 +113,17 @@ class SamplePool:
             run.park(live)
 
     async def generate(self, prompt: Transcript, sampling: Sampling, *, max_new_tokens: int | None) -> Answer:
-        """Generate an answer that belongs to no sample. An EngineError ends the task group, too."""
+        """Generate an answer that belongs to no sample. One that the engine cancels is generated again. An EngineError
+        ends the task group, too. Raises SampleCut after MAX_CANCELLED attempts, or if the worker shuts down."""
+        for _ in range(MAX_CANCELLED - 1):
+            try:
+                return await self._generate(prompt, sampling, max_new_tokens)
+            except SampleCut:
+                if self.is_closed:
+                    raise
+        return await self._generate(prompt, sampling, max_new_tokens)
+
+    async def _generate(self, prompt: Transcript, sampling: Sampling, max_new_tokens: int | None) -> Answer:
         task = SampleTask(
             lease_id=-1, group_id=-1, sample_index=0, purpose="eval", min_version=0, row={}, sampling=sampling,
             seed=secrets.randbits(62), prefix=Segment.empty(),

@@ -224,7 +224,7 @@ class RolloutWorker:
     def _serving(self) -> AbstractAsyncContextManager[None]:
         if not isinstance(self._workflow, ServingWorkflow):
             return nullcontext()
-        return self._workflow.serving(PoolPolicy(self._spec, self._bench, self._pool))
+        return self._workflow.serving(PoolPolicy(self._spec, self._bench, self._pool, self._incidents.add))
 
     async def _leave(self, reason: str, deadline_s: float) -> None:
         """Return unfinished leases, wait briefly for verdicts, and send finished samples until they are acknowledged.

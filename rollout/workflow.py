@@ -215,6 +215,10 @@ class PolicyAccess(Protocol):
         """Generate an answer that belongs to no sample, with the newest loaded version; see `SampleTools.generate`."""
         ...
 
+    def report(self, text: str) -> None:
+        """Show the user of the run a warning, and record it in the ledger (`incidents`)."""
+        ...
+
 
 @runtime_checkable
 class ServingWorkflow(Workflow, Protocol):

@@ -245,7 +245,8 @@ class Draining(Message, frozen=True, kw_only=True):
 
 
 class Incident(Message, frozen=True, kw_only=True):
-    """A failure inside the process, which has recovered (for example, its SGLang server exited and was restarted)."""
+    """A failure inside the process, which has recovered (for example, its SGLang server exited and was restarted), or
+    a warning of its workflow."""
 
     text: str
 

@@ -34,6 +34,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Handling of a missing score; a number is used as the reward."""
     on_failure_of: dict[str, OnFailure] = {}
     """Handling of missing scores of single scorers, by name."""
+    has_reward_service: bool = True
+    """Whether a reward service gives the verdicts; otherwise the workflow does, and there is no log of a service."""
     filter_zero_signal: bool = False
     max_attempts: int | None = None
     """A step takes the groups that are ready once so many were tried for it (`dynamic_batch`); None: always

@@ -69,7 +69,10 @@ def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) ->
         return ""
     fate, number = groups.consecutive_failures.most_common(1)[0]
     advice = _ADVICE.get(fate, _ADVICE["verdict"] if fate.startswith("verdict") else "see the controller's log")
-    if groups.first_failure and (fate == "too_few_scores" or fate.startswith("verdict")):
+    is_unscored = fate == "too_few_scores" or fate.startswith("verdict")
+    if is_unscored and not settings.has_reward_service:
+        advice = _NO_REWARD_ADVICE
+    if groups.first_failure and is_unscored:
         advice = f"{advice}; the first failure: {groups.first_failure}"
     if fate == "rejected" and groups.last_rejection:
         advice = f"{advice}; the last reason: {groups.last_rejection}"
@@ -93,6 +96,9 @@ _ADVICE = {
     ),
     "lost_too_often": "rollout workers crash while they generate these samples; see their logs",
 }
+
+_NO_REWARD_ADVICE = "the workflow gives no reward; see rollout.workflow_options, and the logs of the rollout workers"
+"""Advice for too_few_scores and verdicts without a reward service."""
 
 
 def no_workers_reason(state: RunState) -> str:

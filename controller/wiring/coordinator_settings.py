@@ -30,6 +30,7 @@ def coordinator_settings(
         group_timeout_s=math.inf if config.client_addresses else config.staleness.group_timeout_s,
         on_failure=config.reward.on_failure,
         on_failure_of=config.reward.failure_policies,
+        has_reward_service=config.reward.is_needed or bool(config.reward.addresses),
         filter_zero_signal=config.filter_zero_signal,
         max_attempts=None if config.dynamic_batch is None else config.dynamic_batch.max_attempts,
         min_groups=1 if config.dynamic_batch is None else config.dynamic_batch.min_groups,

@@ -5,7 +5,7 @@ HTTP is in listener.py, answers are in session.py, the samples' tasks in traffic
 A conversation that begins while a sample waits for one belongs to that sample: the one of the oldest group, whose
 deadline comes first. Without such a sample its requests are answered too, but not recorded; it stays unrecorded. A
 conversation is over with its final reward, `reward_timeout_s` after its last request or answer, or when its sample is
-cancelled. What is remembered of conversations that are over is bounded (MAX_REMEMBERED).
+cancelled. What is remembered of such conversations is in past_conversations.py.
 """
 
 from __future__ import annotations
@@ -15,44 +15,40 @@ import heapq
 import itertools
 import logging
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rollout.agent.dialect import AgentRequest, BadRequest, Reply
 from rollout.agent.kept_conversations import KeptConversations
+from rollout.agent.past_conversations import (
+    CUT,
+    ENDED,
+    HAD_ANSWERS,
+    NO_SAMPLE,
+    TOO_LATE,
+    Past,
+    PastConversations,
+    has_answers,
+)
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import TURN, Message, Thinking, chains_of
-from rollout.agent.streaming import OnPart
+from rollout.agent.streaming import BEGINS_HEADER, OnPart
 from rollout.chat.formats import ChatFormat
 from rollout.workflow import PolicyAccess, SampleTools
 
-MAX_REMEMBERED = 10_000
-"""Number of newest conversations that are over or not recorded, whose ids are known."""
 MAX_ID_CHARS = 128
 WAITING_PER_SLOT = 8
 """Number of requests that may wait for each slot of the engine, in addition to those of recorded conversations."""
+HAD_ANSWERS_WARNING = (
+    "a conversation is not recorded, because its first request to this worker already had answers in it; a client "
+    f"whose conversations begin so must send the header {BEGINS_HEADER}: true with the first request (conversations "
+    "that began before a restart of the worker are not recorded either; this is reported once)"
+)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Why a conversation takes no more rewards: code and message for a reward that comes now, and what counts it."""
-
-    code: str
-    words: str
-    counter: str
-
-
-ENDED = Past("conversation_ended", "its client has ended it", "traffic_refused_rewards")
-TOO_LATE = Past("reward_too_late", "its deadline for a reward (reward_timeout_s) has passed", "traffic_late_rewards")
-CUT = Past("conversation_dropped", "the run has dropped its sample, which is not trained on", "traffic_refused_rewards")
-NOT_RECORDED = Past(
-    "not_recorded", "it is not recorded: no sample waited for a conversation when it began", "traffic_refused_rewards"
-)
 
 
 class Conversation:
@@ -64,6 +60,8 @@ class Conversation:
         """Number of requests that are being answered; the deadline waits for them."""
         self.is_final = False
         """No further request is recorded, and no further reward accepted."""
+        self.is_ended = False
+        """Its client has ended it; otherwise its deadline does."""
         self.is_cut = False
         """Its sample was cancelled."""
         self._moved_s = 0.0
@@ -82,7 +80,7 @@ class Conversation:
 
     def end(self) -> None:
         """Record the client's final word."""
-        self.is_final = True
+        self.is_final = self.is_ended = True
         self._changed.set()
 
     @contextmanager
@@ -120,6 +118,8 @@ class Slot:
         self.conversation: Conversation | None = None
         self.taken = asyncio.Event()
         """Set while it has a conversation."""
+        self.is_over = False
+        """Its conversation is over, and its sample is complete."""
 
     def __lt__(self, other: Slot) -> bool:
         return self.order < other.order
@@ -143,7 +143,8 @@ class Conversations:
         self._numbers = itertools.count()
         self._free: list[Slot] = []
         self._open: dict[str, Conversation] = {}
-        self._past: OrderedDict[str, Past] = OrderedDict()
+        self._past = PastConversations()
+        self._has_warned = False
         self._kept = KeptConversations()
         self._num_running = 0
 
@@ -162,7 +163,7 @@ class Conversations:
                 self._free.remove(slot)
                 heapq.heapify(self._free)
             if (conversation := slot.conversation) is not None:
-                if not conversation.is_final:
+                if not slot.is_over:  # the client may have sent its final reward while another request is answered
                     conversation.is_cut = True
                     self.counts["traffic_dropped"] += 1
                 self._leave(conversation, CUT)
@@ -178,6 +179,7 @@ class Conversations:
             await conversation.over()
             if conversation.session.store.turns:
                 self._ended(conversation)
+                slot.is_over = True
                 return conversation
             # All its requests were refused, or its client has disconnected: the sample waits for another one.
             await conversation.session.close()
@@ -194,13 +196,8 @@ class Conversations:
 
     def _leave(self, conversation: Conversation, past: Past) -> None:
         if self._open.pop(conversation.name, None) is not None:
-            self._remember(conversation.name, past)
-
-    def _remember(self, name: str, past: Past) -> None:
-        self._past[name] = past
-        self._past.move_to_end(name)
-        while len(self._past) > MAX_REMEMBERED:
-            self._past.popitem(last=False)
+            self._past.add(conversation.name, past)
+        self._past.add_answers(conversation.name, [turn.chain for turn in conversation.session.store.turns])
 
     # ------------------------------------------------------------ requests
 
@@ -222,6 +219,7 @@ class Conversations:
                 is_recorded = reply is not None
                 if reply is None:
                     reply = await stack.enter_async_context(self._unrecorded(request, name))
+                    self._past.add_reply(known, request, reply.message)
                 self.counts["traffic_recorded" if is_recorded else "traffic_not_recorded"] += 1
                 self._kept.keep(reply.index, request, {**reply.message, TURN: reply.index})
                 yield replace(reply, conversation=known)
@@ -269,12 +267,18 @@ class Conversations:
         found = self._open.get(name.conversation) if name.conversation else self._continued(request, name)
         if found is not None:
             return found.name, None if found.is_final else found
-        known = name.conversation or secrets.token_urlsafe(12)
-        if known in self._past:
+        known = name.conversation
+        if not known and not name.begins:
+            known = self._past.continued(request)
+        known = known or secrets.token_urlsafe(12)
+        if self._past.why(known) is not None:
             return known, None
-        begins = not any(message["role"] == "assistant" for message in request.messages)
-        if not begins or not self._free:
-            self._remember(known, NOT_RECORDED)
+        if has_answers(request) and not name.begins:
+            self._past.add(known, HAD_ANSWERS)
+            self._warn_of_answers()
+            return known, None
+        if not self._free:
+            self._past.add(known, NO_SAMPLE)
             return known, None
         slot = heapq.heappop(self._free)
         session = AgentSession(
@@ -285,17 +289,26 @@ class Conversations:
         self.counts["traffic_conversations"] += 1
         return known, slot.conversation
 
+    def _warn_of_answers(self) -> None:
+        """Warn once that a conversation is not recorded because of HAD_ANSWERS, since the run waits meanwhile."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(HAD_ANSWERS_WARNING)
+            self._policy.report(HAD_ANSWERS_WARNING)
+
     def _continued(self, request: AgentRequest, name: RequestName) -> Conversation | None:
-        """The conversation that a request without an id repeats or continues: by the deepest answer in it, of equal
-        ones the newest."""
+        """The conversation that a request without an id repeats, or continues unless it begins one: by the deepest
+        answer in it, of equal ones the newest."""
         newest_first = list(reversed(self._open.values()))
         if name.key or name.is_retry:
             for one in newest_first:
                 if one.session.knows(name):
                     return one
+        if name.begins:
+            return None
         if request.token_ids is not None:
             depths = [(one.session.store.begins(request.token_ids), 0) for one in newest_first]
-        elif any(message["role"] == "assistant" for message in request.messages):
+        elif has_answers(request):
             chains = chains_of(request.messages, request.tools)
             depths = [one.session.store.continued(request.messages, chains) for one in newest_first]
         else:
@@ -359,7 +372,7 @@ class Conversations:
         return {"conversation_id": name, "is_final": is_final, "deadline_s": round(left_s, 1)}
 
     def _no_conversation(self, name: str, is_ending: bool) -> BadRequest:
-        past = ENDED if is_ending else self._past.get(name)
+        past = ENDED if is_ending else self._past.why(name)
         if past is None:
             self.counts["traffic_unknown_rewards"] += 1
             what = (

@@ -28,7 +28,7 @@ from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply, no_s
 from rollout.agent.responses import Responses
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
-from rollout.agent.streaming import CONVERSATION_HEADER, OnPart, StreamedResponse
+from rollout.agent.streaming import BEGINS_HEADER, CONVERSATION_HEADER, OnPart, StreamedResponse
 from rollout.agent.token_requests import TokenRequests
 
 MAX_REQUEST_BYTES = 32 << 20
@@ -288,10 +288,14 @@ async def read_json(request: web.Request) -> tuple[Mapping[str, Any], str]:
 
 def _name_of(request: web.Request, written: str) -> RequestName:
     """Identify a request. OpenAI's and Anthropic's clients count their retries; an equal request with a count of 0 is a
-    new one."""
+    new one. Raises BadRequest."""
+    begins = request.headers.get(BEGINS_HEADER, "false").lower()
+    if begins not in ("true", "false"):
+        raise BadRequest(f"the header {BEGINS_HEADER} must be true or false")
     return RequestName(
         key=request.headers.get("Idempotency-Key", ""),
         digest=hashlib.blake2b(f"{request.path} {written}".encode(errors="surrogatepass"), digest_size=16).digest(),
         is_retry=request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
         conversation=request.headers.get(CONVERSATION_HEADER, ""),
+        begins=begins == "true",
     )

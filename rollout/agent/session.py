@@ -54,13 +54,15 @@ class RequestName:
     """Identity of a request.
 
     key: the client's idempotency key; empty: none. digest: hash of the request. is_retry: the client has marked it as a
-    retry. conversation: id of its conversation, if the client names it.
+    retry. conversation: id of its conversation, if the client names it. begins: the client says that a conversation
+    begins with it.
     """
 
     key: str
     digest: bytes
     is_retry: bool = False
     conversation: str = ""
+    begins: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -208,7 +210,9 @@ class AgentSession:
             self.broken.exception()  # marks it as retrieved: the workflow may have ended before
 
     def knows(self, name: RequestName) -> bool:
-        """Whether a request repeats an earlier one. Raises BadRequest for a key that named another request."""
+        """Whether a request repeats an earlier one. A key that named another request may be that of another client."""
+        if name.key:
+            return any((one.name.key, one.name.digest) == (name.key, name.digest) for one in self._asked)
         return self._known(name) is not None
 
     def _known(self, name: RequestName) -> _PendingRequest | None:

@@ -15,6 +15,8 @@ from rollout.agent.dialect import BadRequest, EventStream, Opening, Reply, TextK
 
 CONVERSATION_HEADER = "X-Areal-Like-Conversation"
 """Header of requests and answers with the id of their conversation, where clients report rewards for conversations."""
+BEGINS_HEADER = "X-Areal-Like-Conversation-Begins"
+"""Header of requests: `true` says that the request begins a conversation, although it has answers in it."""
 
 
 @dataclass(frozen=True, slots=True)

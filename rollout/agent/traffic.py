@@ -117,7 +117,8 @@ class TrafficWorkflow:
         if session.reward is not None:
             value, parts = session.reward
             return Verdict(kind="scored", value=value, components={**counts, **parts}, scorer=SCORER)
-        reason = f"no reward (deadline: {self._reward_timeout_s:g} s after the last request or answer)"
+        missed = f"no reward (deadline: {self._reward_timeout_s:g} s after the last request or answer)"
+        reason = "its client sent no reward" if conversation.is_ended else missed
         if self._missing is None:
             return Verdict(kind="invalid", reason=reason, components=counts, scorer=SCORER, failed_in=SCORER)
         parts = {**counts, "missing_reward": 1.0}

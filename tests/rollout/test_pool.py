@@ -23,8 +23,9 @@ from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import Message, SampleReturned, Sampling
+from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.leases import LeaseBook
-from rollout.pool import SamplePool
+from rollout.pool import MAX_CANCELLED, SamplePool
 from rollout.sample import SampleRun
 from rollout.sample_context import SampleContext
 from rollout.transcript import Answer
@@ -753,5 +754,50 @@ def test_the_pool_waits_for_its_tasks_until_they_end_or_the_time_is_over(tmp_pat
         bench.pool.cancel_all()
         await waiting
         await bench.pool.settle(1000.0)
+
+    with_pool(tmp_path, test)
+
+
+# ---------------------------------------------------------------- answers that belong to no sample
+
+
+class Ending:
+    """An engine whose requests end as the test says, each with one token."""
+
+    def __init__(self, *ends: Any) -> None:
+        self.ends, self.prefixes = list(ends), list[int]()
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutcome:
+        self.prefixes.append(len(request.prefix))
+        end = self.ends.pop(0)
+        return GenerationOutcome(request_id=request.request_id, segment=segment(5), end_reason=end, generate_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_closed", "num_requests"),
+    [
+        (["cancelled"] * (MAX_CANCELLED - 1) + ["length"], False, MAX_CANCELLED),
+        (["cancelled"] * 99, False, MAX_CANCELLED),
+        (["cancelled", "length"], True, 1),
+        (["length"], True, 1),
+    ],
+)
+def test_an_answer_of_no_sample_that_the_engine_cancels_is_generated_again(
+    tmp_path: Path, ends: list[Any], is_closed: bool, num_requests: int
+) -> None:
+    async def test(bench: Bench) -> None:
+        engine = Ending(*ends)
+        bench.context.engine.generate = engine.generate  # type: ignore[method-assign]
+        bench.pool.is_closed = is_closed
+        is_answered = ends[num_requests - 1] == "length"
+        try:
+            answer = await bench.pool.generate(PROMPT, Sampling(max_new_tokens=1), max_new_tokens=None)  # type: ignore[arg-type]
+            assert answer.segment.tokens_R.tolist() == [5]
+        except SampleCut:
+            assert not is_answered
+        else:
+            assert is_answered
+        assert engine.prefixes == [0] * num_requests, "it begins again each time"
+        assert not bench.pool._others
 
     with_pool(tmp_path, test)

@@ -66,6 +66,18 @@ def test_samples_wait_for_clients_and_requests_are_answered_outside_of_them(rig,
     rig(scenario, workflow=workflow)
 
 
+def test_a_warning_of_the_workflow_is_reported_to_the_controller(rig, fake):
+    workflow = Serves()
+
+    async def scenario(r):
+        await r.ready(version=None)
+        workflow.policy.report("a conversation is not recorded")
+        await r.until(lambda: r.got(m.Incident), "the warning")
+        assert [one.text for one in r.got(m.Incident)] == ["a conversation is not recorded"]
+
+    rig(scenario, workflow=workflow)
+
+
 def test_an_answer_outside_of_samples_goes_on_over_a_rollback(rig, fake):
     workflow = Serves()
 

@@ -69,6 +69,17 @@ def test_the_last_reason_of_rejected_and_lost_samples_is_given(fate: str) -> Non
     assert "workers crash" not in reason
 
 
+@pytest.mark.parametrize("fate", ["too_few_scores", "verdict_invalid"])
+def test_a_run_without_a_reward_service_is_not_advised_to_read_its_log(fate: str) -> None:
+    state = failed(**{fate: 4})
+    state.settings = state_of(has_reward_service=False).settings
+    state.groups.first_failure = "invalid, its client sent no reward"
+    reason = no_usable_group_reason(state)
+    assert "reward.log" not in reason
+    assert "the workflow gives no reward; see rollout.workflow_options" in reason
+    assert reason.endswith("the first failure: invalid, its client sent no reward")
+
+
 @pytest.mark.parametrize(
     ("rejected", "filtered", "has_kept", "ends"),
     [(1, 0, False, False), (2, 0, False, True), (2, 0, True, False), (2, 1, False, False)],

@@ -39,6 +39,23 @@ def test_samples_that_wait_for_clients_have_no_deadline_of_the_group() -> None:
     assert settings.group_timeout_s == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "has_one"),
+    [
+        ("quickstart", SMALL, True),
+        ("environment_tool_sum", (), True),
+        ("traffic_sum", (), False),
+        ("quickstart", (*SMALL, "reward.addresses=[tcp://127.0.0.1:7001]"), True),
+    ],
+)
+def test_a_run_with_scorers_or_an_environment_has_a_reward_service(
+    name: str, overrides: tuple[str, ...], has_one: bool
+) -> None:
+    config = load_config(name, [*overrides]).config
+    settings = coordinator_settings(config, max_draws=None, num_eval_rows=0, num_periodic_rows=0)
+    assert settings.has_reward_service == has_one
+
+
 def test_draining_leaves_time_to_load() -> None:
     counts = {"groups_per_step": 1, "group_size": 1, "num_steps": 1}
     assert CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=7.5).idle_load_deadline_s == 0.5

@@ -16,7 +16,7 @@ import pytest
 from agent_policy import ADD, ASK, CALL, Policy, until
 
 from areal_like.errors import UserError
-from rollout.agent.streaming import CONVERSATION_HEADER
+from rollout.agent.streaming import BEGINS_HEADER, CONVERSATION_HEADER
 from rollout.agent.traffic import TrafficWorkflow
 from rollout.workflow import Sample, ServingWorkflow, load_workflow
 
@@ -34,12 +34,21 @@ class Outside(Policy):
 
     worker_index, num_slots = 0, 2
 
+    def __init__(self, *lines: Any) -> None:
+        super().__init__(*lines)
+        self.reported: list[str] = []
+
+    def report(self, text: str) -> None:
+        self.reported.append(text)
+
 
 class Site:
     """A workflow that serves, its samples, and a client."""
 
-    def __init__(self, workflow: TrafficWorkflow, address: str, client: aiohttp.ClientSession) -> None:
-        self.workflow, self.address, self.client = workflow, address, client
+    def __init__(
+        self, workflow: TrafficWorkflow, outside: Outside, address: str, client: aiohttp.ClientSession
+    ) -> None:
+        self.workflow, self.outside, self.address, self.client = workflow, outside, address, client
         self.samples: list[asyncio.Task[Sample]] = []
 
     def sample(self, *lines: Any) -> Policy:
@@ -58,6 +67,12 @@ class Site:
     async def ask(self, conversation: str = "", *more: Any, **body: Any) -> tuple[int, Any, Any]:
         headers = {CONVERSATION_HEADER: conversation} if conversation else {}
         return await self.post(CHAT, {**ASK, "messages": [*ASK["messages"], *more], **body}, **headers)
+
+    async def begin(self, conversation: str, *more: Any, **headers: str) -> tuple[int, Any, Any]:
+        """A request that says that it begins a conversation."""
+        named = {CONVERSATION_HEADER: conversation} if conversation else {}
+        body = {**ASK, "messages": [*ASK["messages"], *more]}
+        return await self.post(CHAT, body, **{BEGINS_HEADER: "true", **named, **headers})
 
     async def reward(self, conversation: str, reward: Any, **more: Any) -> tuple[int, str]:
         status, body, _ = await self.post("/rl/reward", {"conversation_id": conversation, "reward": reward, **more})
@@ -79,8 +94,9 @@ async def site(*outside: Any, **options: Any) -> AsyncIterator[Site]:
     port = free_port()
     workflow = load_workflow("traffic", {"port": port, **options})
     assert isinstance(workflow, TrafficWorkflow)
-    async with workflow.serving(Outside(*outside)), aiohttp.ClientSession() as client:  # type: ignore[arg-type]
-        made = Site(workflow, f"http://127.0.0.1:{port}", client)
+    policy = Outside(*outside)
+    async with workflow.serving(policy), aiohttp.ClientSession() as client:  # type: ignore[arg-type]
+        made = Site(workflow, policy, f"http://127.0.0.1:{port}", client)
         yield made
         for one in made.samples:
             one.cancel()
@@ -141,6 +157,113 @@ def test_the_oldest_sample_gets_the_next_conversation_and_without_one_requests_a
     }  # fmt: skip
 
 
+EXAMPLE = [{"role": "assistant", "content": "12"}, {"role": "user", "content": "1 and 4?"}]
+"""An answer that the client gives as an example, and the question after it."""
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_conversation_that_begins_with_answers_is_recorded_if_its_client_says_that_it_begins(name: str) -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            policy = here.sample("5<|im_end|>", SEVEN)
+            _, body, _ = await here.begin(name, *EXAMPLE)
+            known = body["conversation_id"]
+            message = body["choices"][0]["message"]
+            _, body, _ = await here.ask(name, *EXAMPLE, message, {"role": "user", "content": "3 and 4?"})
+            assert body["conversation_id"] == known
+            assert await here.reward(known, 1.0) == (200, "")
+            return policy, await here.samples[0], here.counts, here.outside.reported
+
+    policy, sample, counts, reported = asyncio.run(talk())
+    assert policy.sampled(sample.trajectory) == "5<|im_end|>" + SEVEN
+    assert (counts["recorded"], counts["conversations"], reported) == (2, 1, [])
+
+
+def test_without_that_word_it_is_not_recorded_and_the_run_and_the_client_read_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def talk() -> Any:
+        async with site(OTHER, OTHER, OTHER) as here:
+            here.sample(SEVEN)
+            names = [(await here.ask(name, *EXAMPLE))[1]["conversation_id"] for name in ("new", "", "other")]
+            assert names[::2] == ["new", "other"]
+            _, body, _ = await here.post("/rl/reward", {"conversation_id": "new", "reward": 1})
+            await here.begin("new", *EXAMPLE[:0])
+            assert (await here.reward("new", 1.0)) == (409, "not_recorded"), "it has begun before"
+            return body["error"], here.counts, here.outside.reported
+
+    error, counts, reported = asyncio.run(talk())
+    assert error["code"] == "not_recorded"
+    assert "its first request to this worker already had answers in it" in error["message"]
+    assert f"{BEGINS_HEADER}: true" in error["message"]
+    assert "conversations" not in counts
+    (said,) = reported
+    assert f"{BEGINS_HEADER}: true" in said
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [said]
+
+
+def test_a_conversation_without_an_id_stays_the_one_that_was_not_recorded_and_is_no_reason_to_warn() -> None:
+    async def talk() -> Any:
+        async with site(OTHER, OTHER, OTHER) as here:
+            _, body, _ = await here.ask()
+            names, messages = [body["conversation_id"]], []
+            for _ in range(2):
+                messages += [body["choices"][0]["message"], {"role": "user", "content": "and?"}]
+                _, body, _ = await here.ask("", *messages)
+                names.append(body["conversation_id"])
+            _, refused, _ = await here.post("/rl/reward", {"conversation_id": names[0], "reward": 1})
+            return names, refused["error"]["message"], here.outside.reported
+
+    names, said, reported = asyncio.run(talk())
+    assert len(set(names)) == 1
+    assert "no sample waited for a conversation when it began" in said
+    assert reported == []
+
+
+def test_a_conversation_that_is_over_may_go_on_without_an_id_and_is_no_reason_to_warn() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            here.sample(SEVEN)
+            _, body, _ = await here.ask()
+            name = body["conversation_id"]
+            await here.reward(name, 1.0)
+            await here.samples[0]
+            here.sample(SEVEN)
+            _, body, _ = await here.ask("", body["choices"][0]["message"], {"role": "user", "content": "thanks"})
+            return name, body["conversation_id"], await here.reward(name, 1.0), here.outside.reported
+
+    name, again, refused, reported = asyncio.run(talk())
+    assert (again, refused, reported) == (name, (409, "conversation_ended"), [])
+
+
+def test_a_request_that_begins_a_conversation_continues_none_but_the_one_that_it_names_or_repeats() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample("12<|im_end|>", SEVEN)
+            here.sample("5<|im_end|>")
+            await until(lambda: len(here.workflow._conversations._free) == 2)  # type: ignore[union-attr]
+            await here.ask("mine")
+            forked = [(await here.begin("", *EXAMPLE, **{"Idempotency-Key": "k"}))[1] for _ in range(2)]
+            assert [one["choices"][0]["message"]["content"] for one in forked] == ["5", "5"]
+            _, more, _ = await here.begin("mine", *EXAMPLE)
+            assert more["choices"][0]["message"]["content"] == "7"
+            return [one["conversation_id"] for one in (*forked, more)]
+
+    first, again, named = asyncio.run(talk())
+    assert (first == again, first == named, named) == (True, False, "mine")
+
+
+def test_another_word_than_true_or_false_is_refused() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            said = [await here.post(CHAT, ASK, **{BEGINS_HEADER: word}) for word in ("yes", "False")]
+            return [status for status, _, _ in said], said[0][1]["error"]["message"]
+
+    statuses, words = asyncio.run(talk())
+    assert statuses == [400, 200]
+    assert words == f"the header {BEGINS_HEADER} must be true or false"
+
+
 def test_the_last_reward_that_is_not_final_counts_at_the_deadline() -> None:
     async def talk() -> Any:
         async with site(OTHER) as here:
@@ -185,9 +308,23 @@ def test_a_client_may_say_that_no_reward_will_come() -> None:
             return await here.samples[0], await here.reward("a", 1.0), here.counts
 
     sample, again, counts = asyncio.run(talk())
-    assert sample.verdict.kind == "invalid"
+    assert (sample.verdict.kind, sample.verdict.reason) == ("invalid", "its client sent no reward")
     assert again == (409, "conversation_ended")
     assert counts["missing_rewards"] == 1
+
+
+def test_a_client_that_takes_back_its_reward_and_never_ends_the_conversation_missed_the_deadline() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            await here.reward("a", 1.0, final=False)
+            await here.reward("a", None, final=False)
+            here.pass_deadline("a")
+            return await here.samples[0]
+
+    sample = asyncio.run(talk())
+    assert (sample.verdict.kind, "s after the last request" in sample.verdict.reason) == ("invalid", True)
 
 
 def test_the_deadline_waits_for_an_answer_that_is_generated() -> None:
@@ -239,6 +376,37 @@ def test_a_dropped_sample_gives_its_running_request_an_unrecorded_answer() -> No
     assert counts == {
         "requests": 1, "not_recorded": 1, "conversations": 1, "dropped": 1, "refused_rewards": 1, "refused": 1,
     }  # fmt: skip
+
+
+def test_a_dropped_sample_with_its_reward_gives_a_running_request_an_unrecorded_answer_too() -> None:
+    async def talk() -> Any:
+        async with site(OTHER) as here:
+            policy = here.sample(SEVEN, SEVEN)
+            _, body, _ = await here.ask("a")
+            policy.going.clear()
+            more = body["choices"][0]["message"], {"role": "user", "content": "and?"}
+            asked = asyncio.create_task(here.ask("a", *more))
+            await until(lambda: len(policy.prompts) == 2)
+            assert await here.reward("a", 1.0) == (200, "")
+            here.samples[0].cancel()
+            status, body, _ = await asked
+            return status, body["choices"][0]["message"]["content"], await here.reward("a", 1.0), here.counts
+
+    status, said, refused, counts = asyncio.run(talk())
+    assert (status, said, refused) == (200, "8", (409, "conversation_ended"))
+    assert (counts["dropped"], counts["conversations"], counts["rewards"]) == (1, 1, 1)
+
+
+def test_a_sample_that_has_its_conversation_is_not_dropped() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN)
+            await here.ask("a")
+            await here.reward("a", 1.0)
+            await here.samples[0]
+            return here.counts
+
+    assert "dropped" not in asyncio.run(talk())
 
 
 def test_bad_rewards_get_a_clear_status_and_are_counted() -> None:
@@ -329,6 +497,26 @@ def test_a_retry_of_a_first_request_is_the_same_conversation() -> None:
     names, counts = asyncio.run(talk())
     assert names[0] == names[1]
     assert counts["conversations"] == 1
+
+
+def test_clients_may_use_equal_idempotency_keys_each_for_one_request() -> None:
+    async def talk() -> Any:
+        async with site() as here:
+            here.sample(SEVEN, SEVEN)
+            here.sample(OTHER)
+            await until(lambda: len(here.workflow._conversations._free) == 2)  # type: ignore[union-attr]
+            keyed = {"Idempotency-Key": "1"}
+            other = {**ASK, "messages": [{"role": "user", "content": "4 and 4?"}]}
+            bodies = [(await here.post(CHAT, body, **keyed))[1] for body in (ASK, other, ASK, other)]
+            said = [body["choices"][0]["message"] for body in bodies]
+            more = [*ASK["messages"], said[0], {"role": "user", "content": "sure?"}]
+            status, refused, _ = await here.post(CHAT, {**ASK, "messages": more}, **keyed)
+            return [one["content"] for one in said], status, refused["error"]["code"], here.counts
+
+    said, status, code, counts = asyncio.run(talk())
+    assert said == ["7", "8", "7", "8"]
+    assert counts["conversations"] == 2
+    assert (status, code) == (400, "idempotency_key_reused"), "it continues the conversation that has used the key"
 
 
 def test_a_key_is_required_where_there_is_one_and_web_pages_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
