@@ -288,6 +288,10 @@ PASSED_ON = (
 class FsdpSettings(Settings):
     """`backend: fsdp`: FSDP2 shards parameters, gradients and AdamW's state over the ranks."""
 
+    replicas: int = Field(1, gt=0, le=limits.PROCESSES)
+    """HSDP: number of copies of the model, each sharded over an equal group of consecutive ranks; must divide the
+    number of ranks. Layers are gathered inside a group only; gradients are added over all ranks. Several nodes: one
+    replica per node."""
     reshard_after_forward: bool = True
     """Release a layer's gathered parameters after its forward pass and gather them again for the backward pass; false
     keeps them: more memory, less communication."""

@@ -13,7 +13,8 @@ There are five groups of torch.distributed, so that no operation waits in the qu
 The last four always use gloo. The deadline of orders allows for a trainer that waits for its next batch, and that of
 batches and versions also for a step, because they are awaited in its background. A rank that hangs is found by the
 deadlines of the others.
-With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own.
+With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own; with
+`fsdp.replicas`, the ranks of a replica do, and those that have the same part of each replica.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -35,6 +36,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from areal_like.errors import OperationError
 from areal_like.process import report_end
@@ -45,6 +47,8 @@ from trainer.part_channel import PartChannel
 from trainer.peer_errors import peer_errors_as_rank_lost
 
 LISTEN_BACKLOG = 4096
+MESH_NAMES = ("replicate", "shard")
+"""Dimensions of a mesh with replicas."""
 LONGEST_STEP_S = 14400.0
 """Time that a step may take in addition to the wait for its batch."""
 
@@ -90,6 +94,8 @@ class Ranks:
         self._timeout: datetime.timedelta | None = None
         self.sequence_group: SequenceGroup | None = None
         """The ranks that share each micro-batch with this one; None: it has its own."""
+        self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
+        """By shape: policy, critic and fixed models share the process groups."""
         self._sending = threading.Lock()
         """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
@@ -161,6 +167,30 @@ class Ranks:
     def is_share_counted(self) -> bool:
         """True on one of the ranks that have the same part of a batch."""
         return self.sequence_group is None or self.sequence_group.place == 0
+
+    # ------------------------------------------------------------ meshes
+
+    def mesh(self, replicas: int = 1) -> DeviceMesh:
+        """Return the ranks as a mesh: one dimension, or with replicas (`replicate`, `shard`), of which the last one is
+        of consecutive ranks. All ranks call this."""
+        assert self.size % replicas == 0, "validate refuses it"
+        shape = (self.size,) if replicas == 1 else (replicas, self.size // replicas)
+        if shape not in self._meshes:
+            with peer_errors_as_rank_lost("forming groups of ranks"):
+                self._meshes[shape] = self._make_mesh(shape)
+        return self._meshes[shape]
+
+    def _make_mesh(self, shape: tuple[int, ...]) -> DeviceMesh:
+        if len(shape) == 1:
+            return init_device_mesh(self.device.type, shape)
+        places = torch.arange(self.size).view(shape)
+        groups = []
+        for dim in range(places.ndim):  # init_device_mesh would make groups with torch's deadline instead of ours
+            members = places.movedim(dim, -1).reshape(-1, shape[dim]).tolist()
+            group, _ = dist.new_subgroups_by_enumeration(members, timeout=self._timeout)
+            assert group is not None
+            groups.append(group)
+        return DeviceMesh.from_group(groups, self.device.type, places, mesh_dim_names=MESH_NAMES)
 
     # ------------------------------------------------------------ orders
 
@@ -245,6 +275,7 @@ class Ranks:
         """Leave the group. All ranks call this."""
         if self.has_group:
             self._orders = self._batches = self.versions = self.saves = self.sequence_group = None
+            self._meshes.clear()
             dist.destroy_process_group()
 
 

@@ -129,5 +129,7 @@ def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> P
 
 
 def _remedy(config: RunConfig, need: float, most: float) -> str:
+    replicas = config.trainer.fsdp.replicas
     ranks = -(-int(need * config.trainer.ranks) // int(most))
+    ranks = -(-ranks // replicas) * replicas
     return f"set trainer.backend: fsdp and trainer.ranks: {ranks} or more, or use a smaller model"

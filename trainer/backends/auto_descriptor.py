@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_like.device_names import names_gpu
 from trainer.backends.descriptor import BackendDescriptor, PassDemand, Share, StateDemand, StateLayout
-from trainer.backends.fsdp_descriptor import FSDP
+from trainer.backends.fsdp_descriptor import FSDP, num_shards, sharded_state
 from trainer.config import TrainerSettings
 
 
@@ -18,6 +18,7 @@ class AutoDescriptor(BackendDescriptor):
     trains_adapters = True
     gives_gradients = True
     splits_sequences = True
+    replicates_shards = True
 
     def recalls_versions(self, settings: TrainerSettings) -> bool:
         """See BackendDescriptor."""
@@ -25,8 +26,8 @@ class AutoDescriptor(BackendDescriptor):
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
-        is_too_much = demand.num_bytes / settings.ranks > demand.largest_device_bytes
-        return StateLayout.even(settings.ranks, on_host=names_gpu(settings.device) and is_too_much)
+        is_too_much = demand.num_bytes / num_shards(settings) > demand.largest_device_bytes
+        return sharded_state(settings, on_host=names_gpu(settings.device) and is_too_much)
 
     def reads_parts(self, settings: TrainerSettings) -> bool:
         """See working_bytes."""

@@ -17,6 +17,7 @@ from trainer.config import TrainerSettings
 KIND_KEY = "trainer.backend"
 OPTIONS_KEY = "trainer.backend_options"
 SEQUENCE_KEY = "trainer.sequence_parallel"
+REPLICAS_KEY = "trainer.fsdp.replicas"
 FLOAT32 = 4
 """Bytes per number."""
 
@@ -115,6 +116,8 @@ class BackendDescriptor:
     splits_sequences: bool = False
     """Its ranks may share a micro-batch (`trainer.sequence_parallel`): it computes with policy_logprobs, and adds the
     gradients of all ranks."""
+    replicates_shards: bool = False
+    """Its ranks may form groups with a sharded copy of the model each (`trainer.fsdp.replicas`)."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that dtype;
     otherwise they are float32."""

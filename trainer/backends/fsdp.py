@@ -17,7 +17,16 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trainer.backends.fsdp_sharding import items_of, like, named_part, part_of, parts_of_model, reshard, shard_module
+from trainer.backends.fsdp_sharding import (
+    is_in_first_replica,
+    items_of,
+    like,
+    named_part,
+    part_of,
+    parts_of_model,
+    reshard,
+    shard_module,
+)
 from trainer.backends.policy_module import PolicyModule, both, check_passes
 from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.export import named_tensors
@@ -28,11 +37,13 @@ from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 
 @dataclass(frozen=True)
 class _Shard:
-    """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory."""
+    """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory. is_counted:
+    false if another rank has the same part, and counts it."""
 
     name: str
     whole: torch.nn.Parameter
     part: torch.nn.Parameter
+    is_counted: bool
 
 
 class FsdpBackend:
@@ -45,8 +56,11 @@ class FsdpBackend:
         self._module = PolicyModule(model, setup)
         shard_module(self._module, setup, setup.source)
         self._module.train(model.training)
+        is_exact = setup.compute_dtype == torch.float32 or settings.fsdp.reduce_dtype == "float32"
+        self._sums_replicas_last = settings.fsdp.replicas > 1 and is_exact
+        """Gradients of micro-batches are added in float32 inside each replica, and over replicas once an update."""
         self._shards = [
-            _Shard(name, parameter, torch.nn.Parameter(part_of(parameter)))
+            _Shard(name, parameter, torch.nn.Parameter(part_of(parameter)), is_in_first_replica(parameter))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         ]
@@ -66,6 +80,8 @@ class FsdpBackend:
             shard.whole.grad = shard.part.grad = None
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        if self._sums_replicas_last:
+            self._module.set_requires_all_reduce(is_last)
         (loss * self._setup.ranks.size).backward()  # FSDP computes the mean over ranks, and we need the sum
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
@@ -74,8 +90,9 @@ class FsdpBackend:
         for shard in self._shards:
             if shard.whole.grad is not None:
                 shard.part.grad = part_of(shard.whole.grad)
-        gradients = [shard.part.grad for shard in self._shards if shard.part.grad is not None]
-        grad_norm = self._norm(gradients)
+        with_gradient = [(shard, shard.part.grad) for shard in self._shards if shard.part.grad is not None]
+        gradients = [gradient for _, gradient in with_gradient]
+        grad_norm = self._norm([gradient for shard, gradient in with_gradient if shard.is_counted])
         if not math.isfinite(grad_norm):
             self.skipped_updates += 1
             self.zero_grad()
@@ -90,7 +107,7 @@ class FsdpBackend:
         return UpdateResult(grad_norm, lr, True)
 
     def _norm(self, gradients: list[torch.Tensor]) -> float:
-        """2-norm of the global gradient: every element is on exactly one rank."""
+        """2-norm of the global gradient. gradients: those that this rank counts, each element on exactly one rank."""
         device = self._setup.ranks.device
         square = torch.zeros((), dtype=torch.float32, device=device)
         if gradients:
@@ -121,7 +138,8 @@ class FsdpBackend:
         return {shard.name: part_of(shard.whole) for shard in self._shards}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        return {shard.name: part_of(shard.whole.grad) for shard in self._shards if shard.whole.grad is not None}
+        counted = [shard for shard in self._shards if shard.is_counted]
+        return {shard.name: part_of(shard.whole.grad) for shard in counted if shard.whole.grad is not None}
 
     def parts(self) -> list[Part]:
         reshard(self._module)
@@ -130,7 +148,7 @@ class FsdpBackend:
         state = self._adamw.state
         steps = [entry["step"] for entry in state.values()]
         for shard in self._shards if steps else ():
-            if shard.part in state:
+            if shard.part in state and shard.is_counted:
                 entry = state[shard.part]
                 found += [named_part(f"{kind}/{shard.name}", shard.whole, entry[kind]) for kind in MOMENTS]
             if is_leader:

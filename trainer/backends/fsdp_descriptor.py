@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainer.backends.descriptor import FLOAT32, BackendDescriptor, PassDemand, Share, StateDemand, StateLayout
 from trainer.config import TrainerSettings
+
+
+def num_shards(settings: TrainerSettings) -> int:
+    """Return the number of ranks over which each copy of the model is sharded."""
+    return max(1, settings.ranks // settings.fsdp.replicas)
+
+
+def sharded_state(settings: TrainerSettings, *, on_host: bool) -> StateLayout:
+    """Return the layout of one rank's state: replicas do not divide it."""
+    shards, replicas = num_shards(settings), settings.fsdp.replicas
+    even = StateLayout.even(shards, on_host=on_host)
+    if replicas == 1:
+        return even
+    words = f"1/{shards} on each rank of {replicas} replicas" + (", in host memory" if on_host else "")
+    return replace(even, words=words)
 
 
 class FsdpDescriptor(BackendDescriptor):
@@ -18,6 +35,7 @@ class FsdpDescriptor(BackendDescriptor):
     trains_adapters = True
     gives_gradients = True
     splits_sequences = True
+    replicates_shards = True
     gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 
@@ -35,7 +53,7 @@ class FsdpDescriptor(BackendDescriptor):
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
-        return StateLayout.even(settings.ranks, on_host=settings.fsdp.cpu_offload)
+        return sharded_state(settings, on_host=settings.fsdp.cpu_offload)
 
     def reads_parts(self, settings: TrainerSettings) -> bool:
         """True."""
@@ -43,7 +61,7 @@ class FsdpDescriptor(BackendDescriptor):
 
     def fixed(self, settings: TrainerSettings) -> Share:
         """Its part, like that of the trained policy."""
-        return Share(1 / settings.ranks, on_host=settings.fsdp.cpu_offload)
+        return Share(1 / num_shards(settings), on_host=settings.fsdp.cpu_offload)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """Return the bytes of gathered parameters of two layers (one is fetched while one computes; all without

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -26,7 +25,7 @@ from trainer.model.outline import SlicedSource
 
 
 def shard_module(module: PolicyModule, setup: Setup, source: SlicedSource | None, *, keeps_outer: bool = True) -> None:
-    """Shard a module over all ranks. Collective.
+    """Shard a module over all ranks, or over those of each replica. Collective.
 
     keeps_outer: embedding, head and final norm stay gathered after a forward pass, for the backward pass. source: of
     the parameters, if they are on the meta device; each rank reads its part only. Raises UserError on all ranks if a
@@ -36,7 +35,7 @@ def shard_module(module: PolicyModule, setup: Setup, source: SlicedSource | None
     offload = settings.fsdp.cpu_offload
     apply = functools.partial(
         fully_shard,
-        mesh=init_device_mesh(ranks.device.type, (ranks.size,)),
+        mesh=ranks.mesh(settings.fsdp.replicas),
         mp_policy=_precision(setup),
         offload_policy=CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy(),
     )
@@ -147,16 +146,25 @@ def items_of(sharded: torch.Tensor) -> tuple[int, int]:
     """Return this rank's first item and the one after its last, in the flattened tensor."""
     assert isinstance(sharded, DTensor)
     mesh, rows = sharded.device_mesh, sharded.shape[0]
-    chunk = -(-rows // mesh.size())  # chunks of rows have equal size while rows are left
-    first = min(mesh.get_local_rank() * chunk, rows)
+    last_dim = mesh.ndim - 1  # with replicas the first one is theirs
+    chunk = -(-rows // mesh.size(last_dim))  # chunks of rows have equal size while rows are left
+    first = min(mesh.get_local_rank(last_dim) * chunk, rows)
     row_items = math.prod(sharded.shape[1:])
     return first * row_items, min(first + chunk, rows) * row_items
 
 
+def is_in_first_replica(sharded: torch.Tensor) -> bool:
+    """True if this rank's part counts where every item is counted once."""
+    assert isinstance(sharded, DTensor)
+    mesh = sharded.device_mesh
+    return mesh.ndim == 1 or mesh.get_local_rank(0) == 0
+
+
 def parts_of_model(model: PreTrainedModel, *, is_leader: bool) -> Iterator[Part]:
-    """Yield this rank's part of each weight; what is the same on all ranks belongs to rank 0."""
+    """Yield this rank's part of each weight; what is the same on several ranks belongs to the first of them."""
     for name, tensor in first_named(model).items():
         if isinstance(tensor, DTensor):
-            yield named_part(f"weight/{name}", tensor, part_of(tensor))
+            if is_in_first_replica(tensor):
+                yield named_part(f"weight/{name}", tensor, part_of(tensor))
         elif is_leader:
             yield Part(f"weight/{name}", tuple(tensor.shape), 0, tensor.detach())

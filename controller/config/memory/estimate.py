@@ -245,10 +245,12 @@ def _fixed_bytes(config: RunConfig, parameters: float) -> float:
 
 def _earlier_versions(config: RunConfig, version_bytes: float) -> float:
     """Bytes for `trainer.version_logprobs`, all ranks together: the newest version, the buffer in which an older one is
-    restored, and the older ones, each at most a version, within the limit `memory_mb` of each rank.
+    restored, and the older ones, each at most a version, within the limit `memory_mb` of each rank. Each replica of
+    FSDP2 keeps its own.
     """
     settings = config.trainer.version_logprobs
     if settings is None:
         return 0.0
+    version_bytes *= config.trainer.fsdp.replicas
     older = min((settings.keep - 1) * version_bytes, settings.memory_mb * MEGABYTE * config.trainer.ranks)
     return 2 * version_bytes + older

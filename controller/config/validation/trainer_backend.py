@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from controller.config.backends import REGISTERED, backend_of, ranks_fault, sequence_fault
+from controller.config.backends import REGISTERED, backend_of, layout_faults, ranks_fault
 from controller.config.engines import as_problems, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
@@ -23,8 +23,8 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
             "the engine does not record which experts it uses",
             "set rollout.engine.kind: sglang with sglang.routed_experts: true, or set router_replay: false",
         )
-    if (split := sequence_fault(backend, trainer)) is not None:
-        yield Problem(("trainer.sequence_parallel", split.key), split.what, split.remedy)
+    for layout in layout_faults(backend, trainer):
+        yield Problem(layout.keys, layout.what, layout.remedy)
     yield from as_problems(backend.option_problems(trainer.backend_options))
     for known in {**REGISTERED, trainer.backend: backend}.values():
         yield from as_problems(known.setting_problems(trainer))
