@@ -228,6 +228,7 @@ class Training:
                 "backend_reason": choice.reason,
                 "ranks": self.ranks.size,
                 "sequence_parallel": self.settings.sequence_parallel,
+                "tensor_parallel": self.settings.tensor_parallel,
                 "replicas": self.settings.fsdp.replicas,
                 "attention": self.attention.name,
                 "attention_reason": self.attention.reason,

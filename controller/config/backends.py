@@ -9,6 +9,7 @@ from areal_like.errors import UserError
 from controller.config.problems import Problem
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.descriptor import PassDemand as PassDemand
+from trainer.backends.descriptor import Share as Share
 from trainer.backends.descriptor import StateDemand as StateDemand
 from trainer.backends.layout_faults import layout_faults as layout_faults
 from trainer.backends.registry import BACKENDS

@@ -1,7 +1,7 @@
 """Ranks in any layout train as one process: the same losses, gradients and weights.
 
-Layouts: sequence groups, replicas (HSDP), and both. Real processes over gloo; two and four of them play all scenes, of
-5 steps each.
+Layouts: sequence groups, replicas (HSDP), split matrices, and combinations. Real processes over gloo; two and four of
+them play all scenes, of 5 steps each.
 """
 
 from __future__ import annotations
@@ -48,14 +48,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "2x2": (4, {"sequence_parallel": 2}),
     "hsdp-2x2": (4, REPLICAS),
     "hsdp-2x2-shared": (4, {**REPLICAS, "sequence_parallel": 2}),
+    "tp-2": (2, {"tensor_parallel": 2}),
+    "tp-2-fsdp-2": (4, {"tensor_parallel": 2}),
+    "tp-2-hsdp-2": (4, {**REPLICAS, "tensor_parallel": 2}),
 }
 """Ranks, and their settings."""
 SHARED = ("2", "4", "2x2")
 RUNS = [*((layout, name) for layout in SHARED for name in ("kl", "sequence-loss")),
         ("2x2", "critic"), ("2x2", "adapter"), ("2x2", "versions"),
         ("hsdp-2x2", "kl"), ("hsdp-2x2", "critic"), ("hsdp-2x2", "adapter"),
-        ("hsdp-2x2-shared", "versions")]  # fmt: skip
-SAVED, RESUMED = 2, ("hsdp-2x2",)
+        ("hsdp-2x2-shared", "versions"),
+        *(("tp-2", name) for name in ("kl", "sequence-loss", "critic")),
+        *(("tp-2-fsdp-2", name) for name in ("kl", "versions")), ("tp-2-hsdp-2", "kl")]  # fmt: skip
+SAVED, RESUMED = 2, ("hsdp-2x2", "tp-2", "tp-2-fsdp-2")
 """A checkpoint of this version is continued from; layouts that continue from one process, and the reverse."""
 
 

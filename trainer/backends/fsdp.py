@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trainer.backends.fsdp_sharding import (
-    is_in_first_replica,
+    is_counted,
+    is_split,
     items_of,
     like,
     named_part,
@@ -38,12 +41,13 @@ from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 @dataclass(frozen=True)
 class _Shard:
     """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory. is_counted:
-    false if another rank has the same part, and counts it."""
+    false if another rank has the same part, and counts it. is_split: by tensor parallelism."""
 
     name: str
     whole: torch.nn.Parameter
     part: torch.nn.Parameter
     is_counted: bool
+    is_split: bool
 
 
 class FsdpBackend:
@@ -60,10 +64,13 @@ class FsdpBackend:
         self._sums_replicas_last = settings.fsdp.replicas > 1 and is_exact
         """Gradients of micro-batches are added in float32 inside each replica, and over replicas once an update."""
         self._shards = [
-            _Shard(name, parameter, torch.nn.Parameter(part_of(parameter)), is_in_first_replica(parameter))
+            _Shard(
+                name, parameter, torch.nn.Parameter(part_of(parameter)), is_counted(parameter, setup.ranks),
+                is_split(parameter),
+            )
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
-        ]
+        ]  # fmt: skip
         with_elements = [shard for shard in self._shards if shard.part.numel()]
         self._adamw = make_adamw(((shard.part, shard.whole.ndim >= 2) for shard in with_elements), settings.optimizer)
 
@@ -81,8 +88,20 @@ class FsdpBackend:
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         if self._sums_replicas_last:
+            assert isinstance(self._module, FSDPModule)
             self._module.set_requires_all_reduce(is_last)
-        (loss * self._setup.ranks.size).backward()  # FSDP computes the mean over ranks, and we need the sum
+        # FSDP computes the mean over the ranks with the same matrices, and we need the sum
+        (loss * (self._setup.ranks.size // self._setup.settings.tensor_parallel)).backward()
+        if is_last and self._setup.ranks.splits_matrices:
+            self._sum_parts()
+
+    def _sum_parts(self) -> None:
+        """Add what each rank of a group computed of the gradients of parameters that are not split."""
+        group = self._setup.ranks.sequence_group
+        assert group is not None
+        for shard in self._shards:
+            if not shard.is_split and shard.whole.grad is not None:
+                dist.all_reduce(part_of(shard.whole.grad), group=group.group)
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         settings = self._setup.settings.optimizer
@@ -144,7 +163,7 @@ class FsdpBackend:
     def parts(self) -> list[Part]:
         reshard(self._module)
         is_leader = self._setup.ranks.is_leader
-        found = list(parts_of_model(self.model, is_leader=is_leader))
+        found = list(parts_of_model(self.model, self._setup.ranks))
         state = self._adamw.state
         steps = [entry["step"] for entry in state.values()]
         for shard in self._shards if steps else ():

@@ -9,6 +9,7 @@ from controller.config.backends import REGISTERED, backend_of, layout_faults, ra
 from controller.config.engines import as_problems, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from trainer.model.split_sizes import split_fault
 
 
 def backend_problems(config: RunConfig) -> Iterator[Problem]:
@@ -38,7 +39,12 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def head_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problem of attention heads that the ranks of a sequence group cannot share. model: its config.json. Pure."""
+    """Problems of heads that the ranks of a sequence group cannot share, and of sizes that ranks cannot split. model:
+    its config.json. Pure."""
+    tensor = config.trainer.tensor_parallel
+    if tensor > 1 and (fault := split_fault(model, tensor)) is not None:
+        what, remedy = fault
+        yield Problem(("trainer.tensor_parallel", "model.path"), what, remedy)
     size = config.trainer.sequence_parallel
     heads = {**model, **(model.get("text_config") or {})}.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0 and heads % size:

@@ -100,6 +100,19 @@ def test_replicas_do_not_divide_state_or_reference_and_a_checkpoint_has_one_of_t
     assert host_memory(four, SHAPE)["checkpoint"] == host_memory(one, SHAPE)["checkpoint"]
 
 
+def test_ranks_that_split_matrices_divide_these_and_keep_the_rest_in_full() -> None:
+    trainer = {**GPU, "backend": "fsdp", "ranks": 8, "loss": {"kl_coef": 0.1}, "micro_batch_tokens": 65536}
+    plain, split = (make(trainer={**trainer, "tensor_parallel": tensor}, group_size=128) for tensor in (1, 4))
+    (ranks,), (splitting,) = trainer_memory(plain, SHAPE), trainer_memory(split, SHAPE)
+    matrices = SHAPE.layers * SHAPE.layer_matrix_parameters
+    own = matrices / 8 + (N - matrices) / 2
+    assert splitting.parts["weights, gradients, AdamW"] == pytest.approx(16 * own)
+    assert splitting.parts["reference model"] == pytest.approx(4 * own)
+    assert splitting.parts["gathered or cast"] < ranks.parts["gathered or cast"]
+    assert pass_of(split).tokens == pass_of(plain).tokens / 4
+    assert pass_of(split).gathered_tokens == pass_of(plain).tokens * 3 / 4
+
+
 def test_rank_0_of_fsdp_collects_full_weights_only_to_merge_an_adapter() -> None:
     fsdp = {**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 2048}
     (ranks,) = trainer_memory(make(trainer=fsdp), SHAPE)
