@@ -288,6 +288,10 @@ PASSED_ON = (
 class FsdpSettings(Settings):
     """`backend: fsdp`: FSDP2 shards parameters, gradients and AdamW's state over the ranks."""
 
+    replicas: int = Field(1, gt=0, le=limits.PROCESSES)
+    """HSDP: number of copies of the model, each sharded over an equal group of consecutive ranks; must divide the
+    number of ranks. Layers are gathered inside a group only; gradients are added over all ranks. Several nodes: one
+    replica per node."""
     reshard_after_forward: bool = True
     """Release a layer's gathered parameters after its forward pass and gather them again for the backward pass; false
     keeps them: more memory, less communication."""
@@ -356,6 +360,10 @@ class TrainerSettings(Settings):
     sequence_parallel: int = Field(1, gt=0, le=limits.PROCESSES)
     """For long sequences: this many ranks share each micro-batch, each with an equal part of its tokens (Ulysses). It
     must divide `ranks` and the model's attention heads; needs `backend: fsdp`."""
+    tensor_parallel: int = Field(1, gt=0, le=limits.PROCESSES)
+    """This many consecutive ranks split the matrices of each layer (transformers' plan of the model) and share each
+    micro-batch. It must divide `ranks`, the model's heads, also those of keys and values, and its feed-forward width;
+    needs `backend: fsdp`, which shards over the other ranks."""
     router_replay: bool = False
     """Mixture-of-experts models: route each token to the experts that the engine used, instead of those that the
     trainer's routers choose; needs `rollout.engine.sglang.routed_experts`."""

@@ -19,6 +19,9 @@ from trainer.host_copy import Copied, Place
 from trainer.part_channel import PartChannel
 from trainer.peer_errors import RankLost
 
+JOINED_SHARE = 4
+"""Pieces of rows whose columns are on several ranks are this part of a bucket."""
+
 
 class GatheredTensors(Mapping[str, torch.Tensor]):
     """Tensors by key, assembled one at a time when read. `chunks` gives their bytes without assembling them.
@@ -90,17 +93,45 @@ def gathered(own: Copied, channel: PartChannel | None, bucket_bytes: int) -> Ite
             channel.ask(rank, ())
 
 
-class _Piece(NamedTuple):
-    """A range of bytes of one rank's copy, which is a part of the tensor `key`."""
+class _Span(NamedTuple):
+    """A range of bytes of one rank's copy."""
 
-    key: str
     rank: int
     offset: int
     num_bytes: int
 
 
+class _Piece(NamedTuple):
+    """A range of bytes of the tensor `key`: one span, or several with the columns of the same `rows` rows, in order."""
+
+    key: str
+    spans: tuple[_Span, ...]
+    rows: int = 0
+
+
 def _spans(bucket: Sequence[_Piece], rank: int) -> list[tuple[int, int]]:
-    return [(piece.offset, piece.num_bytes) for piece in bucket if piece.rank == rank]
+    return [(span.offset, span.num_bytes) for piece in bucket for span in piece.spans if span.rank == rank]
+
+
+_Band = list[tuple[int, Place]]
+"""A part with its rank, or the parts of the same rows, by columns."""
+
+
+def _bands(parts: Sequence[tuple[int, Place]]) -> list[_Band]:
+    """Arrange the parts of a tensor in the order of their items."""
+    bands: list[_Band] = []
+    for rank, place in sorted(parts, key=lambda one: one[1].start):
+        if place.width and bands and _have_same_rows(bands[-1][0][1], place):
+            bands[-1].append((rank, place))
+        else:
+            bands.append([(rank, place)])
+    return bands
+
+
+def _have_same_rows(first: Place, place: Place) -> bool:
+    """True for columns of the same rows."""
+    rows = [(one.start // one.row_items, one.num_items // max(1, one.width)) for one in (first, place)]
+    return bool(first.width) and rows[0] == rows[1]
 
 
 class _Source:
@@ -111,17 +142,17 @@ class _Source:
     ) -> None:
         self._own, self._channel, self._bucket_bytes = own, channel, max(64, bucket_bytes)
         self._size = len(copies)
-        self._buffer_U = torch.empty(0, dtype=torch.uint8)
+        self._buffer_U = self._rows_U = torch.empty(0, dtype=torch.uint8)
         parts: dict[str, list[tuple[int, Place]]] = {}
         for rank, places in enumerate(copies):
             for place in places:
                 parts.setdefault(place.key, []).append((rank, place))
-        self._parts = {key: sorted(found, key=lambda one: one[1].start) for key, found in parts.items()}
+        self._bands = {key: _bands(found) for key, found in parts.items()}
         self._far_bytes = sum(place.num_bytes for places in copies[1:] for place in places)
-        incomplete = [key for key, found in self._parts.items() if not _is_complete([place for _, place in found])]
+        incomplete = [key for key, found in self._bands.items() if not _is_complete(found)]
         assert not incomplete, f"parts of {incomplete[:3]} are on no rank, or on several"
         self.layout = {
-            key: TensorLayout(found[0][1].dtype, tuple(found[0][1].shape)) for key, found in self._parts.items()
+            key: TensorLayout(found[0][0][1].dtype, tuple(found[0][0][1].shape)) for key, found in self._bands.items()
         }
 
     @contextlib.contextmanager
@@ -150,7 +181,7 @@ class _Source:
         buckets: list[list[_Piece]] = [[]]
         num_bytes = 0
         for piece in pieces:
-            size = piece.num_bytes if piece.rank else 0
+            size = sum(span.num_bytes for span in piece.spans if span.rank)
             if num_bytes + size > self._bucket_bytes:
                 buckets.append([])
                 num_bytes = 0
@@ -162,17 +193,33 @@ class _Source:
         for bucket in buckets:
             starts = self._receive(bucket)
             for piece in bucket:
-                source_U, start = self._own.buffer_U, piece.offset
-                if piece.rank:
-                    source_U, start = self._buffer_U, starts[piece.rank]
-                    starts[piece.rank] += piece.num_bytes
-                yield piece.key, memoryview(source_U[start : start + piece.num_bytes].numpy().data)
+                found = [self._received(span, starts) for span in piece.spans]
+                yield piece.key, memoryview((self._joined(found, piece.rows) if piece.rows else found[0]).numpy().data)
+
+    def _received(self, span: _Span, starts: dict[int, int]) -> torch.Tensor:
+        """Return the bytes of a span. starts: where the next one of each rank begins in the buffer."""
+        source_U, start = self._own.buffer_U, span.offset
+        if span.rank:
+            source_U, start = self._buffer_U, starts[span.rank]
+            starts[span.rank] += span.num_bytes
+        return source_U[start : start + span.num_bytes]
+
+    def _joined(self, columns: Sequence[torch.Tensor], rows: int) -> torch.Tensor:
+        """Return the bytes of `rows` rows from those of their columns, valid until the next call."""
+        num_bytes = sum(len(one) for one in columns)
+        if len(self._rows_U) < num_bytes:
+            self._rows_U = torch.empty(num_bytes, dtype=torch.uint8)
+        joined_U = self._rows_U[:num_bytes]
+        torch.cat([one.view(rows, -1) for one in columns], dim=1, out=joined_U.view(rows, -1))
+        return joined_U
 
     def _receive(self, bucket: Sequence[_Piece]) -> dict[int, int]:
         """Receive the pieces of other ranks; returns where those of each rank begin in the buffer."""
         sizes = {rank: sum(num_bytes for _, num_bytes in _spans(bucket, rank)) for rank in range(1, self._size)}
-        if not len(self._buffer_U):  # once: the reader still holds the last piece while the next ones are received
-            self._buffer_U = torch.empty(min(self._bucket_bytes, self._far_bytes), dtype=torch.uint8)
+        needed_bytes = sum(sizes.values())  # more than a bucket if a row of columns is
+        if len(self._buffer_U) < needed_bytes:  # once: the reader still holds the last piece while others are received
+            size = max(min(self._bucket_bytes, self._far_bytes), needed_bytes)
+            self._buffer_U = torch.empty(size, dtype=torch.uint8)
         starts: dict[int, int] = {}
         start = 0
         for rank, size in sizes.items():
@@ -184,17 +231,38 @@ class _Source:
         return starts
 
     def _pieces(self, key: str) -> Iterator[_Piece]:
-        for rank, place in self._parts[key]:
+        for band in self._bands[key]:
+            rank, place = band[0]
+            if place.width:
+                yield from self._pieces_of_rows(key, band)
+                continue
             end = place.offset + place.num_bytes
             for offset in range(place.offset, end, self._bucket_bytes):
-                yield _Piece(key, rank, offset, min(self._bucket_bytes, end - offset))
+                yield _Piece(key, (_Span(rank, offset, min(self._bucket_bytes, end - offset)),))
+
+    def _pieces_of_rows(self, key: str, band: _Band) -> Iterator[_Piece]:
+        """Yield pieces of a quarter of a bucket, or of one row: they are joined in memory of their own."""
+        first = band[0][1]
+        num_rows, size = first.num_items // first.width, first.torch_dtype.itemsize
+        step = max(1, self._bucket_bytes // JOINED_SHARE // (first.row_items * size))
+        for row in range(0, num_rows, step):
+            rows = min(step, num_rows - row)
+            spans = [
+                _Span(rank, place.offset + row * place.width * size, rows * place.width * size) for rank, place in band
+            ]
+            yield _Piece(key, tuple(spans), rows)
 
 
-def _is_complete(places: Sequence[Place]) -> bool:
-    """True if the parts, in order, cover the tensor without gaps or overlaps."""
+def _is_complete(bands: Sequence[_Band]) -> bool:
+    """True if the parts cover the tensor without gaps or overlaps."""
     end = 0
-    for place in places:
-        if place.start != end:
+    for band in bands:
+        column = 0
+        for _, place in band:
+            if place.start != end + column:
+                return False
+            column += place.width
+        if band[0][1].width and column != band[0][1].row_items:
             return False
-        end += place.num_items
-    return end == math.prod(places[0].shape)
+        end += sum(place.num_items for _, place in band)
+    return end == math.prod(bands[0][0][1].shape)

@@ -21,17 +21,31 @@ import torch
 ALIGNMENT = 64
 
 
+class Items(NamedTuple):
+    """Some items of a flattened tensor: consecutive ones, or of several consecutive rows the same columns.
+
+    first: index of the first item. num: how many. width: columns of each row, if the items are not consecutive; a row
+    is what the first dimension counts. 0: they are consecutive.
+    """
+
+    first: int
+    num: int
+    width: int = 0
+
+
 class Part(NamedTuple):
-    """A contiguous range of the items of one tensor.
+    """A contiguous range of the items of one tensor, or the same columns of consecutive rows.
 
     key: `weight/<name>`, `exp_avg/<name>`, `exp_avg_sq/<name>` or `step/<name>`. shape: of the full tensor.
-    start: index of the first item in the flattened full tensor. items: contiguous, any shape, any device.
+    start: index of the first item in the flattened full tensor. items: contiguous, any shape, any device. width: see
+    Items.
     """
 
     key: str
     shape: tuple[int, ...]
     start: int
     items: torch.Tensor
+    width: int = 0
 
 
 def whole_part(key: str, tensor: torch.Tensor) -> Part:
@@ -40,7 +54,8 @@ def whole_part(key: str, tensor: torch.Tensor) -> Part:
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of a part in the buffer; `dtype` is the name of torch's dtype without `torch.`."""
+    """The location of a part in the buffer; `dtype` is the name of torch's dtype without `torch.`, `width` that of
+    Items."""
 
     key: str
     shape: tuple[int, ...]
@@ -48,6 +63,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     num_items: int
     dtype: str
     offset: int
+    width: int = 0
+
+    @property
+    def row_items(self) -> int:
+        """Number of items of a row of the full tensor."""
+        return math.prod(self.shape[1:])
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -140,6 +161,7 @@ def _lay_out(parts: Sequence[Part], dtype: torch.dtype | None) -> tuple[tuple[Pl
                 num_items=part.items.numel(),
                 dtype=str(kept).removeprefix("torch."),
                 offset=offset,
+                width=part.width,
             )
         )
         offset += part.items.numel() * kept.itemsize

@@ -21,6 +21,7 @@ from trainer.config import TrainerSettings
 from trainer.model.model import check_folder, load_causal_lm
 from trainer.model.outline import SlicedSource, outline, sliced_source
 from trainer.model.sequence_group import check_heads
+from trainer.model.tensor_split import check_split
 from trainer.peer_errors import peer_errors_as_rank_lost
 from trainer.step import ready_model, ready_outline
 
@@ -66,7 +67,9 @@ def load_fixed(
 
     Collective. Raises UserError.
     """
-    if (group := setup.ranks.sequence_group) is not None:  # a teacher's may differ from the policy's
+    if setup.ranks.splits_matrices:  # a teacher's may differ from the policy's
+        check_split(check_folder(folder), setup.settings.tensor_parallel)
+    if (group := setup.ranks.sequence_group) is not None:
         check_heads(check_folder(folder).get_text_config().num_attention_heads, group.size)
     if descriptor.fixed_factory:
         model = outline(folder)

@@ -13,7 +13,9 @@ There are five groups of torch.distributed, so that no operation waits in the qu
 The last four always use gloo. The deadline of orders allows for a trainer that waits for its next batch, and that of
 batches and versions also for a step, because they are awaited in its background. A rank that hangs is found by the
 deadlines of the others.
-With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own.
+With `sequence_parallel`, consecutive ranks also form sequence groups, each with a group like `compute` of its own; with
+`fsdp.replicas`, the ranks of a replica do, and those that have the same part of each replica. With `tensor_parallel`
+consecutive ranks are a sequence group too.
 
 A rank that dies closes its sockets: with gloo every other rank fails at once in the operation it waits for, and raises
 `RankLost`. A rank that hangs is found by the deadline. nccl does not notice closed sockets; there the launcher detects
@@ -35,6 +37,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from areal_like.errors import OperationError
 from areal_like.process import report_end
@@ -45,6 +48,8 @@ from trainer.part_channel import PartChannel
 from trainer.peer_errors import peer_errors_as_rank_lost
 
 LISTEN_BACKLOG = 4096
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+"""Dimensions of a mesh."""
 LONGEST_STEP_S = 14400.0
 """Time that a step may take in addition to the wait for its batch."""
 
@@ -90,6 +95,10 @@ class Ranks:
         self._timeout: datetime.timedelta | None = None
         self.sequence_group: SequenceGroup | None = None
         """The ranks that share each micro-batch with this one; None: it has its own."""
+        self.splits_matrices = False
+        """The ranks of a sequence group also split matrices."""
+        self._meshes: dict[tuple[int, int], DeviceMesh] = {}
+        """By replicas and ranks that split matrices: policy, critic and fixed models share the process groups."""
         self._sending = threading.Lock()
         """The end of batches is sent from another thread than batches, and must not interleave with one."""
 
@@ -137,10 +146,13 @@ class Ranks:
 
     # ------------------------------------------------------------ sequence groups
 
-    def share_sequences(self, size: int) -> None:
-        """Form sequence groups of `size` consecutive ranks, which must divide their number. All ranks call this."""
+    def share_sequences(self, size: int, *, splits_matrices: bool = False) -> None:
+        """Form sequence groups of `size` consecutive ranks, which must divide their number. All ranks call this.
+
+        splits_matrices: each rank of a group has a part of the matrices, too (trainer/model/tensor_split.py).
+        """
         assert self.size % size == 0, "validate refuses it"
-        self.sequence_group = None
+        self.sequence_group, self.splits_matrices = None, splits_matrices
         if size > 1:
             with peer_errors_as_rank_lost("forming sequence groups"):
                 group, _ = dist.new_subgroups(size, timeout=self._timeout)
@@ -158,9 +170,42 @@ class Ranks:
         return self.rank if self.sequence_group is None else self.rank // self.sequence_group.size
 
     @property
+    def tensor_place(self) -> int:
+        """This rank's place among those that split matrices; 0 if it is alone."""
+        assert self.sequence_group is not None or not self.splits_matrices
+        return self.sequence_group.place if self.sequence_group is not None and self.splits_matrices else 0
+
+    @property
     def is_share_counted(self) -> bool:
         """True on one of the ranks that have the same part of a batch."""
         return self.sequence_group is None or self.sequence_group.place == 0
+
+    # ------------------------------------------------------------ meshes
+
+    def mesh(self, replicas: int = 1, tensor: int = 1) -> DeviceMesh:
+        """Return the ranks as a mesh of up to three dimensions, the last one of consecutive ranks: REPLICATE with
+        several replicas, SHARD always, TENSOR with several ranks that split matrices. All ranks call this."""
+        assert self.size % (replicas * tensor) == 0, "validate refuses it"
+        sizes = {REPLICATE: replicas, SHARD: self.size // (replicas * tensor), TENSOR: tensor}
+        found = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+        shape = tuple(found.values())
+        key = (replicas, tensor)
+        if key not in self._meshes:
+            with peer_errors_as_rank_lost("forming groups of ranks"):
+                self._meshes[key] = self._make_mesh(shape, tuple(found))
+        return self._meshes[key]
+
+    def _make_mesh(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+        if len(shape) == 1:
+            return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        places = torch.arange(self.size).view(shape)
+        groups = []
+        for dim in range(places.ndim):  # init_device_mesh would make groups with torch's deadline instead of ours
+            members = places.movedim(dim, -1).reshape(-1, shape[dim]).tolist()
+            group, _ = dist.new_subgroups_by_enumeration(members, timeout=self._timeout)
+            assert group is not None
+            groups.append(group)
+        return DeviceMesh.from_group(groups, self.device.type, places, mesh_dim_names=names)
 
     # ------------------------------------------------------------ orders
 
@@ -245,6 +290,7 @@ class Ranks:
         """Leave the group. All ranks call this."""
         if self.has_group:
             self._orders = self._batches = self.versions = self.saves = self.sequence_group = None
+            self._meshes.clear()
             dist.destroy_process_group()
 
 

@@ -228,6 +228,8 @@ class Training:
                 "backend_reason": choice.reason,
                 "ranks": self.ranks.size,
                 "sequence_parallel": self.settings.sequence_parallel,
+                "tensor_parallel": self.settings.tensor_parallel,
+                "replicas": self.settings.fsdp.replicas,
                 "attention": self.attention.name,
                 "attention_reason": self.attention.reason,
                 "disagreement_nats": disagreement_nats,

@@ -9,11 +9,12 @@ from areal_like.errors import UserError
 from controller.config.problems import Problem
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.descriptor import PassDemand as PassDemand
+from trainer.backends.descriptor import Share as Share
 from trainer.backends.descriptor import StateDemand as StateDemand
+from trainer.backends.layout_faults import layout_faults as layout_faults
 from trainer.backends.registry import BACKENDS
 from trainer.backends.registry import find_backend as find_backend
 from trainer.backends.registry import ranks_fault as ranks_fault
-from trainer.backends.registry import sequence_fault as sequence_fault
 
 if TYPE_CHECKING:
     from controller.config.run_config import RunConfig

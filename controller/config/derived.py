@@ -14,7 +14,7 @@ from controller.config.engines import engine_job, engine_of
 from controller.config.memory.estimate import shape_of_run
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import longest_recovery, stall_limit_s
-from controller.config.trainer_memory import adapter_parameters, parameters_of, trainer_state
+from controller.config.trainer_memory import adapter_parameters, outer_share, parameters_of, trainer_state
 from controller.config.validation.pool_sizes import gpus_of_run, pool_sizes, units
 from controller.run_folder.units import size_text
 
@@ -110,7 +110,8 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         )
     parameters = parameters_of(config, model)
     if parameters is not None:
-        state = trainer_state(config, parameters, adapter_parameters(config, shape_of_run(config, model)))
+        shape = shape_of_run(config, model)
+        state = trainer_state(config, parameters, adapter_parameters(config, shape), outer_share(config, shape))
         place = f"{size_text(state.device_bytes)}" + (
             f" + {size_text(state.host_bytes)} host" if state.host_bytes else ""
         )

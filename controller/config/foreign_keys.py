@@ -52,6 +52,7 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
          "train_max_tokens_per_gpu"), _TOKENS,
     ),
     "trainer.sequence_parallel": ("ulysses_sequence_parallel_size", "context_parallel_size", "ring_attn_size"),
+    "trainer.fsdp.replicas": ("dp_replicate",),
     "filter_zero_signal": ("filter_groups.enable", "filter_groups", "dynamic_sampling", "use_dynamic_sampling",
                            "dynamic_filtering"),
     # sampling

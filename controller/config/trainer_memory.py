@@ -66,18 +66,26 @@ def adapter_parameters(config: RunConfig, shape: DecoderShape | None) -> float:
     return float(lora.rank * shape.layers * sum(width for name, width in widths.items() if is_all or name in ends))
 
 
-def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0) -> TrainerState:
+def outer_share(config: RunConfig, shape: DecoderShape | None) -> float:
+    """The part of the parameters that `trainer.tensor_parallel` does not split: all but the matrices of the layers."""
+    if shape is None or config.trainer.tensor_parallel == 1:
+        return 0.0
+    return 1 - shape.layers * shape.layer_matrix_parameters / shape.parameters
+
+
+def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0, outer: float = 0.0) -> TrainerState:
     """The state of one rank, by its backend's layout.
 
     parameters: number of the policy's parameters; a critic has the same number. adapter: number of the parameters of
-    `trainer.lora`; with an adapter the policy's own parameters have neither gradients nor moments.
+    `trainer.lora`; with an adapter the policy's own parameters have neither gradients nor moments. outer: see
+    outer_share.
     """
     has_critic, has_lora = config.trainer.critic is not None, config.trainer.lora is not None
     trained = adapter + parameters * has_critic if has_lora else parameters * (1 + has_critic)
     held = trained + parameters * has_lora
     ranks, whole = config.trainer.ranks, WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
     num_bytes = trained * whole + (held - trained) * WEIGHT_BYTES
-    layout = backend_of(config).state(config.trainer, StateDemand(num_bytes, LARGEST_GPU_BYTES))
+    layout = backend_of(config).state(config.trainer, StateDemand(num_bytes, LARGEST_GPU_BYTES, outer))
     terms = (
         (held * WEIGHT_BYTES, layout.weights),
         (trained * GRADIENT_BYTES, layout.gradients),
@@ -129,5 +137,7 @@ def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> P
 
 
 def _remedy(config: RunConfig, need: float, most: float) -> str:
+    replicas = config.trainer.fsdp.replicas
     ranks = -(-int(need * config.trainer.ranks) // int(most))
+    ranks = -(-ranks // replicas) * replicas
     return f"set trainer.backend: fsdp and trainer.ranks: {ranks} or more, or use a smaller model"

@@ -20,6 +20,7 @@ from controller.config.trainer_memory import (
     adapter_parameters,
     host_problem,
     memory_problem,
+    outer_share,
     parameters_of,
     trainer_state,
 )
@@ -34,7 +35,7 @@ def look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:
     if parameters is None:
         return
     shape = shape_of_run(config, found.model)
-    state = trainer_state(config, parameters, adapter_parameters(config, shape))
+    state = trainer_state(config, parameters, adapter_parameters(config, shape), outer_share(config, shape))
     named_bytes = None if config.hardware.gpu is None else gpu_named(config.hardware.gpu).memory
     gpu_bytes = _gpu_bytes() if is_here else 0.0
     if (problem := memory_problem(config, state, named_bytes)) is not None:

@@ -91,10 +91,10 @@ def may_die(phase: str) -> None:
     """Kill this process in a phase: while it reads the model, or while parts go from rank to rank."""
     Phase.doomed, Phase.now, Phase.num_served = phase, "load", 0
 
-    def read(source: SlicedSource, name: str, first: int, out: torch.Tensor) -> None:
+    def read(source: SlicedSource, name: str, first: int, out: torch.Tensor, width: int = 0) -> None:
         if name.endswith("norm.weight"):
             Phase.strike("load")
-        RIGHT_READ(source, name, first, out)
+        RIGHT_READ(source, name, first, out, width)
 
     def receive(channel: PartChannel, rank: int, out_U: torch.Tensor) -> None:
         Phase.strike(Phase.now)

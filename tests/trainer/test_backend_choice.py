@@ -35,6 +35,20 @@ def test_auto_shards_over_ranks() -> None:
     assert "4 ranks, 32 GB" in found.reason
 
 
+def test_auto_counts_replicas_in_full() -> None:
+    settings = TrainerSettings(backend="auto", ranks=4, fsdp={"replicas": 2})
+    found = fitting_backend(settings, TRAINING_BYTES * 8e9, "cuda", 80 * GB)
+    assert "4 ranks, 64 GB" in found.reason
+    assert found.settings.fsdp.cpu_offload
+    assert found.settings.fsdp.replicas == 2
+
+
+def test_replicas_of_unequal_size_are_refused() -> None:
+    settings = TrainerSettings(backend="fsdp", ranks=3, fsdp={"replicas": 2})
+    with pytest.raises(UserError, match=r"trainer\.fsdp\.replicas: 3 ranks cannot form 2 groups .*replicas: 1, 3"):
+        choose_backend(settings, 1, CPU)
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_auto_offloads_what_a_gpu_has_no_room_for(ranks: int) -> None:
     found = auto(ranks, 8e9 * ranks, "cuda", 80 * GB)

@@ -51,6 +51,53 @@ def test_bytes_are_the_tensors_and_no_piece_is_larger_than_a_bucket(tensors: Any
     assert channel.ended == set(range(1, num_ranks))
 
 
+def columns_on_ranks(tensors: dict[str, torch.Tensor], num_rows: int, num_columns: int) -> list[Copied]:
+    """A copy for each rank: chunks of rows, and of each equal columns, as FSDP2 and tensor parallelism cut them;
+    vectors are on the first ranks only."""
+    copies = []
+    for rank in range(num_rows * num_columns):
+        row, column = divmod(rank, num_columns)
+        parts = []
+        for key, tensor in tensors.items():
+            size = -(-len(tensor) // num_rows)
+            first = min(row * size, len(tensor))
+            rows = tensor[first : first + size]
+            if tensor.ndim == 1:
+                if column == 0:
+                    parts.append(Part(key, tuple(tensor.shape), first, rows))
+                continue
+            width = tensor.shape[1] // num_columns
+            own = rows[:, column * width : (column + 1) * width].contiguous()
+            parts.append(Part(key, tuple(tensor.shape), first * tensor.shape[1] + column * width, own, width))
+        copies.append(HostCopy().take(parts))
+    return copies
+
+
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 3), (2, 3), (4, 3)])
+@pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])
+def test_columns_of_several_ranks_are_rows_again(
+    tensors: Any, num_rows: int, num_columns: int, bucket_bytes: int
+) -> None:
+    own, *others = columns_on_ranks(tensors, num_rows, num_columns)
+    channel: Any = LocalChannel(*others)
+    with gathered(own, channel, bucket_bytes) as found, found.chunks(sorted(tensors)) as chunks:
+        pieces = [(key, bytes(data)) for key, data in chunks]
+    for key, tensor in tensors.items():
+        assert b"".join(data for name, data in pieces if name == key) == tensor.numpy().tobytes()
+    row_bytes = 33 * 4
+    assert max(len(data) for _, data in pieces) <= max(bucket_bytes // 4, row_bytes)
+    assert max(channel.pieces) <= max(bucket_bytes, row_bytes)
+    assert channel.ended == set(range(1, num_rows * num_columns))
+
+
+def test_columns_that_are_missing_or_doubled_are_noticed(tensors: Any) -> None:
+    copies = columns_on_ranks(tensors, 2, 3)
+    for others in (copies[1:-1], [*copies[1:], copies[-1]]):
+        channel: Any = LocalChannel(*others)
+        with pytest.raises(AssertionError, match="are on no rank, or on several"), gathered(copies[0], channel, 64):
+            pass
+
+
 def test_selected_tensors_have_other_names_and_nothing_else_is_asked_for(tensors: Any) -> None:
     own, other = rows_on_ranks(tensors, 2)
     channel: Any = LocalChannel(other)

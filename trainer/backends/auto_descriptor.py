@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_like.device_names import names_gpu
 from trainer.backends.descriptor import BackendDescriptor, PassDemand, Share, StateDemand, StateLayout
-from trainer.backends.fsdp_descriptor import FSDP
+from trainer.backends.fsdp_descriptor import FSDP, sharded_state
 from trainer.config import TrainerSettings
 
 
@@ -18,6 +18,8 @@ class AutoDescriptor(BackendDescriptor):
     trains_adapters = True
     gives_gradients = True
     splits_sequences = True
+    splits_matrices = True
+    replicates_shards = True
 
     def recalls_versions(self, settings: TrainerSettings) -> bool:
         """See BackendDescriptor."""
@@ -25,8 +27,9 @@ class AutoDescriptor(BackendDescriptor):
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
-        is_too_much = demand.num_bytes / settings.ranks > demand.largest_device_bytes
-        return StateLayout.even(settings.ranks, on_host=names_gpu(settings.device) and is_too_much)
+        whole = sharded_state(settings, demand.outer_share, on_host=False)
+        is_too_much = demand.num_bytes * whole.weights.part > demand.largest_device_bytes
+        return sharded_state(settings, demand.outer_share, on_host=names_gpu(settings.device) and is_too_much)
 
     def reads_parts(self, settings: TrainerSettings) -> bool:
         """See working_bytes."""

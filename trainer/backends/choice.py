@@ -15,13 +15,15 @@ from transformers import PreTrainedModel
 from areal_like.errors import UserError
 from areal_like.import_path import import_factory
 from trainer.backends.auto_descriptor import AUTO
-from trainer.backends.descriptor import FLOAT32, KIND_KEY, SEQUENCE_KEY, BackendDescriptor
-from trainer.backends.fsdp_descriptor import FSDP
+from trainer.backends.descriptor import FLOAT32, KIND_KEY, BackendDescriptor
+from trainer.backends.fsdp_descriptor import FSDP, num_shards
+from trainer.backends.layout_faults import layout_faults
 from trainer.backends.port import Backend, Setup
-from trainer.backends.registry import find_backend, ranks_fault, sequence_fault
+from trainer.backends.registry import find_backend, ranks_fault
 from trainer.backends.torch_descriptor import TORCH
 from trainer.config import TrainerSettings
 from trainer.model.sequence_group import check_heads
+from trainer.model.tensor_split import check_split
 from trainer.ranks import Ranks
 
 TRAINING_BYTES = 16
@@ -52,6 +54,8 @@ def choose_backend(
     num_parameters: number of trained parameters.
     """
     descriptor = find_backend(settings.backend)
+    for layout in layout_faults(descriptor, settings):
+        raise UserError(layout.what, where=layout.keys[0], remedy=layout.remedy)
     if descriptor is AUTO:
         num_bytes = TRAINING_BYTES * num_parameters + FLOAT32 * num_frozen
         return fitting_backend(settings, num_bytes, device.type, _memory_bytes(device, settings.ranks))
@@ -75,7 +79,7 @@ def fitting_backend(
     A single rank that holds everything needs no sharding; several ranks shard by FSDP2 (ZeRO needs an extra package and
     shards the same state); what still does not fit a GPU is moved to host memory.
     """
-    need_bytes = num_bytes / settings.ranks
+    need_bytes = num_bytes / (num_shards(settings) * settings.tensor_parallel)
     share = f"{need_bytes / 1e9:.3g} GB of weights, gradients and AdamW" + (" each" if settings.ranks > 1 else "")
     room = f"{USABLE_SHARE:.0%} of {memory_bytes / 1e9:.3g} GB"
     is_fitting = need_bytes <= USABLE_SHARE * memory_bytes
@@ -98,15 +102,15 @@ def make_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: S
 
 
 def share_sequences(ranks: Ranks, choice: BackendChoice, model: PreTrainedModel) -> None:
-    """Form the sequence groups of `trainer.sequence_parallel`. Collective.
+    """Form the sequence groups of `trainer.sequence_parallel` or `trainer.tensor_parallel`. Collective.
 
-    Raises UserError if the backend, the number of ranks or the model's heads do not allow it.
+    Raises UserError if the model's heads do not allow it.
     """
-    size = choice.settings.sequence_parallel
-    if (fault := sequence_fault(choice.descriptor, choice.settings)) is not None:
-        raise UserError(fault.what, where=SEQUENCE_KEY, remedy=fault.remedy)
+    size, tensor = choice.settings.sequence_parallel, choice.settings.tensor_parallel
     check_heads(model.config.get_text_config().num_attention_heads, size)
-    ranks.share_sequences(size)
+    if tensor > 1:
+        check_split(model.config, tensor)
+    ranks.share_sequences(size * tensor, splits_matrices=tensor > 1)
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:

@@ -17,6 +17,8 @@ from trainer.config import TrainerSettings
 KIND_KEY = "trainer.backend"
 OPTIONS_KEY = "trainer.backend_options"
 SEQUENCE_KEY = "trainer.sequence_parallel"
+TENSOR_KEY = "trainer.tensor_parallel"
+REPLICAS_KEY = "trainer.fsdp.replicas"
 FLOAT32 = 4
 """Bytes per number."""
 
@@ -32,10 +34,12 @@ class StateDemand(NamedTuple):
     """The state that all ranks together hold between two steps.
 
     num_bytes: weights, gradients and AdamW's moments. largest_device_bytes: memory of the largest available device.
+    outer_share: the part of it that tensor parallelism does not split.
     """
 
     num_bytes: float
     largest_device_bytes: float
+    outer_share: float = 0.0
 
 
 class Share(NamedTuple):
@@ -115,6 +119,10 @@ class BackendDescriptor:
     splits_sequences: bool = False
     """Its ranks may share a micro-batch (`trainer.sequence_parallel`): it computes with policy_logprobs, and adds the
     gradients of all ranks."""
+    splits_matrices: bool = False
+    """Its ranks may split the matrices of a layer (`trainer.tensor_parallel`)."""
+    replicates_shards: bool = False
+    """Its ranks may form groups with a sharded copy of the model each (`trainer.fsdp.replicas`)."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that dtype;
     otherwise they are float32."""

@@ -14,10 +14,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trainer.backends.fsdp_sharding import items_of, like, named_part, part_of, parts_of_model, reshard, shard_module
+from trainer.backends.fsdp_sharding import (
+    is_counted,
+    is_split,
+    items_of,
+    like,
+    named_part,
+    part_of,
+    parts_of_model,
+    reshard,
+    shard_module,
+)
 from trainer.backends.policy_module import PolicyModule, both, check_passes
 from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.export import named_tensors
@@ -28,11 +40,14 @@ from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 
 @dataclass(frozen=True)
 class _Shard:
-    """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory."""
+    """One parameter: the sharded one in the module, and this rank's part of it, which shares its memory. is_counted:
+    false if another rank has the same part, and counts it. is_split: by tensor parallelism."""
 
     name: str
     whole: torch.nn.Parameter
     part: torch.nn.Parameter
+    is_counted: bool
+    is_split: bool
 
 
 class FsdpBackend:
@@ -45,11 +60,17 @@ class FsdpBackend:
         self._module = PolicyModule(model, setup)
         shard_module(self._module, setup, setup.source)
         self._module.train(model.training)
+        is_exact = setup.compute_dtype == torch.float32 or settings.fsdp.reduce_dtype == "float32"
+        self._sums_replicas_last = settings.fsdp.replicas > 1 and is_exact
+        """Gradients of micro-batches are added in float32 inside each replica, and over replicas once an update."""
         self._shards = [
-            _Shard(name, parameter, torch.nn.Parameter(part_of(parameter)))
+            _Shard(
+                name, parameter, torch.nn.Parameter(part_of(parameter)), is_counted(parameter, setup.ranks),
+                is_split(parameter),
+            )
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
-        ]
+        ]  # fmt: skip
         with_elements = [shard for shard in self._shards if shard.part.numel()]
         self._adamw = make_adamw(((shard.part, shard.whole.ndim >= 2) for shard in with_elements), settings.optimizer)
 
@@ -66,7 +87,21 @@ class FsdpBackend:
             shard.whole.grad = shard.part.grad = None
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        (loss * self._setup.ranks.size).backward()  # FSDP computes the mean over ranks, and we need the sum
+        if self._sums_replicas_last:
+            assert isinstance(self._module, FSDPModule)
+            self._module.set_requires_all_reduce(is_last)
+        # FSDP computes the mean over the ranks with the same matrices, and we need the sum
+        (loss * (self._setup.ranks.size // self._setup.settings.tensor_parallel)).backward()
+        if is_last and self._setup.ranks.splits_matrices:
+            self._sum_parts()
+
+    def _sum_parts(self) -> None:
+        """Add what each rank of a group computed of the gradients of parameters that are not split."""
+        group = self._setup.ranks.sequence_group
+        assert group is not None
+        for shard in self._shards:
+            if not shard.is_split and shard.whole.grad is not None:
+                dist.all_reduce(part_of(shard.whole.grad), group=group.group)
 
     def update(self, step: int, *, lr_factor: float = 1.0) -> UpdateResult:
         settings = self._setup.settings.optimizer
@@ -74,8 +109,9 @@ class FsdpBackend:
         for shard in self._shards:
             if shard.whole.grad is not None:
                 shard.part.grad = part_of(shard.whole.grad)
-        gradients = [shard.part.grad for shard in self._shards if shard.part.grad is not None]
-        grad_norm = self._norm(gradients)
+        with_gradient = [(shard, shard.part.grad) for shard in self._shards if shard.part.grad is not None]
+        gradients = [gradient for _, gradient in with_gradient]
+        grad_norm = self._norm([gradient for shard, gradient in with_gradient if shard.is_counted])
         if not math.isfinite(grad_norm):
             self.skipped_updates += 1
             self.zero_grad()
@@ -90,7 +126,7 @@ class FsdpBackend:
         return UpdateResult(grad_norm, lr, True)
 
     def _norm(self, gradients: list[torch.Tensor]) -> float:
-        """2-norm of the global gradient: every element is on exactly one rank."""
+        """2-norm of the global gradient. gradients: those that this rank counts, each element on exactly one rank."""
         device = self._setup.ranks.device
         square = torch.zeros((), dtype=torch.float32, device=device)
         if gradients:
@@ -121,16 +157,17 @@ class FsdpBackend:
         return {shard.name: part_of(shard.whole) for shard in self._shards}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        return {shard.name: part_of(shard.whole.grad) for shard in self._shards if shard.whole.grad is not None}
+        counted = [shard for shard in self._shards if shard.is_counted]
+        return {shard.name: part_of(shard.whole.grad) for shard in counted if shard.whole.grad is not None}
 
     def parts(self) -> list[Part]:
         reshard(self._module)
         is_leader = self._setup.ranks.is_leader
-        found = list(parts_of_model(self.model, is_leader=is_leader))
+        found = list(parts_of_model(self.model, self._setup.ranks))
         state = self._adamw.state
         steps = [entry["step"] for entry in state.values()]
         for shard in self._shards if steps else ():
-            if shard.part in state:
+            if shard.part in state and shard.is_counted:
                 entry = state[shard.part]
                 found += [named_part(f"{kind}/{shard.name}", shard.whole, entry[kind]) for kind in MOMENTS]
             if is_leader:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -20,13 +19,15 @@ from areal_like.errors import UserError
 from trainer.backends.policy_module import PolicyModule
 from trainer.backends.port import Setup
 from trainer.export import first_named
-from trainer.host_copy import Part
+from trainer.host_copy import Items, Part
 from trainer.model.model import all_finite
 from trainer.model.outline import SlicedSource
+from trainer.model.tensor_split import split_model
+from trainer.ranks import REPLICATE, SHARD, TENSOR, Ranks
 
 
 def shard_module(module: PolicyModule, setup: Setup, source: SlicedSource | None, *, keeps_outer: bool = True) -> None:
-    """Shard a module over all ranks. Collective.
+    """Shard a module over all ranks, or over those of each replica. Collective.
 
     keeps_outer: embedding, head and final norm stay gathered after a forward pass, for the backward pass. source: of
     the parameters, if they are on the meta device; each rank reads its part only. Raises UserError on all ranks if a
@@ -34,9 +35,13 @@ def shard_module(module: PolicyModule, setup: Setup, source: SlicedSource | None
     """
     settings, ranks = setup.settings, setup.ranks
     offload = settings.fsdp.cpu_offload
+    mesh = ranks.mesh(settings.fsdp.replicas, settings.tensor_parallel)
+    if settings.tensor_parallel > 1:
+        split_model(module.model, mesh[TENSOR])
+        mesh = mesh[REPLICATE, SHARD] if settings.fsdp.replicas > 1 else mesh[SHARD]
     apply = functools.partial(
         fully_shard,
-        mesh=init_device_mesh(ranks.device.type, (ranks.size,)),
+        mesh=mesh,
         mp_policy=_precision(setup),
         offload_policy=CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy(),
     )
@@ -74,7 +79,8 @@ def _read(model: PreTrainedModel, source: SlicedSource) -> list[bool]:
     finite = []
     for name, tensor in first_named(model).items():
         part = part_of(tensor)
-        source.read(name, items_of(tensor)[0] if isinstance(tensor, DTensor) else 0, part)
+        items = items_of(tensor) if isinstance(tensor, DTensor) else Items(0, part.numel())
+        source.read(name, items.first, part, items.width)
         finite.append(all_finite(part))
     return finite
 
@@ -138,25 +144,58 @@ def like(sharded: torch.Tensor, part: torch.Tensor) -> DTensor:
 
 def named_part(key: str, sharded: torch.Tensor, items: torch.Tensor) -> Part:
     """Return `items` as this rank's part of a tensor that is split like `sharded`."""
-    first, last = items_of(sharded)
-    assert items.numel() == last - first
-    return Part(key, tuple(sharded.shape), first, items.detach())
+    own = items_of(sharded)
+    assert items.numel() == own.num
+    return Part(key, tuple(sharded.shape), own.first, items.detach(), own.width)
 
 
-def items_of(sharded: torch.Tensor) -> tuple[int, int]:
-    """Return this rank's first item and the one after its last, in the flattened tensor."""
+def items_of(sharded: torch.Tensor) -> Items:
+    """Return the items of this rank's part. Tensor parallelism splits rows or columns first, then FSDP2 the rows."""
     assert isinstance(sharded, DTensor)
-    mesh, rows = sharded.device_mesh, sharded.shape[0]
-    chunk = -(-rows // mesh.size())  # chunks of rows have equal size while rows are left
-    first = min(mesh.get_local_rank() * chunk, rows)
-    row_items = math.prod(sharded.shape[1:])
-    return first * row_items, min(first + chunk, rows) * row_items
+    places, rows, row_items = _places(sharded), sharded.shape[0], math.prod(sharded.shape[1:])
+    start, column, width = 0, 0, 0
+    if TENSOR in places:
+        dim, place, size = places[TENSOR]
+        if sharded.placements[dim].is_shard(0):
+            rows //= size
+            start = place * rows
+        else:
+            assert sharded.placements[dim].is_shard(1), "matrices are split by rows or by columns"
+            width = row_items // size
+            column = place * width
+    _, place, size = places[SHARD]
+    chunk = -(-rows // size)  # chunks of rows have equal size while rows are left
+    first = min(place * chunk, rows)
+    num_rows = min(first + chunk, rows) - first
+    return Items((start + first) * row_items + column, num_rows * (width or row_items), width)
 
 
-def parts_of_model(model: PreTrainedModel, *, is_leader: bool) -> Iterator[Part]:
-    """Yield this rank's part of each weight; what is the same on all ranks belongs to rank 0."""
+def is_split(sharded: torch.Tensor) -> bool:
+    """True for a matrix that tensor parallelism splits: its gradient is complete on each rank."""
+    assert isinstance(sharded, DTensor)
+    return TENSOR in _places(sharded)
+
+
+def is_counted(sharded: torch.Tensor, ranks: Ranks) -> bool:
+    """True if this rank's part counts where every item is counted once: the first of those with the same part."""
+    places = _places(sharded)
+    is_first = REPLICATE not in places or places[REPLICATE][1] == 0
+    return is_first and (TENSOR in places or ranks.tensor_place == 0)
+
+
+def _places(sharded: torch.Tensor) -> dict[str, tuple[int, int, int]]:
+    """Return the dimensions of a tensor's mesh by name: number, this rank's place in it, size."""
+    assert isinstance(sharded, DTensor)
+    mesh = sharded.device_mesh
+    assert mesh.mesh_dim_names is not None
+    return {name: (dim, mesh.get_local_rank(dim), mesh.size(dim)) for dim, name in enumerate(mesh.mesh_dim_names)}
+
+
+def parts_of_model(model: PreTrainedModel, ranks: Ranks) -> Iterator[Part]:
+    """Yield this rank's part of each weight; what is the same on several ranks belongs to the first of them."""
     for name, tensor in first_named(model).items():
         if isinstance(tensor, DTensor):
-            yield named_part(f"weight/{name}", tensor, part_of(tensor))
-        elif is_leader:
+            if is_counted(tensor, ranks):
+                yield named_part(f"weight/{name}", tensor, part_of(tensor))
+        elif ranks.is_leader:
             yield Part(f"weight/{name}", tuple(tensor.shape), 0, tensor.detach())

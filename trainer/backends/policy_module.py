@@ -17,6 +17,7 @@ from trainer.model import agreement
 from trainer.model.logprobs import greedy_logprobs, token_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.model.row_parts import part_of
+from trainer.model.tensor_split import split_of
 from trainer.model.values import token_values
 
 
@@ -28,7 +29,7 @@ def policy_logprobs(
     With a sequence group this rank computes those of its part of the tokens, and gathers the others. Collective.
     """
     group = setup.ranks.sequence_group
-    part = None if group is None else part_of(packed, group)
+    part = None if group is None else part_of(packed, group, is_gathered=split_of(model) is not None)
     own = packed if part is None else part.packed
     with torch.autocast(packed.tokens_T.device.type, torch.bfloat16, enabled=setup.compute_dtype == torch.bfloat16):
         if setup.is_critic:
@@ -55,7 +56,14 @@ def policy_greedy(model: PreTrainedModel, packed: PackedSequences, setup: Setup)
 
 def check_passes(model: PreTrainedModel, setup: Setup) -> float:
     """Compare packed log-probs with the model's own, as training computes them (trainer.model.agreement.check)."""
-    return agreement.check(model, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
+
+    def logprobs(packed: PackedSequences) -> torch.Tensor:
+        return policy_logprobs(model, packed, setup, with_entropy=False)[0]
+
+    return agreement.check(
+        model, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context,
+        compute=None if split_of(model) is None else logprobs,
+    )  # fmt: skip
 
 
 class PolicyModule(torch.nn.Module):

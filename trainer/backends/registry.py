@@ -6,7 +6,6 @@ To add a backend, add a line to BACKENDS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from areal_like.import_path import find_named
 from trainer.backends.auto_descriptor import AUTO
@@ -14,7 +13,6 @@ from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.backends.torch_descriptor import TORCH
 from trainer.backends.zero_descriptor import ZERO
-from trainer.config import TrainerSettings
 
 BACKENDS: Mapping[str, BackendDescriptor] = {
     backend.name: backend
@@ -36,30 +34,6 @@ def find_backend(name: str) -> BackendDescriptor:
         'deepspeed'
     """
     return find_named(name, BACKENDS, BackendDescriptor, noun="trainer backend", where=KIND_KEY)
-
-
-class SequenceFault(NamedTuple):
-    """Why ranks cannot share sequences. key: the other key that contradicts."""
-
-    key: str
-    what: str
-    remedy: str
-
-
-def sequence_fault(descriptor: BackendDescriptor, settings: TrainerSettings) -> SequenceFault | None:
-    """Return why `sequence_parallel` cannot be used with a backend and its number of ranks; None if it can."""
-    size, ranks = settings.sequence_parallel, settings.ranks
-    if size == 1:
-        return None
-    if not descriptor.splits_sequences:
-        able = [backend.name for backend in BACKENDS.values() if backend.splits_sequences]
-        what = f"the backend {descriptor.name} cannot split a sequence over ranks"
-        return SequenceFault(KIND_KEY, what, f"{KIND_KEY}: {' or '.join(able)}, or sequence_parallel: 1")
-    if ranks % size:
-        divisors = ", ".join(str(one) for one in range(1, ranks + 1) if ranks % one == 0)
-        what = f"{ranks} ranks cannot form groups of {size}"
-        return SequenceFault("trainer.ranks", what, f"use a multiple of {size} ranks, or sequence_parallel: {divisors}")
-    return None
 
 
 def ranks_fault(descriptor: BackendDescriptor, ranks: int) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ dozen tokens, some of them at the last positions of the longest sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from trainer.model.experts import LOOP, attach_experts
 from trainer.model.logprobs import token_logprobs
 from trainer.model.model import model_context
 from trainer.model.packed import PackedSequences
+from trainer.model.tensor_split import whole_rows
 
 LENGTHS = (9, 7, 8)
 """The last one ends at the last position of the longest sequence, so that an effect of that shows in the others."""
@@ -35,11 +36,13 @@ def check(
     dtype: torch.dtype,
     temperature: float = 1.0,
     max_context: int | None = None,
+    compute: Callable[[PackedSequences], torch.Tensor] | None = None,
 ) -> float:
     """Return the largest difference (nats) between packed log-probs and transformers' own, sequence by sequence.
 
     `dtype` is the compute dtype (autocast if it is not float32), `max_context` the longest expected sequence (None: the
-    number of the model's positions). Attaches `choice`, and grouped products for experts. Raises UserError if they
+    number of the model's positions). compute: returns the packed log-probs of a model that is split over ranks; None:
+    they are computed here. Attaches `choice`, and grouped products for experts. Raises UserError if they
     disagree, if the model cannot compute such sequences exactly, and if it cannot be packed at all.
     """
     device = next(model.parameters()).device
@@ -53,16 +56,17 @@ def check(
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         attach(model, choice)
         attach_experts(model)
-        ours_N = _packed(model, packed, choice, temperature)
+        ours_N = _packed(model, packed, choice, temperature) if compute is None else compute(packed)
         model.set_attn_implementation("eager")
         attach_experts(model, LOOP)
         try:
-            theirs_N = torch.cat(
-                [
-                    _alone(model, sequence, start, device, temperature)
-                    for sequence, start in zip(tokens, starts, strict=True)
-                ]
-            )
+            with whole_rows(model):
+                theirs_N = torch.cat(
+                    [
+                        _alone(model, sequence, start, device, temperature)
+                        for sequence, start in zip(tokens, starts, strict=True)
+                    ]
+                )
         finally:
             attach(model, choice)
             attach_experts(model)

@@ -21,10 +21,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from areal_like.errors import UserError, WeightError
 from trainer.checkpoints.convert import INDEX, Stored, stored_in, stored_tensors
 from trainer.export import first_named
+from trainer.host_copy import Items
 from trainer.model.model import check_folder, without_dropout
 
 TORCH_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of parameters that are read in parts, by their names in safetensors."""
+
+
+ROWS_BYTES = 1 << 20
+"""Most bytes of AdamW's state in memory at once where only columns of it are wanted."""
 
 
 class SlicedSource:
@@ -35,8 +40,8 @@ class SlicedSource:
         zeros: names of parameters that are zero at first."""
         self._stored, self._piece_bytes, self._zeros = stored, max(1024, piece_bytes), frozenset(zeros)
 
-    def read(self, name: str, first: int, out: torch.Tensor) -> None:
-        """Read the items from `first` on into `out`: float32, contiguous, any shape and device.
+    def read(self, name: str, first: int, out: torch.Tensor, width: int = 0) -> None:
+        """Read the items from `first` on into `out`: float32, contiguous, any shape and device. width: see Items.
 
         Raises WeightError if the file is shorter than its header says.
         """
@@ -45,6 +50,9 @@ class SlicedSource:
             flat_N.zero_()
             return
         tensor = self._stored[name]
+        if width:
+            self._read_columns(tensor, first, flat_N.view(-1, width))
+            return
         dtype = TORCH_FLOATS[tensor.dtype]
         width = dtype.itemsize
         is_direct = dtype == torch.float32 and out.device.type == "cpu"
@@ -57,6 +65,18 @@ class SlicedSource:
                 _fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
                 if not is_direct:
                     part_N.copy_(read_N)
+
+    def _read_columns(self, tensor: Stored, first: int, out_RW: torch.Tensor) -> None:
+        """Read rows in full, as many at a time as fit a piece, and keep their columns."""
+        dtype, row_items = TORCH_FLOATS[tensor.dtype], math.prod(tensor.shape[1:])
+        (num_rows, width), (row, column) = out_RW.shape, divmod(first, row_items)
+        step = max(1, self._piece_bytes // (row_items * dtype.itemsize))
+        with tensor.file.open("rb", buffering=0) as file:
+            file.seek(tensor.start + row * row_items * dtype.itemsize)
+            for start in range(0, num_rows, step):
+                rows = torch.empty(min(step, num_rows - start), row_items, dtype=dtype)
+                _fill(file, memoryview(rows.view(-1).view(torch.uint8).numpy().data), tensor.file)
+                out_RW[start : start + len(rows)].copy_(rows[:, column : column + width])
 
 
 def _fill(file: Any, view: memoryview, path: Path) -> None:
@@ -104,24 +124,24 @@ def sliced_source(folder: Path, model: PreTrainedModel, piece_bytes: int) -> Sli
 class ReadMoments(Protocol):
     """Reads AdamW's state of one parameter, when it is needed."""
 
-    def __call__(self, name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
+    def __call__(self, name: str, items: Items | None = None, /) -> dict[str, torch.Tensor]:
         """Return the moments of the parameter `name` in its full shape, and `step`, a scalar; float32; empty if there
-        is none. items: return only the items from the first to before the last, flat."""
+        is none. items: return only these, flat."""
 
 
 def moment_reader(file: Path, kinds: Mapping[str, Collection[str]]) -> ReadMoments:
     """Return the reader of AdamW's state in a file. kinds: what the file has of each parameter, by its name."""
     stored = dict(stored_in(file))
-    source = SlicedSource(stored, 0)  # float32 on the host is read in place, in one piece
+    source = SlicedSource(stored, ROWS_BYTES)  # consecutive float32 on the host is read in place, in one piece
 
-    def read(name: str, items: tuple[int, int] | None = None, /) -> dict[str, torch.Tensor]:
+    def read(name: str, items: Items | None = None, /) -> dict[str, torch.Tensor]:
         found = {}
         for kind in kinds.get(name, ()):
             shape = stored[f"{kind}/{name}"].shape
-            first, last = (0, math.prod(shape)) if items is None or kind == "step" else items
-            found[kind] = torch.empty(last - first, dtype=torch.float32)
-            source.read(f"{kind}/{name}", first, found[kind])
-            if last - first == math.prod(shape):
+            wanted = Items(0, math.prod(shape)) if items is None or kind == "step" else items
+            found[kind] = torch.empty(wanted.num, dtype=torch.float32)
+            source.read(f"{kind}/{name}", wanted.first, found[kind], wanted.width)
+            if wanted.num == math.prod(shape):
                 found[kind] = found[kind].view(shape)
         return found
 

@@ -36,8 +36,12 @@ class RowPart:
         return self.group.gather(own_S, [len(own_S)] * self.group.size)[:num_tokens]
 
 
-def part_of(packed: PackedSequences, group: SequenceGroup) -> RowPart:
-    """Return this rank's part of `packed`, on the same device. Needs nothing from the device."""
+def part_of(packed: PackedSequences, group: SequenceGroup, *, is_gathered: bool = False) -> RowPart:
+    """Return this rank's part of `packed`, on the same device. Needs nothing from the device.
+
+    is_gathered: the model gathers the tokens of all ranks before attention itself (tensor_split.py), which needs the
+    positions of the full row and exchanges nothing.
+    """
     device, num = packed.tokens_T.device, packed.num_tokens
     own = -(-num // group.size)
     missing = own * group.size - num
@@ -54,8 +58,12 @@ def part_of(packed: PackedSequences, group: SequenceGroup) -> RowPart:
     part = replace(
         packed,
         tokens_T=_padded(packed.tokens_T[first:last], own),
-        positions_T=_positions(packed.positions_T[first:last], own, max(first - num, 0)),
-        segments=replace(segments, sequence_group=group),
+        positions_T=(
+            _positions(packed.positions_T, own * group.size, 0)
+            if is_gathered
+            else _positions(packed.positions_T[first:last], own, max(first - num, 0))
+        ),
+        segments=segments if is_gathered else replace(segments, sequence_group=group),
         sources_N=_on(device, sources_M),
         source_places=sources_M,
         targets_N=packed.targets_N[predictions],

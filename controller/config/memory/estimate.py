@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from areal_like.device_names import names_gpu
-from controller.config.backends import PassDemand, backend_of
+from controller.config.backends import PassDemand, Share, StateDemand, backend_of
 from controller.config.engines import ServingDemand, engine_job, engine_of
 from controller.config.memory.called_models import called_model_parts, shape_in
 from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
 from controller.config.run_config import RunConfig
-from controller.config.trainer_memory import adapter_parameters, trainer_state
+from controller.config.trainer_memory import adapter_parameters, outer_share, trainer_state
 from controller.config.validation.objectives import has_reference
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
@@ -99,11 +99,13 @@ def pass_of(config: RunConfig) -> Pass:
     """
     trainer, longest = config.trainer, config.rollout.engine.max_context
     is_16_bit, is_cuda = trainer.precision == "bfloat16", names_gpu(trainer.device)
-    num_shares = max(1, trainer.ranks // trainer.sequence_parallel)
+    shared = trainer.sequence_parallel * trainer.tensor_parallel
+    num_shares = max(1, trainer.ranks // shared)
     all_tokens = -(-config.trained_groups_per_step * config.group_size // (trainer.mini_batches * num_shares)) * longest
     row = min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest))
     return Pass(
-        tokens=-(-row // trainer.sequence_parallel),
+        tokens=-(-row // shared),
+        gathered_tokens=0 if trainer.tensor_parallel == 1 else row - -(-row // shared),
         compute_bytes=2 if is_16_bit else FLOAT32,
         hidden_bytes=2 if is_16_bit and backend_of(config).gathers_in_compute_type else FLOAT32,
         chunk_tokens=trainer.logprob_chunk_tokens,
@@ -129,9 +131,10 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     an adapter merged in."""
     backend, trainer = backend_of(config), config.trainer
     lora = trainer.lora
-    state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
+    outer = outer_share(config, shape)
+    state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape), outer)
     one, is_cuda = pass_of(config), names_gpu(trainer.device)
-    share = backend.fixed(trainer)
+    share = _fixed_share(config, outer)
     on_device = 0.0 if share.on_host and is_cuda else share.part
     reference = on_device * FLOAT32 * shape.parameters if has_reference(config) and lora is None else 0.0
     teacher = on_device * teacher_bytes(config)
@@ -208,7 +211,8 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     """
     trainer, parameters = config.trainer, float(shape.parameters)
     adapter, lora = adapter_parameters(config, shape), trainer.lora
-    state, is_cuda = trainer_state(config, parameters, adapter), names_gpu(trainer.device)
+    outer = outer_share(config, shape)
+    state, is_cuda = trainer_state(config, parameters, adapter, outer), names_gpu(trainer.device)
     whole = parameters * DTYPE_BYTES[config.model.dtype]
     is_lone = lora is not None and lora.publish == "adapter"
     version = FLOAT32 * adapter if is_lone else whole
@@ -226,7 +230,7 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
         "staged for engines": staged * whole,
         "merged by workers": MERGED_VERSIONS * config.rollout.num_workers * whole if is_lone else 0.0,
         "checkpoint": COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
-        "fixed models": _fixed_bytes(config, parameters) if is_cuda else 0.0,
+        "fixed models": _fixed_bytes(config, parameters, outer) if is_cuda else 0.0,
         "earlier versions": _earlier_versions(config, FLOAT32 * adapter if lora is not None else whole),
         "earlier gradient": FLOAT32 * (adapter if lora is not None else parameters) if trainer.gradient_cosine else 0.0,
     }
@@ -234,9 +238,17 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     return {name: num_bytes for name, num_bytes in running.items() if num_bytes}
 
 
-def _fixed_bytes(config: RunConfig, parameters: float) -> float:
+def _fixed_share(config: RunConfig, outer: float) -> Share:
+    """A rank's share of a model that is not trained. Where matrices are split, it is laid out as the trained one."""
+    backend, trainer = backend_of(config), config.trainer
+    if trainer.tensor_parallel == 1:
+        return backend.fixed(trainer)
+    return backend.state(trainer, StateDemand(0.0, 0.0, outer)).weights
+
+
+def _fixed_bytes(config: RunConfig, parameters: float, outer: float) -> float:
     """Bytes of the reference model and the teacher that all ranks together keep in host memory."""
-    share = backend_of(config).fixed(config.trainer)
+    share = _fixed_share(config, outer)
     if not share.on_host:
         return 0.0
     reference = FLOAT32 * parameters if has_reference(config) and config.trainer.lora is None else 0.0
@@ -245,10 +257,12 @@ def _fixed_bytes(config: RunConfig, parameters: float) -> float:
 
 def _earlier_versions(config: RunConfig, version_bytes: float) -> float:
     """Bytes for `trainer.version_logprobs`, all ranks together: the newest version, the buffer in which an older one is
-    restored, and the older ones, each at most a version, within the limit `memory_mb` of each rank.
+    restored, and the older ones, each at most a version, within the limit `memory_mb` of each rank. Each replica of
+    FSDP2 keeps its own.
     """
     settings = config.trainer.version_logprobs
     if settings is None:
         return 0.0
+    version_bytes *= config.trainer.fsdp.replicas
     older = min((settings.keep - 1) * version_bytes, settings.memory_mb * MEGABYTE * config.trainer.ranks)
     return 2 * version_bytes + older

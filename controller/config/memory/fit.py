@@ -153,7 +153,8 @@ def _rollout_changes(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[s
 
 
 def _trainer_changes(config: RunConfig, shape: DecoderShape) -> Iterator[tuple[str, Processes]]:
-    """Smaller micro-batches, gradient checkpointing, both; then more ranks with both; then state in host memory."""
+    """Smaller micro-batches, gradient checkpointing, both; then fewer replicas with both; then more ranks with both;
+    then state in host memory."""
     for words, settings in trainer_settings(config):
         changed = config.model_copy(update={"trainer": settings})
         yield words, lambda _, changed=changed: trainer_memory(changed, shape)  # type: ignore[misc]
@@ -180,6 +181,13 @@ def trainer_settings(config: RunConfig) -> Iterator[tuple[str, TrainerSettings]]
     if backend.max_ranks == 1:
         spread, prefix = trainer.model_copy(update={"backend": "fsdp"}), "trainer.backend: fsdp and "
         lean = lean.model_copy(update={"backend": "fsdp"})
+    for replicas in range(trainer.fsdp.replicas - 1, 0, -1):
+        if trainer.ranks % replicas == 0:
+            words, fewer = f"trainer.fsdp.replicas: {replicas}", {"replicas": replicas}
+            yield words, trainer.model_copy(update={"fsdp": trainer.fsdp.model_copy(update=fewer)})
+            if lean_words:
+                both = lean.model_copy(update={"fsdp": lean.fsdp.model_copy(update=fewer)})
+                yield f"{words} and {lean_words}", both
     ranks = trainer.ranks * 2
     while ranks <= MOST_RANKS:
         words = f"{prefix}trainer.ranks: {ranks}"

@@ -39,6 +39,9 @@ class Pass:
     """A kernel for packed sequences (CUDA, bfloat16); otherwise sequences of similar length are batched for SDPA."""
     has_entropy: bool = False
     """The loss has an entropy term."""
+    gathered_tokens: int = 0
+    """Tokens of other ranks, whose hidden states are gathered before attention and feed-forward part, where ranks split
+    their matrices (`trainer.tensor_parallel`)."""
 
 
 def norm_bytes(shape: DecoderShape, one: Pass, num_readers: int) -> float:
@@ -72,9 +75,13 @@ def feed_forward_bytes(shape: DecoderShape, one: Pass) -> float:
 
 
 def layer_activation_bytes(shape: DecoderShape, one: Pass) -> float:
-    """Kept by one layer, all tokens."""
+    """Kept by one layer, all tokens: of a rank's part of the tokens, all matrices, or equally of all tokens its part of
+    the matrices. Hidden states that are gathered before attention and feed-forward part: 2 c D for each token of other
+    ranks.
+    """
     per_token = norm_bytes(shape, one, num_readers=3) + norm_bytes(shape, one, num_readers=2)
-    return one.tokens * (per_token + attention_bytes(shape, one) + feed_forward_bytes(shape, one))
+    gathered = 2.0 * one.compute_bytes * shape.hidden * one.gathered_tokens
+    return one.tokens * (per_token + attention_bytes(shape, one) + feed_forward_bytes(shape, one)) + gathered
 
 
 def activation_bytes(shape: DecoderShape, one: Pass) -> float:

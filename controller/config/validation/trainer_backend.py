@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from controller.config.backends import REGISTERED, backend_of, ranks_fault, sequence_fault
+from controller.config.backends import REGISTERED, backend_of, layout_faults, ranks_fault
 from controller.config.engines import as_problems, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from trainer.model.split_sizes import split_fault
 
 
 def backend_problems(config: RunConfig) -> Iterator[Problem]:
@@ -23,8 +24,8 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
             "the engine does not record which experts it uses",
             "set rollout.engine.kind: sglang with sglang.routed_experts: true, or set router_replay: false",
         )
-    if (split := sequence_fault(backend, trainer)) is not None:
-        yield Problem(("trainer.sequence_parallel", split.key), split.what, split.remedy)
+    for layout in layout_faults(backend, trainer):
+        yield Problem(layout.keys, layout.what, layout.remedy)
     yield from as_problems(backend.option_problems(trainer.backend_options))
     for known in {**REGISTERED, trainer.backend: backend}.values():
         yield from as_problems(known.setting_problems(trainer))
@@ -38,7 +39,12 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def head_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problem of attention heads that the ranks of a sequence group cannot share. model: its config.json. Pure."""
+    """Problems of heads that the ranks of a sequence group cannot share, and of sizes that ranks cannot split. model:
+    its config.json. Pure."""
+    tensor = config.trainer.tensor_parallel
+    if tensor > 1 and (fault := split_fault(model, tensor)) is not None:
+        what, remedy = fault
+        yield Problem(("trainer.tensor_parallel", "model.path"), what, remedy)
     size = config.trainer.sequence_parallel
     heads = {**model, **(model.get("text_config") or {})}.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0 and heads % size:

@@ -160,6 +160,10 @@ def test_a_size_that_is_no_positive_whole_number_gives_no_figure(size: object) -
         ({"backend": "fsdp", "ranks": 4}, 4e9, 0, "1G parameters x 16 bytes / 4 ranks"),
         ({"backend": "fsdp", "ranks": 2, "fsdp": {"cpu_offload": True}}, 0, 8e9,
          "1G parameters x 16 bytes / 2 ranks, in host memory"),
+        ({"backend": "fsdp", "ranks": 8, "fsdp": {"replicas": 2}}, 4e9, 0,
+         "1G parameters, 1/4 on each rank of 2 replicas"),
+        ({"backend": "fsdp", "ranks": 2, "fsdp": {"replicas": 2, "cpu_offload": True}}, 0, 16e9,
+         "1G parameters, 1/1 on each rank of 2 replicas, in host memory"),
         ({"backend": "torch", "fsdp": {"cpu_offload": True}}, 16e9, 0, "1G parameters x 16 bytes"),
         ({"backend": "auto"}, 16e9, 0, "1G parameters x 16 bytes"),
         ({"backend": "deepspeed", "deepspeed": {"stage": 1}}, 16e9, 0, "1G parameters, ZeRO 1 over 1 rank"),
@@ -207,6 +211,8 @@ def test_a_state_that_just_fits_is_no_problem_and_the_remedy_names_ranks_that_ar
     assert found.remedy == "set trainer.backend: fsdp and trainer.ranks: 2 or more, or use a smaller model"
     assert "ranks: 4 or more" in problem_with(1e9, 4e9, backend="fsdp", ranks=2).remedy
     assert problem_with(1e9, 4e9, backend="fsdp", ranks=4) is None
+    assert "ranks: 9 or more" in problem_with(1e9, 6e9, backend="fsdp", ranks=3, fsdp={"replicas": 3}).remedy
+    assert problem_with(1e9, 6e9, backend="fsdp", ranks=9, fsdp={"replicas": 3}) is None
     assert problem_with(300e9 / 16, None, backend="torch") is None
     assert problem_with(301e9 / 16, None, backend="torch") is not None
 

@@ -51,6 +51,18 @@ def test_boundaries_of_a_part_are_those_of_the_row_and_its_padding() -> None:
         assert part.packed.segments.sequence_group is part.group
 
 
+def test_part_of_a_model_that_gathers_tokens_has_the_positions_and_boundaries_of_the_row() -> None:
+    packed = PackedSequences.build([np.arange(1, 6), np.arange(1, 3)], [np.arange(5) > 1, np.arange(2) > 0])
+    for place in range(4):
+        group = SequenceGroup(place, 4, cast(Any, None))
+        plain, gathered = part_of(packed, group), part_of(packed, group, is_gathered=True)
+        assert torch.equal(gathered.packed.tokens_T, plain.packed.tokens_T)
+        assert gathered.counts == plain.counts
+        assert gathered.packed.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1, 0]
+        assert gathered.packed.segments.cu_seqlens.tolist() == [0, 5, 7, 8]
+        assert gathered.packed.segments.num_own == 8
+
+
 def test_gradient_of_a_part_without_predictions_is_zero() -> None:
     packed = PackedSequences.build([np.arange(1, 9)], [np.arange(8) == 7])
     first = parts_of(packed, 2)[0].packed

@@ -1,6 +1,6 @@
 """Ranks that exchange tokens for heads attend as one process does, whatever the numbers of heads.
 
-The ranks are threads, and the exchange is through memory; tests/trainer/test_sequence_parallel.py has real ones.
+The ranks are threads, and the exchange is through memory; tests/trainer/test_layouts.py has real ones.
 """
 
 from __future__ import annotations

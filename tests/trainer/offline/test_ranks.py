@@ -27,10 +27,14 @@ SCENES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo", "dpo": {"beta": 1.0}},
     "reward": {"objective": "reward_model"},
     "adapter": {"objective": "dpo", "dpo": {"beta": 1.0}, "lora": {"rank": 3}},
+    "replicas": {"objective": "sft", "replicas": 2},
 }
 
 
-def spec_of(folder: Path, objective: str, *, ranks: int = 1, lora: Any = None, **changes: Any) -> OfflineSpec:
+def spec_of(
+    folder: Path, objective: str, *, ranks: int = 1, replicas: int = 1, lora: Any = None, **changes: Any
+) -> OfflineSpec:
+    """replicas: with several ranks."""
     folder.mkdir(exist_ok=True, parents=True)
     pairs = [{**row, "chosen": row["completion"], "rejected": f"{n % 10}{n % 7}"} for n, row in enumerate(digits(26))]
     data = {
@@ -38,7 +42,7 @@ def spec_of(folder: Path, objective: str, *, ranks: int = 1, lora: Any = None, *
         "eval": write_rows(folder / "eval.jsonl", pairs[19:20]),  # one row: a rank has none
     }  # fmt: skip
     trainer = {
-        "device": "cpu", "ranks": ranks, "lora": lora,
+        "device": "cpu", "ranks": ranks, "lora": lora, "fsdp": {"replicas": min(ranks, replicas)},
         "micro_batch_tokens": 24, "checkpoint": {"every_steps": 2, "keep": 9},
         "optimizer": {"lr": 5e-3, "warmup_steps": 1}, "rank_timeout_s": 400.0,
     }  # fmt: skip

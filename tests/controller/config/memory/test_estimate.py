@@ -90,6 +90,29 @@ def test_fsdp_ranks_share_the_state_and_gather_two_layers_and_the_embeddings() -
     assert ranks.parts["gathered or cast"] == gathered
 
 
+def test_replicas_do_not_divide_state_or_reference_and_a_checkpoint_has_one_of_them() -> None:
+    trainer = {**GPU, "backend": "fsdp", "ranks": 8, "loss": {"kl_coef": 0.1}}
+    one, four = (make(trainer={**trainer, "fsdp": {"replicas": replicas}}) for replicas in (1, 4))
+    (ranks,), (replicated,) = trainer_memory(one, SHAPE), trainer_memory(four, SHAPE)
+    for part in ("weights, gradients, AdamW", "reference model"):
+        assert replicated.parts[part] == 4 * ranks.parts[part]
+    assert replicated.parts["gathered or cast"] == ranks.parts["gathered or cast"]
+    assert host_memory(four, SHAPE)["checkpoint"] == host_memory(one, SHAPE)["checkpoint"]
+
+
+def test_ranks_that_split_matrices_divide_these_and_keep_the_rest_in_full() -> None:
+    trainer = {**GPU, "backend": "fsdp", "ranks": 8, "loss": {"kl_coef": 0.1}, "micro_batch_tokens": 65536}
+    plain, split = (make(trainer={**trainer, "tensor_parallel": tensor}, group_size=128) for tensor in (1, 4))
+    (ranks,), (splitting,) = trainer_memory(plain, SHAPE), trainer_memory(split, SHAPE)
+    matrices = SHAPE.layers * SHAPE.layer_matrix_parameters
+    own = matrices / 8 + (N - matrices) / 2
+    assert splitting.parts["weights, gradients, AdamW"] == pytest.approx(16 * own)
+    assert splitting.parts["reference model"] == pytest.approx(4 * own)
+    assert splitting.parts["gathered or cast"] < ranks.parts["gathered or cast"]
+    assert pass_of(split).tokens == pass_of(plain).tokens / 4
+    assert pass_of(split).gathered_tokens == pass_of(plain).tokens * 3 / 4
+
+
 def test_rank_0_of_fsdp_collects_full_weights_only_to_merge_an_adapter() -> None:
     fsdp = {**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 2048}
     (ranks,) = trainer_memory(make(trainer=fsdp), SHAPE)
@@ -160,6 +183,9 @@ def test_earlier_versions_and_gradients_are_in_host_memory_within_the_limit_of_e
     past["memory_mb"] = 100.0
     config = make(model={"dtype": "bfloat16"}, trainer={"version_logprobs": past, "backend": "fsdp", "ranks": 2})
     assert host_memory(config, SHAPE)["earlier versions"] == 4 * N + 2 * 100e6
+    two = {"backend": "fsdp", "ranks": 4, "fsdp": {"replicas": 2}}
+    config = make(model={"dtype": "bfloat16"}, trainer={"version_logprobs": past, **two})
+    assert host_memory(config, SHAPE)["earlier versions"] == 8 * N + 4 * 100e6
     config = make(trainer={"version_logprobs": {"keep": 3}, "lora": {"rank": 8, "targets": ["q_proj"]}})
     adapter = 8 * SHAPE.layers * (SHAPE.hidden + SHAPE.query_width)
     assert host_memory(config, SHAPE)["earlier versions"] == (2 + 2) * 4 * adapter

@@ -66,6 +66,7 @@ def test_micro_batches_are_halved_first_down_to_a_part_or_the_longest_sequence()
         ({"gradient_checkpointing": False}, SMALL, 44e9, "set trainer.gradient_checkpointing: true"),
         ({}, MIDDLE, 80e9, "set trainer.backend: fsdp and trainer.ranks: 4"),
         ({"backend": "fsdp", "ranks": 2}, MIDDLE, 70e9, "set trainer.ranks: 4"),
+        ({"backend": "fsdp", "ranks": 8, "fsdp": {"replicas": 4}}, MIDDLE, 70e9, "set trainer.fsdp.replicas: 2"),
         ({"backend": "deepspeed", "ranks": 8}, LARGE, 80e9, "use a smaller model, or a GPU with more memory"),
     ],
 )

@@ -1,6 +1,7 @@
-"""Ranks that share sequences train as one process: the same losses, gradients and weights.
+"""Ranks in any layout train as one process: the same losses, gradients and weights.
 
-Real processes over gloo; two and four of them play all scenes, of 5 steps each.
+Layouts: sequence groups, replicas (HSDP), split matrices, and combinations. Real processes over gloo; two and four of
+them play all scenes, of 5 steps each.
 """
 
 from __future__ import annotations
@@ -39,14 +40,32 @@ MIXTURE: dict[str, Any] = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
     "num_key_value_heads": 2,
 }  # fmt: skip
-LAYOUTS = {"2": (2, 2), "4": (4, 4), "2x2": (4, 2)}
-"""Ranks, and ranks that share a sequence."""
-RUNS = [*((layout, name) for layout in LAYOUTS for name in ("kl", "sequence-loss")),
-        ("2x2", "critic"), ("2x2", "adapter"), ("2x2", "versions")]  # fmt: skip
+REPLICAS: dict[str, Any] = {"fsdp": {"replicas": 2}, "micro_batch_tokens": 20}
+"""And several micro-batches for each update, over which replicas add their gradients only once."""
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "2": (2, {"sequence_parallel": 2}),
+    "4": (4, {"sequence_parallel": 4}),
+    "2x2": (4, {"sequence_parallel": 2}),
+    "hsdp-2x2": (4, REPLICAS),
+    "hsdp-2x2-shared": (4, {**REPLICAS, "sequence_parallel": 2}),
+    "tp-2": (2, {"tensor_parallel": 2}),
+    "tp-2-fsdp-2": (4, {"tensor_parallel": 2}),
+    "tp-2-hsdp-2": (4, {**REPLICAS, "tensor_parallel": 2}),
+}
+"""Ranks, and their settings."""
+SHARED = ("2", "4", "2x2")
+RUNS = [*((layout, name) for layout in SHARED for name in ("kl", "sequence-loss")),
+        ("2x2", "critic"), ("2x2", "adapter"), ("2x2", "versions"),
+        ("hsdp-2x2", "kl"), ("hsdp-2x2", "critic"), ("hsdp-2x2", "adapter"),
+        ("hsdp-2x2-shared", "versions"),
+        *(("tp-2", name) for name in ("kl", "sequence-loss", "critic")),
+        *(("tp-2-fsdp-2", name) for name in ("kl", "versions")), ("tp-2-hsdp-2", "kl")]  # fmt: skip
+SAVED, RESUMED = 2, ("hsdp-2x2", "tp-2", "tp-2-fsdp-2")
+"""A checkpoint of this version is continued from; layouts that continue from one process, and the reverse."""
 
 
-def settings_of(name: str, shared: int = 1) -> dict[str, Any]:
-    split = {"backend": "fsdp", "sequence_parallel": shared} if shared > 1 else {}
+def settings_of(name: str, **layout: Any) -> dict[str, Any]:
+    split = {"backend": "fsdp", **layout} if layout else {}
     return {"optimizer": OPTIMIZER, "micro_batch_tokens": 61, **split, **SCENES[name]}
 
 
@@ -59,19 +78,31 @@ def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_sample
     torch.set_num_threads(1)
     for name in SCENES:
         made.single(f"one-{name}", until=STEPS, **settings_of(name))
+    made.single("one-start", until=SAVED, **settings_of("kl"))
     for ranks in (2, 4):
         scenes = [
-            made.scene(f"{layout}-{name}", ranks, settings_of(name, LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS)
+            made.scene(
+                f"{layout}-{name}", ranks, settings_of(name, **LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS,
+                save_at=SAVED if layout in RESUMED and name == "kl" else None,
+            )
             for layout, name in RUNS
             if LAYOUTS[layout][0] == ranks
-        ]
+        ]  # fmt: skip
+        scenes += [
+            made.scene(
+                f"{layout}-from-one", ranks, settings_of("kl", **LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS,
+                resume_from=made.at("one-start", SAVED),
+            )
+            for layout in RESUMED
+            if LAYOUTS[layout][0] == ranks
+        ]  # fmt: skip
         made.play(f"job-{ranks}", ranks, scenes)
     yield made
     server.close()
 
 
 @pytest.mark.parametrize(("layout", "name"), RUNS)
-def test_ranks_that_share_sequences_train_as_one_process(layout: str, name: str, stage: Stage) -> None:
+def test_ranks_of_a_layout_train_as_one_process(layout: str, name: str, stage: Stage) -> None:
     ours, single = stage.metrics(f"{layout}-{name}"), stage.single_metrics[f"one-{name}"]
     assert len(ours) == STEPS
     for step, (a, b) in enumerate(zip(ours, single, strict=True), 1):
@@ -86,6 +117,38 @@ def test_ranks_that_share_sequences_train_as_one_process(layout: str, name: str,
         assert found.keys() == expected.keys()
         keys = [key for key in expected if not key.startswith(("exp_avg", "step"))]
         assert max(float((found[key] - expected[key]).abs().max()) for key in keys) < WEIGHT_ATOL
+
+
+@pytest.mark.parametrize("layout", RESUMED)
+def test_checkpoints_go_from_one_process_to_a_layout_and_back(layout: str, stage: Stage) -> None:
+    torch.set_num_threads(1)
+    back = stage.single(f"one-from-{layout}", stage.at(f"{layout}-kl", SAVED), until=STEPS, **settings_of("kl"))
+    single = stage.single_metrics["one-kl"][SAVED:]
+    for ours in (stage.metrics(f"{layout}-from-one"), back):
+        for a, b in zip(ours, single, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    expected = stage.state("one-kl", STEPS)
+    for name in (f"{layout}-from-one", f"one-from-{layout}"):
+        found = stage.state(name, STEPS)
+        assert found.keys() == expected.keys()
+        assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL
+
+
+@pytest.mark.parametrize("layout", RESUMED)
+def test_a_layout_publishes_and_exports_the_weights_that_it_saves(layout: str, stage: Stage) -> None:
+    saved = stage.state(f"{layout}-kl", STEPS)
+    (published,) = (stage.folder / f"{layout}-kl" / "weights").glob("*.safetensors")
+    for file in (published, stage.folder / f"{layout}-kl" / "final" / "model.safetensors"):
+        tensors = load_file(file)
+        assert tensors.keys() == {key for key in saved if "/" not in key}
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
+
+
+def test_gradients_are_clipped_in_some_steps_and_not_in_others(stage: Stage) -> None:
+    limit = OPTIMIZER["max_grad_norm"]
+    norms = [row["grad_norm"] for metrics in stage.single_metrics.values() for row in metrics]
+    assert min(norms) < limit < max(norms)
 
 
 def test_something_is_learned_so_that_equal_weights_mean_something(stage: Stage) -> None:
