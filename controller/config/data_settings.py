@@ -109,7 +109,7 @@ class DataSettings(Settings):
     """Maximum number of passes over the rows; the run ends when they are used up; null: as many as num_steps needs."""
     on_long_prompt: Literal["drop", "stop"] = "drop"
     """What to do with a prompt that leaves no room for an answer in the context: drop its group (counted), or stop the
-    run.
+    run. It holds for each row that can never run, also where a workflow, a teacher or a safety stage refuses it.
     """
     curriculum: CurriculumSettings | None = None
     """Draw rows less often that were recently always or never solved; `{}` uses the defaults; null: all rows equally.

@@ -57,12 +57,12 @@ class MessageIntake:
                 self._supervisor.release(peer)
 
     def _mistake(self, message: m.Message) -> UserError | None:
-        """The error for a prompt that is too long for the model, if the message rejects one."""
+        """The error for a row that can never run, mostly because its prompt is too long, if the message rejects one."""
         if not isinstance(message, m.SampleReturned) or message.reason != "rejected":
             return None
         where = "data.eval" if self._out.is_eval(message.lease_id) else "data.train"
         return UserError(
-            f"rejected: {message.detail}", where=where, remedy="shorten the prompt, or set data.on_long_prompt=drop"
+            f"rejected: {message.detail}", where=where, remedy="correct or remove the row, or set data.on_long_prompt: drop"
         )
 
     def _event(self, peer: str, message: m.Message) -> InboundEvent | None:
