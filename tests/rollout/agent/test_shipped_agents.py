@@ -20,21 +20,22 @@ LINES = ('3+8:2;<tool_call>\n{"name": "add", "arguments": {"x": 2, "y": 9}}\n</t
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("command", "needs"),
+    ("options", "needs"),
     [
-        (["python", str(AGENTS / "tool_sum.py")], "openai"),
-        (["bash", str(AGENTS / "tool_sum.sh")], "curl jq"),
-        (["node", str(AGENTS / "tool_sum.mjs")], "node"),
+        ({"command": ["python", str(AGENTS / "tool_sum.py")]}, "openai"),
+        ({"command": ["python", str(AGENTS / "tool_sum.py")], "preload": ["openai", "warm_openai"]}, "openai"),
+        ({"command": ["bash", str(AGENTS / "tool_sum.sh")]}, "curl jq"),
+        ({"command": ["node", str(AGENTS / "tool_sum.mjs")]}, "node"),
     ],
 )
-def test_the_agent_calls_its_tool_and_ends_with_the_answer(command: list[str], needs: str) -> None:
+def test_the_agent_calls_its_tool_and_ends_with_the_answer(options: dict[str, Any], needs: str) -> None:
     if needs == "openai" and importlib.util.find_spec("openai") is None:
         pytest.skip("the package openai is not installed")
     if missing := [one for one in needs.split() if needs != "openai" and shutil.which(one) is None]:
         pytest.skip(f"{' and '.join(missing)} not installed")
     policy = Policy(*LINES)
     task: Any = SimpleNamespace(row={"prompt": "3+8+9=", "answer": "0"})
-    sample = asyncio.run(load_workflow("agent", {"command": command}).run(task, policy))  # type: ignore[arg-type]
+    sample = asyncio.run(load_workflow("agent", options).run(task, policy))  # type: ignore[arg-type]
     assert (policy.scored, sample.verdict.kind, sample.others) == (["#1"], "scored", ()), sample.verdict
     assert policy.sampled(sample.trajectory) == "".join(LINES)
     given = policy.tokenizer.decode(policy.prompts[1])
