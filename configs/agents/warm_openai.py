@@ -1,7 +1,7 @@
 """Imported once, before programs are forked: `preload: [openai, warm_openai]`.
 
 OpenAI's SDK imports modules and builds the types of its answers when they are first used, which takes most of the
-processor time of a short program. This module makes one request to a server of its own, so that programs find them made.
+processor time of a short program. This module makes one request to a server of its own, so that no program has to.
 """
 
 import json
