@@ -273,7 +273,7 @@ class SamplePool:
         for name, count in looked.counts.items():
             self._count(name, count)
         if looked.refused_by:
-            run.cut("rejected", f"the prompt is refused by the safety stage {looked.refused_by}")
+            run.cut("refused", f"the prompt is refused by the safety stage {looked.refused_by}")
         return bool(looked.refused_by)
 
     def _after_safety(self, sample: Sample) -> Sample:

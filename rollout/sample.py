@@ -81,7 +81,7 @@ class SampleRun:
         self.cut_reason: ReturnReason | None = None
         """Why the lease is returned, once it is."""
         self.cut_detail = ""
-        """Why it can never run, if cut_reason is "rejected", or what failed, if it is "cancelled"."""
+        """Why it can never run, if cut_reason is "rejected" or "refused", or what failed, if it is "cancelled"."""
         self.engine_error: EngineError | UserError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}

@@ -228,8 +228,8 @@ def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) 
         assert list(bench.workflow.runs) == [2]
         (returned,) = bench.posted
         assert isinstance(returned, SampleReturned)
-        assert (returned.reason, returned.detail) == ("rejected", "the prompt is refused by the safety stage words")
-        assert bench.counters == {"safety_words_refuse": 1.0, "returned_rejected": 1.0}
+        assert (returned.reason, returned.detail) == ("refused", "the prompt is refused by the safety stage words")
+        assert bench.counters == {"safety_words_refuse": 1.0, "returned_refused": 1.0}
 
     with_pool(tmp_path, test)
 
