@@ -20,9 +20,10 @@ import numpy as np
 
 from areal_like.errors import EngineError, UserError
 from areal_like.safety import Looked
+from areal_like.secret_values import without_secrets
 from areal_like.trace import move_name
 from areal_like.trajectory import Segment, Trajectory
-from areal_like.verdict import REFUSED, Verdict
+from areal_like.verdict import MAX_REASON_CHARS, REFUSED, Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
 from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
@@ -54,6 +55,12 @@ def printable(text: str) -> str:
 def refusal(looked: Looked) -> Verdict:
     """The verdict of an answer that a stage refuses."""
     return Verdict(kind=REFUSED, reason=f"refused by the safety stage {looked.refused_by}")
+
+
+def stage_crash(error: Exception) -> Verdict:
+    """The verdict of an answer for which a stage of the user raises."""
+    reason = printable(without_secrets(f"a safety stage raised {type(error).__name__}: {error}"))
+    return Verdict(kind="crashed", reason=reason[:MAX_REASON_CHARS])
 
 
 class SampleRun:
@@ -229,7 +236,10 @@ class SampleRun:
         """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
         if self._bench.safety is not None:
-            looked = self._bench.safety.look(response, "answers")
+            try:
+                looked = self._bench.safety.look(response, "answers")
+            except Exception as error:  # a stage of the user may raise anything
+                return stage_crash(error)
             if looked.refused_by:
                 return refusal(looked)
             response = looked.text
