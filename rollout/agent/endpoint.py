@@ -231,7 +231,7 @@ class Endpoint:
         """The arguments of a call with masked texts and numbers; what is no JSON is looked at as text. Raises
         BadRequest."""
         try:
-            arguments = json.loads(written)
+            arguments = json.loads(written, object_pairs_hook=_without_repetition)
             looked = self._looked_at_value(arguments, part)
             return written if looked == arguments else json_text(looked)
         except (ValueError, RecursionError):
@@ -300,6 +300,14 @@ class Endpoint:
         if request.model not in adapters:
             raise no_such_model(request.model, self._models)
         return request.model
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError if a name is repeated, of which only the last would be looked at."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is repeated")
+    return found
 
 
 def sampling_of(settings: Mapping[str, Any], default: Sampling) -> tuple[Sampling, int]:

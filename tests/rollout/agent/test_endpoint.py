@@ -469,6 +469,7 @@ def test_arguments_of_earlier_calls_are_looked_at_and_others_stay_as_they_were_w
     for written, expected in (
         ('{"x":  1.0}', '{"x":  1.0}'), ('{"x": "my secret"}', '{"x": "my [masked]"}'), ("a secret", "a [masked]"),
         ('{"x": NaN, "y": "secret"}', '{"x": NaN, "y": "[masked]"}'),
+        ('{"x": "secret", "x": 1}', '{"x": "[masked]", "x": 1}'),
     ):  # fmt: skip
         message = request(written)["messages"][1]
         assert endpoint._looked_at(message, "prompts")["tool_calls"][0]["function"]["arguments"] == expected
