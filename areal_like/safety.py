@@ -6,7 +6,9 @@ there is decided in rollout/pool.py and rollout/agent/endpoint.py.
 
 from __future__ import annotations
 
+import inspect
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +29,18 @@ Span = tuple[int, int]
 """Beginning and end of a place in a text, in characters."""
 Find = Callable[[str], Iterable[Span]]
 MASK = "[masked]"
-_WORD = re.compile(r"\w+")
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"
+)
+"""Characters of scripts without spaces between words, or, in Korean, with particles that follow a word: Thai, Lao,
+Burmese, Korean, Khmer, Japanese and Chinese. Entries with one of them are found within words, too."""
+_MARKS = "".join(one for one in map(chr, range(0x300, 0x1E00)) if unicodedata.category(one)[0] == "M") + "\u3099\u309a"
+"""Combining characters, which `\\w` does not match."""
+_UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
+_WORD = re.compile(f"(?:[^\\W{_UNSPACED}][{_MARKS}]*)+|[{_UNSPACED}]")
+_CHAR = re.compile(f".[{_MARKS}\u1160-\u11ff\uff9e\uff9f]*", re.DOTALL)
+"""A character with those that Unicode may combine with it."""
 
 
 class RegexOptions(Settings):
@@ -49,7 +62,8 @@ class RegexOptions(Settings):
 
 
 class WordsOptions(Settings):
-    """Options of stage `words`: whole words, in upper or lower case."""
+    """Options of stage `words`: whole words, in upper or lower case. Chinese, Japanese, Korean, Thai, Lao, Burmese and
+    Khmer words are found within a text without spaces, too."""
 
     words: tuple[str, ...] = ()
     """Words or phrases."""
@@ -125,10 +139,11 @@ class SafetyFilter:
         return any(stage.look_at in (part, "both") for stage, _ in self._stages)
 
     def look(self, text: str, part: Part) -> Looked:
-        """Apply the stages in their order; one that refuses is the last. A function of the user may raise anything."""
+        """Apply the stages in their order. After one that refuses, only masks apply, because the text is stored. A
+        function of the user may raise anything."""
         looked = Looked(text)
         for stage, find in self._stages:
-            if stage.look_at not in (part, "both"):
+            if stage.look_at not in (part, "both") or (looked.refused_by and stage.action != "mask"):
                 continue
             spans = _joined(find(looked.text))
             if not spans:
@@ -136,7 +151,6 @@ class SafetyFilter:
             looked.counts[f"safety_{stage.kind.rpartition(':')[2]}_{stage.action}"] += len(spans)
             if stage.action == "refuse":
                 looked.refused_by = stage.kind
-                break
             if stage.action == "mask":
                 looked.text = _masked(looked.text, spans)
         return looked
@@ -175,18 +189,49 @@ def _of_user(stage: SafetyStage, where: str) -> Find:
     function = import_object(stage.kind, f"{where}.kind")
     if not callable(function):
         raise UserError(f"{stage.kind} is not a function", where=f"{where}.kind")
+    _check_call(function, stage, where)
 
     def find(text: str) -> Iterator[Span]:
         found = function(text, **stage.options)
-        if found is None or isinstance(found, bool):
-            yield from [(0, len(text))] if found else []
+        truth = _truth(found)
+        if truth is not None:
+            yield from [(0, len(text))] if truth else []
             return
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise TypeError(f"{stage.kind} returned {found!r:.80}, not True, False or a list of [start, end]")
         for start, end in found:
             if not 0 <= start < end <= len(text):
                 raise ValueError(f"{stage.kind} returned the place [{start}, {end}] of {len(text)} characters")
             yield start, end
 
     return find
+
+
+def _check_call(function: Callable[..., Any], stage: SafetyStage, where: str) -> None:
+    """Raise UserError if the function is asynchronous, or cannot be called with a text and the stage's options."""
+    called = function if inspect.isroutine(function) else type(function).__call__
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(one) for is_kind in kinds for one in (function, called)):
+        raise UserError(
+            f"{stage.kind} is asynchronous", where=f"{where}.kind", remedy="define it with `def`, not `async def`"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some functions in C there is none
+        return
+    try:
+        signature.bind("", **stage.options)
+    except TypeError as error:
+        what = f"{stage.kind} cannot be called with a text and these options ({error})"
+        raise UserError(what, where=f"{where}.options", remedy=f"its arguments are {signature}") from error
+
+
+def _truth(found: Any) -> bool | None:
+    """Whether a function has found something, if it returned only that, also as a number of NumPy or PyTorch."""
+    if found is None or isinstance(found, bool):
+        return bool(found)
+    is_bool = str(getattr(found, "dtype", "")).removeprefix("torch.") == "bool"
+    return bool(found) if is_bool and not getattr(found, "shape", True) else None
 
 
 def _lines(path: Path, where: str) -> list[str]:
@@ -201,21 +246,61 @@ def _lines(path: Path, where: str) -> list[str]:
 
 def _word_finder(lines: Iterable[str], where: str) -> Find:
     phrases: dict[str, set[tuple[str, ...]]] = {}
+    parts_of_words: set[str] = set()
     for line in lines:
-        if parts := tuple(_WORD.findall(line.casefold())):
+        entry = line.strip()
+        if _UNSPACED_CHAR.search(entry):
+            parts_of_words.add(_folded(entry))
+        elif parts := tuple(_folded(match[0]) for match in _WORD.finditer(entry)):
             phrases.setdefault(parts[0], set()).add(parts)
-    if not phrases:
+    if not phrases and not parts_of_words:
         raise UserError("the list has no words", where=where, remedy="write one word or phrase per line")
 
     def find(text: str) -> Iterator[Span]:
-        found = [(match[0].casefold(), match.span()) for match in _WORD.finditer(text)]
-        words = [word for word, _ in found]
-        for place, word in enumerate(words):
-            for phrase in phrases.get(word, ()):
-                if tuple(words[place : place + len(phrase)]) == phrase:
-                    yield found[place][1][0], found[place + len(phrase) - 1][1][1]
+        found = [_forms(text, *match.span()) for match in _WORD.finditer(text)]
+        for place, (forms, _) in enumerate(found):
+            for form, start in forms.items():
+                for phrase in phrases.get(form, ()):
+                    rest = found[place + 1 : place + len(phrase)]
+                    if len(rest) == len(phrase) - 1 and all(
+                        one in more for one, (more, _) in zip(phrase[1:], rest, strict=True)
+                    ):
+                        yield start, found[place + len(phrase) - 1][1]
+        if parts_of_words and _UNSPACED_CHAR.search(text):
+            yield from _places_in(text, parts_of_words)
 
     return find
+
+
+def _folded(text: str) -> str:
+    """The text as it is compared: in one case, and in one form of the characters that Unicode has several times."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _forms(text: str, start: int, end: int) -> tuple[dict[str, int], int]:
+    """A word as it is compared, with its beginning; its end. After a backslash also without its first character, which
+    may belong to an escape as in JSON: `\\nword`.
+    """
+    forms = {_folded(text[start:end]): start}
+    if start and text[start - 1] == "\\" and text[start] in "nrtbf" and end - start > 1:
+        forms[_folded(text[start + 1 : end])] = start + 1
+    return forms, end
+
+
+def _places_in(text: str, entries: Iterable[str]) -> Iterator[Span]:
+    """Places of the entries, also within words."""
+    folded, spans = "", list[Span]()
+    for match in _CHAR.finditer(text):
+        one = _folded(match[0])
+        folded += one
+        spans += [match.span()] * len(one)
+    for entry in entries:
+        place = folded.find(entry)
+        while place >= 0:
+            yield spans[place][0], spans[place + len(entry) - 1][1]
+            place = folded.find(entry, place + 1)
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

@@ -20,11 +20,11 @@ from areal_like.prompts import prompt_text
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
-from areal_like.verdict import FORGED_TEXT, MAX_REASON_CHARS, Verdict
+from areal_like.verdict import FORGED_TEXT, REFUSED, Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask, Sampling
 from rollout.forged_text import has_forged_text
 from rollout.leases import LeaseBook
-from rollout.sample import SampleRun, printable, refusal
+from rollout.sample import SampleRun, printable, refusal, stage_crash
 from rollout.sample_context import SampleContext
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import Sample, SampleCut, ServingWorkflow, Workflow
@@ -189,7 +189,9 @@ class SamplePool:
         try:
             sample = None if self._refuses_prompt(run) else await self._made(run)
             if sample is not None and run.cut_reason is None and run.engine_error is None:
-                self._finish(run, await run.with_teacher_logprobs(sample))
+                sample = self._after_safety(sample)
+                is_refused = sample.verdict.kind == REFUSED  # it is not trained on: no teacher is asked
+                self._finish(run, sample if is_refused else await run.with_teacher_logprobs(sample))
         except SampleCut:
             run.cut("cancelled")
         except (RequestFailed, RequestTimedOut) as error:  # an external teacher is away: another lease asks it again
@@ -240,7 +242,7 @@ class SamplePool:
         task = run.task
         if self._book.running.get(task.lease_id) is not run:  # cancelled or returned meanwhile
             return
-        sample = self._after_safety(_with_forgery(run, sample))
+        sample = _with_forgery(run, sample)
         run.draw_arrow()
         self._count("samples")
         self._count(f"verdict_{sample.verdict.kind}")
@@ -273,7 +275,7 @@ class SamplePool:
         for name, count in looked.counts.items():
             self._count(name, count)
         if looked.refused_by:
-            run.cut("rejected", f"the prompt is refused by the safety stage {looked.refused_by}")
+            run.cut("refused", f"the prompt is refused by the safety stage {looked.refused_by}")
         return bool(looked.refused_by)
 
     def _after_safety(self, sample: Sample) -> Sample:
@@ -284,8 +286,7 @@ class SamplePool:
         try:
             looked = safety.look(printable(sample.response_text), "answers")
         except Exception as error:  # a stage of the user may raise anything
-            reason = printable(without_secrets(f"a safety stage raised {type(error).__name__}: {error}"))
-            return msgspec.structs.replace(sample, verdict=Verdict(kind="crashed", reason=reason[:MAX_REASON_CHARS]))
+            return msgspec.structs.replace(sample, verdict=stage_crash(error))
         for name, count in looked.counts.items():
             self._count(name, count)
         verdict = refusal(looked) if looked.refused_by else sample.verdict

@@ -20,9 +20,10 @@ import numpy as np
 
 from areal_like.errors import EngineError, UserError
 from areal_like.safety import Looked
+from areal_like.secret_values import without_secrets
 from areal_like.trace import move_name
 from areal_like.trajectory import Segment, Trajectory
-from areal_like.verdict import REFUSED, Verdict
+from areal_like.verdict import MAX_REASON_CHARS, REFUSED, Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
 from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
@@ -56,6 +57,12 @@ def refusal(looked: Looked) -> Verdict:
     return Verdict(kind=REFUSED, reason=f"refused by the safety stage {looked.refused_by}")
 
 
+def stage_crash(error: Exception) -> Verdict:
+    """The verdict of an answer for which a stage of the user raises."""
+    reason = printable(without_secrets(f"a safety stage raised {type(error).__name__}: {error}"))
+    return Verdict(kind="crashed", reason=reason[:MAX_REASON_CHARS])
+
+
 class SampleRun:
     """The tools of one sample, bound to its lease. Implements `workflow.SampleTools`."""
 
@@ -81,7 +88,7 @@ class SampleRun:
         self.cut_reason: ReturnReason | None = None
         """Why the lease is returned, once it is."""
         self.cut_detail = ""
-        """Why it can never run, if cut_reason is "rejected", or what failed, if it is "cancelled"."""
+        """Why it can never run, if cut_reason is "rejected" or "refused", or what failed, if it is "cancelled"."""
         self.engine_error: EngineError | UserError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
@@ -229,7 +236,10 @@ class SampleRun:
         """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
         if self._bench.safety is not None:
-            looked = self._bench.safety.look(response, "answers")
+            try:
+                looked = self._bench.safety.look(response, "answers")
+            except Exception as error:  # a stage of the user may raise anything
+                return stage_crash(error)
             if looked.refused_by:
                 return refusal(looked)
             response = looked.text

@@ -37,9 +37,10 @@ MAX_RESPONSE_CHARS = 16 << 20
 
 Role = Literal["controller", "rollout", "trainer", "reward"]
 Purpose = Literal["train", "eval"]
-ReturnReason = Literal["segment", "drain", "migrated", "cancelled", "rejected"]
+ReturnReason = Literal["segment", "drain", "migrated", "cancelled", "rejected", "refused"]
 """Reason why a lease is returned unfinished: its token budget is used, its worker leaves, it was recalled, it was
-cancelled or its teacher did not answer, or it can never run (e.g. the prompt is longer than the context)."""
+cancelled or its teacher did not answer, it can never run (e.g. the prompt is longer than the context), or a stage of
+`rollout.safety` refuses its prompt."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -213,7 +214,7 @@ class SampleReturned(Message, frozen=True, kw_only=True):
     segment: Segment
     reason: ReturnReason
     detail: str = ""
-    """Why it can never run, if the reason is "rejected"; what failed, if it is "cancelled"."""
+    """Why it can never run, if the reason is "rejected" or "refused"; what failed, if it is "cancelled"."""
     checkpoint: TurnCheckpoint | None = None
 
 

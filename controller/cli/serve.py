@@ -196,12 +196,15 @@ def safety_of(file: str | None, of_run: Any) -> tuple[dict[str, Any], ...]:
         raise UserError(
             "the file must contain a list of stages", where=where, remedy="write - {kind: words, options: {...}}"
         )
-    try:
-        checked = [SafetyStage.model_validate(one) for one in stages]
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(first["msg"].removeprefix("Value error, "), where=where) from error
-    SafetyFilter(checked, where)
+    checked = []
+    for place, one in enumerate(stages):
+        try:
+            checked.append(SafetyStage.model_validate(one))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            entry = ".".join(str(part) for part in (place, *first["loc"]))
+            raise UserError(first["msg"].removeprefix("Value error, "), where=f"{where}: stages.{entry}") from error
+    SafetyFilter(checked, f"{where}: stages")
     return tuple(one.model_dump() for one in checked)
 
 

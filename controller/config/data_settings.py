@@ -109,7 +109,8 @@ class DataSettings(Settings):
     """Maximum number of passes over the rows; the run ends when they are used up; null: as many as num_steps needs."""
     on_long_prompt: Literal["drop", "stop"] = "drop"
     """What to do with a prompt that leaves no room for an answer in the context: drop its group (counted), or stop the
-    run. It holds for each row that can never run, also where a workflow, a teacher or a safety stage refuses it.
+    run. It holds for each row that can never run, also where a workflow or a teacher refuses it. A prompt that a stage
+    of `rollout.safety` refuses is always dropped.
     """
     curriculum: CurriculumSettings | None = None
     """Draw rows less often that were recently always or never solved; `{}` uses the defaults; null: all rows equally.

@@ -116,7 +116,7 @@ class StoreFinished(Effect, frozen=True):
 class DropGroup(Effect, frozen=True):
     """Drop the group.
 
-    reason: stale | timeout | too_few_scores | verdict_<kind> | rejected | lost_too_often | surplus.
+    reason: stale | timeout | too_few_scores | verdict_<kind> | rejected | refused | lost_too_often | surplus.
     """
 
     is_ledger: ClassVar[bool] = True

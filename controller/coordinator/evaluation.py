@@ -238,12 +238,12 @@ def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
 
 
 def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
-    """Handle an eval lease returned unfinished: rejected rows have no value, others start again."""
+    """Handle an eval lease returned unfinished: rejected and refused rows have no value, others start again."""
     job = _job_of(state.evaluations, lease)
-    if event.reason == "rejected":
+    if event.reason in ("rejected", "refused"):
         _release(state, job, lease)
         job.values[lease.group_id] = None
-        state.note("eval_rejected", f"eval row {lease.group_id} was rejected: {event.detail}")
+        state.note(f"eval_{event.reason}", f"eval row {lease.group_id} was {event.reason}: {event.detail}")
     else:
         _requeue(state, job, lease)
     _finish_if_done(state, job)

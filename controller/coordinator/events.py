@@ -159,7 +159,7 @@ class LeaseReturned(Event, frozen=True):
     part: PartialReport
     reason: ReturnReason
     detail: str = ""
-    """Why it can never run, if reason is "rejected"; what failed, if it is "cancelled"."""
+    """Why it can never run, if reason is "rejected" or "refused"; what failed, if it is "cancelled"."""
 
 
 class WorkerReleased(Event, frozen=True):

@@ -113,6 +113,8 @@ class GroupState:
     """Fates of the groups that ended in a row without one being kept."""
     has_kept: bool = False
     last_rejection: str = ""
+    last_refusal: str = ""
+    """Why a safety stage refused the prompt of a group, the last time."""
     last_loss: str = ""
     """Why a sample of the last group that was lost too often was lost; empty if its workers were."""
 

@@ -105,6 +105,10 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
         state.groups.last_rejection = event.detail
         drop_group(state, group, "rejected", event.detail)
         return
+    if event.reason == "refused":
+        state.groups.last_refusal = event.detail
+        drop_group(state, group, "refused", event.detail)
+        return
     is_moved = event.reason in ("drain", "migrated")
     sample.moved_from = event.worker if is_moved else ""
     # Its last tokens may have been reported as progress already: all new tokens of the lease count.

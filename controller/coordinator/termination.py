@@ -6,6 +6,7 @@ shell.
 
 from __future__ import annotations
 
+from areal_like.verdict import REFUSED
 from controller.coordinator import evaluation
 from controller.coordinator.admission import has_draws
 from controller.coordinator.effects import EndRun, EndStatus, SendNoMoreBatches
@@ -63,8 +64,10 @@ def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) ->
     total = groups.consecutive_failures.total()
     if not total or total < settings.groups_per_step:
         return ""
-    if not groups.has_kept and groups.consecutive_failures["rejected"] == total:
-        return f"all of the first {total} prompts were rejected: {groups.last_rejection}"
+    # Refused prompts say nothing about the others, and come back before the first answer is complete.
+    rejected, refused = groups.consecutive_failures["rejected"], groups.consecutive_failures["refused"]
+    if not groups.has_kept and rejected >= settings.groups_per_step and rejected + refused == total:
+        return f"all of the first {rejected} prompts were rejected: {groups.last_rejection}"
     if not settings.max_filtered_batches or total < settings.max_filtered_batches * settings.groups_per_step:
         return ""
     fate, number = groups.consecutive_failures.most_common(1)[0]
@@ -72,10 +75,14 @@ def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) ->
     is_unscored = fate == "too_few_scores" or fate.startswith("verdict")
     if is_unscored and not settings.has_reward_service:
         advice = _NO_REWARD_ADVICE
+    if is_unscored and groups.first_failure.partition(",")[0] == REFUSED:
+        advice = _ADVICE["refused"]
     if groups.first_failure and is_unscored:
         advice = f"{advice}; the first failure: {groups.first_failure}"
     if fate == "rejected" and groups.last_rejection:
         advice = f"{advice}; the last reason: {groups.last_rejection}"
+    if fate == "refused" and groups.last_refusal:
+        advice = f"{advice}; the last reason: {groups.last_refusal}"
     if fate == "lost_too_often" and groups.last_loss:
         advice = f"their samples were returned again and again; the last reason: {groups.last_loss}"
     listed = ", ".join(f"{count} {name}" for name, count in groups.consecutive_failures.most_common())
@@ -94,6 +101,7 @@ _ADVICE = {
         "prompts do not fit the model's context (raise rollout.engine.max_context or shorten them), or a workflow or "
         "model failed"
     ),
+    "refused": "safety stages refuse prompts or answers; change rollout.safety, or clean the rows of data.train",
     "lost_too_often": "rollout workers crash while they generate these samples; see their logs",
 }
 

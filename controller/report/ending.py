@@ -52,7 +52,7 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained("stale", r"most were stale", ("groups_dropped", "length_shift")),
     Explained("lengths", r"most were timeout", ("groups_dropped",)),
-    Explained("prompts", r"prompts were rejected|most were rejected", ("groups_dropped",)),
+    Explained("prompts", r"prompts were rejected|most were (rejected|refused)", ("groups_dropped",)),
     Explained("process", r"most were lost_too_often", ("processes_lost",)),
     Explained("scoring", r"groups in a row", ("scoring_stalls", "scoring_fails")),
     Explained(

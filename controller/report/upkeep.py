@@ -41,10 +41,13 @@ DROP_ADVICE = {
     "stale": "increase staleness.max_staleness, or set staleness.on_stale: wait, which drops no groups",
     "surplus": "the staleness bound was reduced between two sessions of the run; this will not happen again",
     "timeout": "answers take longer than staleness.group_timeout_s: increase it, or reduce sampling.max_new_tokens",
-    "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
+    "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s, unless safety stages refused the "
+    "answers: the counters safety_* of metrics.jsonl have their number",
     "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
     "rejected": "prompts leave no room for an answer: increase rollout.engine.max_context, or shorten the prompts, "
     "unless a workflow or a teacher failed: the rows `dropped` of metrics.jsonl have the reasons",
+    "refused": "safety stages refuse prompts: change rollout.safety, or clean the rows of data.train; the rows "
+    "`dropped` of metrics.jsonl have the stages",
     "lost_too_often": "rollout workers crash while they generate these samples: see the logs of the workers, "
     "unless an external teacher did not answer: the rows `dropped` of metrics.jsonl have the reasons",
 }

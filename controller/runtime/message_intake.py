@@ -61,9 +61,8 @@ class MessageIntake:
         if not isinstance(message, m.SampleReturned) or message.reason != "rejected":
             return None
         where = "data.eval" if self._out.is_eval(message.lease_id) else "data.train"
-        return UserError(
-            f"rejected: {message.detail}", where=where, remedy="correct or remove the row, or set data.on_long_prompt: drop"
-        )
+        remedy = "correct or remove the row, or set data.on_long_prompt: drop"
+        return UserError(f"rejected: {message.detail}", where=where, remedy=remedy)
 
     def _event(self, peer: str, message: m.Message) -> InboundEvent | None:
         """The event of the message for the coordinator, if any; also updates measurements."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import math
 import secrets
@@ -34,6 +35,7 @@ from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
 from rollout.agent.streaming import OnPart, Part
 from rollout.answers import read_begun
+from rollout.chat.calls import json_text
 from rollout.chat.formats import ChatFormat
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
@@ -195,7 +197,8 @@ class Endpoint:
         """The request with masked messages. Raises BadRequest if a safety stage refuses one."""
         if self._safety is None:
             return request
-        if self._safety.looks_at("answers") and (request.wants_logprobs or request.wants_token_ids):
+        wants_tokens = request.wants_logprobs or request.wants_token_ids or request.token_ids is not None
+        if self._safety.looks_at("answers") and wants_tokens:
             what = "tokens and log-probs are not returned, because the safety stages of this server look at text"
             raise BadRequest(what, code="content_refused")
         if not self._safety.looks_at("prompts"):
@@ -214,14 +217,45 @@ class Endpoint:
     def _looked_at(self, value: Any, part: SafetyPart) -> Any:
         """A message with all its texts masked. Raises BadRequest."""
         if isinstance(value, Mapping):
-            return {key: self._looked_at(one, part) if key in _TEXTS else one for key, one in value.items()}
+            return {
+                key: self._looked_at_arguments(one, part) if key == "arguments" and isinstance(one, str)
+                else self._looked_at(one, part) if key in _TEXTS
+                else one
+                for key, one in value.items()
+            }  # fmt: skip
         if isinstance(value, list):
             return [self._looked_at(one, part) for one in value]
-        if not isinstance(value, str):
+        return self._looked_at_text(value, part) if isinstance(value, str) else value
+
+    def _looked_at_arguments(self, written: str, part: SafetyPart) -> str:
+        """The arguments of a call with masked texts and numbers; what is no JSON is looked at as text. Raises
+        BadRequest."""
+        try:
+            arguments = json.loads(written, object_pairs_hook=_without_repetition)
+            looked = self._looked_at_value(arguments, part)
+            return written if looked == arguments else json_text(looked)
+        except (ValueError, RecursionError):
+            return self._looked_at_text(written, part)
+
+    def _looked_at_value(self, value: Any, part: SafetyPart) -> Any:
+        """A JSON value whose texts, names and numbers are masked; a masked number is text. Raises BadRequest."""
+        if isinstance(value, dict):
+            return {self._looked_at_text(key, part): self._looked_at_value(one, part) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._looked_at_value(one, part) for one in value]
+        if isinstance(value, str):
+            return self._looked_at_text(value, part)
+        if isinstance(value, bool) or value is None:
             return value
+        number = str(value)
+        looked = self._looked_at_text(number, part)
+        return value if looked == number else looked
+
+    def _looked_at_text(self, text: str, part: SafetyPart) -> str:
+        """The masked text. Raises BadRequest if a stage refuses it."""
         assert self._safety is not None
         try:
-            looked = self._safety.look(value, part)
+            looked = self._safety.look(text, part)
         except Exception as error:  # a stage of the user may raise anything
             self.fail(error)
             raise BadRequest("a safety stage of this server failed", status=500, code="safety_failed") from error
@@ -266,6 +300,14 @@ class Endpoint:
         if request.model not in adapters:
             raise no_such_model(request.model, self._models)
         return request.model
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError if a name is repeated, of which only the last would be looked at."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is repeated")
+    return found
 
 
 def sampling_of(settings: Mapping[str, Any], default: Sampling) -> tuple[Sampling, int]:

@@ -173,7 +173,7 @@ def _xml_call(text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int
     tail = re.compile(r"\s*</function>\s*</tool_call>").match(text, place)
     if tail is None:
         return fault("the call does not end with </function></tool_call> after its parameters")
-    return [ToolCall(name, _json_text(arguments))], tail.end()
+    return [ToolCall(name, json_text(arguments))], tail.end()
 
 
 def _types_of(schema: Mapping[str, Any] | None) -> dict[str, frozenset[str]]:
@@ -260,7 +260,7 @@ def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return ToolCall(name, written, "arguments must be given by name, as in f(x=1)")
     try:
-        return ToolCall(name, _json_text({str(one.arg): ast.literal_eval(one.value) for one in node.keywords}))
+        return ToolCall(name, json_text({str(one.arg): ast.literal_eval(one.value) for one in node.keywords}))
     except _UNREADABLE as error:
         return ToolCall(name, written, f"an argument is not a literal value ({_words(error)})")
 
@@ -275,12 +275,13 @@ def _call_of(value: Any, written: str) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name, written, "the arguments are not a JSON object")
     try:
-        return ToolCall(name, _json_text(arguments))
+        return ToolCall(name, json_text(arguments))
     except _UNREADABLE as error:
         return ToolCall(name, written, f"the arguments cannot be written as JSON ({_words(error)})")
 
 
-def _json_text(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """A value as JSON that can be encoded as UTF-8. Raises ValueError: a number is not finite."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

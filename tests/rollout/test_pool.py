@@ -202,18 +202,40 @@ def test_an_answer_that_a_safety_stage_refuses_has_no_reward_and_one_that_it_mas
             {"kind": "regex", "action": "mask", "options": {"patterns": ["secret"]}},
         )
         await bench.lease(1, 2, 3)
-        for lease_id, text in ((1, "a bad one"), (2, "a secret"), (3, "plain")):
+        for lease_id, text in ((1, "a bad secret"), (2, "a secret"), (3, "plain")):
             await bench.end(lease_id, sample(5, text=text))
         done = [bench.book.unacked[lease_id] for lease_id in (1, 2, 3)]
         assert [(one.verdict.kind, one.verdict.value) for one in done] == [
             ("refused", None), ("scored", 1.0), ("scored", 1.0)
         ]  # fmt: skip
         assert done[0].verdict.reason == "refused by the safety stage words"
-        assert [one.response_text for one in done] == ["a bad one", "a [masked]", "plain"]
+        assert [one.response_text for one in done] == ["a bad [masked]", "a [masked]", "plain"]
         assert bench.counters == {
             "samples": 3.0, "verdict_refused": 1.0, "verdict_scored": 2.0, "safety_words_refuse": 1.0,
-            "safety_regex_mask": 1.0,
+            "safety_regex_mask": 2.0,
         }  # fmt: skip
+
+    with_pool(tmp_path, test)
+
+
+def test_no_teacher_is_asked_about_an_answer_that_a_safety_stage_refuses(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety({"kind": "words", "options": {"words": ["bad"]}})
+        await bench.lease(1, 2)
+        asked = []
+
+        def asking(lease_id: int) -> Any:
+            async def with_teacher_logprobs(sample: Sample) -> Sample:
+                asked.append(lease_id)
+                return sample
+
+            return with_teacher_logprobs
+
+        for lease_id, text in ((1, "a bad one"), (2, "plain")):
+            bench.workflow.runs[lease_id].with_teacher_logprobs = asking(lease_id)  # type: ignore[method-assign]
+            await bench.end(lease_id, sample(5, text=text))
+        assert asked == [2]
+        assert [bench.book.unacked[one].verdict.kind for one in (1, 2)] == ["refused", "scored"]
 
     with_pool(tmp_path, test)
 
@@ -228,8 +250,8 @@ def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) 
         assert list(bench.workflow.runs) == [2]
         (returned,) = bench.posted
         assert isinstance(returned, SampleReturned)
-        assert (returned.reason, returned.detail) == ("rejected", "the prompt is refused by the safety stage words")
-        assert bench.counters == {"safety_words_refuse": 1.0, "returned_rejected": 1.0}
+        assert (returned.reason, returned.detail) == ("refused", "the prompt is refused by the safety stage words")
+        assert bench.counters == {"safety_words_refuse": 1.0, "returned_refused": 1.0}
 
     with_pool(tmp_path, test)
 

@@ -498,3 +498,16 @@ def test_a_refused_answer_is_not_scored_and_a_masked_one_is_scored_as_masked(ben
     assert (refused.kind, refused.reason) == ("refused", "refused by the safety stage words")
     assert asyncio.run(run.score("a secret", answer)).is_scored
     assert scored == ["a [masked]"]
+
+
+def test_a_stage_of_the_user_that_raises_gives_a_crashed_verdict_and_not_an_exception(
+    bench: SampleContext, fake: Any
+) -> None:
+    def look(text: str, part: str) -> Any:
+        raise RuntimeError("my mistake")
+
+    bench.safety = SimpleNamespace(looks_at=lambda part: True, look=look)  # type: ignore[assignment]
+    run, answer = run_of(bench, fake, is_resumable=False), Answer(segment=segment(5), finish_reason="stop")
+    verdict = asyncio.run(run.score("text", answer))
+    assert (verdict.kind, verdict.reason) == ("crashed", "a safety stage raised RuntimeError: my mistake")
+    assert not bench.rewards.asked  # type: ignore[attr-defined]

@@ -192,6 +192,9 @@ def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
         if is_given:
             what = "is not used: prompts and rewards of the workflow traffic come from clients"
             yield Problem((name, "rollout.workflow"), what, remedy)
+    if config.rollout.safety:
+        what = "the workflow traffic answers clients directly, so safety stages cannot refuse or mask what they get"
+        yield Problem(("rollout.safety", "rollout.workflow"), what, "remove it")
     if not isinstance(config.reward.on_failure, str):
         what = "conversations without a reward are handled by rollout.workflow_options.on_missing_reward"
         yield Problem(("reward.on_failure", "rollout.workflow"), what, "remove it, and set on_missing_reward")

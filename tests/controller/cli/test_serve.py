@@ -248,7 +248,9 @@ def test_safety_stages_are_those_of_the_file_else_of_the_run(tmp_path: Path) -> 
         ("kind: words", "the file must contain a list of stages"),
         ("- {kind: word}", "there is no stage `word`"),
         ("- {kind: words, options: {file: missing.txt}}", "missing.txt"),
-        ("- {kind: secrets, colour: red}", "Extra inputs are not permitted"),
+        ("- {kind: secrets, colour: red}", r"stages.0.colour: Extra inputs are not permitted"),
+        ("[{kind: secrets}, {kind: words, look_at: all}]", r"safety.yaml: stages.1.look_at: Input should be"),
+        ("[{kind: secrets}, {kind: words, options: {file: none.txt}}]", r"stages.1: none.txt"),
         ("[", "the file cannot be read"),
     ],
 )

@@ -107,7 +107,8 @@ def test_a_rejected_row_has_no_value_and_another_reason_leases_it_again() -> Non
     effects = desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "rejected", "too long")
     assert notes(effects, "eval_rejected") == ["eval row 0 was rejected: too long"]
     assert rows(desk) == [1]
-    effects = desk.give_back(desk.lease_of(1, purpose="eval"), 0, [], "rejected", "too long")
+    effects = desk.give_back(desk.lease_of(1, purpose="eval"), 0, [], "refused", "the stage words refuses it")
+    assert notes(effects, "eval_refused") == ["eval row 1 was refused: the stage words refuses it"]
     assert only(effects, EvalDone).values == (None, None)
 
 

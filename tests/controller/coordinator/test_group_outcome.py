@@ -112,6 +112,18 @@ def test_a_run_whose_first_prompts_are_all_rejected_ends_with_the_reason() -> No
     assert desk.coordinator.counts().dropped == {"rejected": 2}
 
 
+def test_refused_prompts_end_no_run_before_a_group_is_kept_and_only_too_many_in_a_row_do() -> None:
+    desk = Desk(groups_per_step=2, max_staleness=0, max_filtered_batches=2)
+    desk.start()
+    for _ in range(3):
+        assert not has(desk.give_back(next(iter(desk.held)), 0, [], "refused", "the stage words refuses it"), EndRun)
+    desk.give_back(next(iter(desk.held)), 0, [], "refused", "the stage words refuses it")
+    reason = only(desk.effects, EndRun).reason
+    assert "most were refused (4): safety stages refuse prompts or answers" in reason
+    assert reason.endswith("the last reason: the stage words refuses it")
+    assert desk.coordinator.counts().dropped == {"refused": 4}
+
+
 # ---------------------------------------------------------------- the end
 
 

@@ -93,6 +93,27 @@ def test_a_run_whose_first_step_is_rejected_whole_ends_at_once(
     assert no_usable_group_reason(state) == expected
 
 
+def test_refused_prompts_are_no_rejected_ones_but_keep_no_run_with_only_rejected_ones_going() -> None:
+    state = failed(refused=3)
+    state.groups.has_kept = False
+    assert no_usable_group_reason(state) == ""
+    state = failed(rejected=1, refused=2)
+    state.groups.has_kept, state.groups.last_rejection = False, "too long"
+    assert no_usable_group_reason(state) == ""
+    state.groups.consecutive_failures["rejected"] = 2
+    state.groups.consecutive_failures["refused"] = 1
+    assert no_usable_group_reason(state) == "all of the first 2 prompts were rejected: too long"
+
+
+def test_refused_answers_do_not_advise_to_read_the_log_of_scorers() -> None:
+    state = failed(too_few_scores=4)
+    state.groups.first_failure = "refused, refused by the safety stage words"
+    reason = no_usable_group_reason(state)
+    assert "reward.log" not in reason
+    assert "change rollout.safety" in reason
+    assert reason.endswith("the first failure: refused, refused by the safety stage words")
+
+
 def add(state: RunState, name: str, **facts: Any) -> Worker:
     state.workers[name] = worker = made_worker(name, **{"is_present": True, **facts})
     return worker

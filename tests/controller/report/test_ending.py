@@ -58,6 +58,7 @@ def test_failed_run_says_why_with_its_cause_in_the_first_line():
         ("32 groups in a row ended without a usable one (32 filtered); most were filtered (32): all equal", "signal"),
         ("32 groups in a row ended without a usable one (32 timeout); most were timeout (32): raise it", "lengths"),
         ("all of the first 8 prompts were rejected: too long", "prompts"),
+        ("32 groups in a row ended without a usable one (32 refused); most were refused (32): change it", "prompts"),
         ("something that nobody foresaw", "unknown"),
     ],
 )

@@ -143,7 +143,8 @@ def returned(lease_id: int, reason: Any) -> m.SampleReturned:
 
 def test_a_rejected_prompt_is_a_mistake_in_the_data_that_it_came_from() -> None:
     burst = [("rollout-0", message) for message in (
-        returned(1, "rejected"), returned(2, "drain"), m.BatchRequest(step=1), returned(100, "rejected")
+        returned(1, "rejected"), returned(2, "drain"), m.BatchRequest(step=1), returned(100, "rejected"),
+        returned(3, "refused"),
     )]  # fmt: skip
     errors = Bench().intake.mistakes(burst)
     assert [(str(error).split(":")[0], "rejected: too long" in str(error)) for error in errors] == [

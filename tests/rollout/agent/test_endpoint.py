@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -418,6 +418,71 @@ def test_calls_of_an_answer_are_masked_and_tokens_are_not_returned() -> None:
     assert "[masked]" in json.dumps(answer["choices"][0]["message"])
     assert (refused, also) == (400, 400)
     assert "tokens and log-probs are not returned" in why["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_masked_arguments_of_a_call_are_still_json(path: str, is_streamed: bool) -> None:
+    arguments = {"x": 4111111111111111, "y": [{"a.b@c.org": "to a.b@c.org"}, True, None, 1.5, "hello"]}
+    engine = Engine(f"<tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call><|im_end|>")
+    tool = {"name": "add", "input_schema": {"type": "object"}} if path != CHAT else ADD
+    body = {**ASK, "tools": [tool], "max_tokens": 500, "stream": is_streamed}
+    headers = {"Authorization": "Bearer k"}
+
+    async def ask() -> tuple[int, str]:
+        stage = {"kind": "personal_data", "action": "mask"}
+        async with (
+            serving(engine, safety=safety(stage)) as (_, address),
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(address + path, json=body) as response,
+        ):
+            return response.status, await response.text()
+
+    status, text = asyncio.run(ask())
+    assert status == 200
+    sent = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+    found = list(called(sent or json.loads(text)))
+    assert {"x": "[masked]", "y": [{"[masked]": "to [masked]"}, True, None, 1.5, "hello"]} in found
+
+
+def called(sent: Any) -> Iterator[Any]:
+    """Arguments of all calls in what a client received."""
+    if isinstance(sent, list):
+        for one in sent:
+            yield from called(one)
+    elif isinstance(sent, dict):
+        for key, one in sent.items():
+            if key in ("arguments", "partial_json") and one:
+                yield json.loads(one)
+            elif key == "input":
+                yield one
+            yield from called(one)
+
+
+def test_arguments_of_earlier_calls_are_looked_at_and_others_stay_as_they_were_written() -> None:
+    def request(arguments: str) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"model": "tiny", "messages": [*said, {"role": "tool", "tool_call_id": "c", "content": "7"}]}
+
+    endpoint = endpoint_of(Engine(), safety=safety(BAD, MASK))
+    for written, expected in (
+        ('{"x":  1.0}', '{"x":  1.0}'), ('{"x": "my secret"}', '{"x": "my [masked]"}'), ("a secret", "a [masked]"),
+        ('{"x": NaN, "y": "secret"}', '{"x": NaN, "y": "[masked]"}'),
+        ('{"x": "secret", "x": 1}', '{"x": "[masked]", "x": 1}'),
+    ):  # fmt: skip
+        message = request(written)["messages"][1]
+        assert endpoint._looked_at(message, "prompts")["tool_calls"][0]["function"]["arguments"] == expected
+    ((status, answer),) = asked(Engine(), request('{"x": "hello\\nbad"}'), safety=safety(BAD))
+    assert (status, answer["error"]["code"]) == (400, "content_refused")
+
+
+def test_answers_in_tokens_are_refused_where_stages_look_at_answers() -> None:
+    for look_at in ("answers", "prompts"):
+        body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 9}}
+        stages = safety({**MASK, "look_at": look_at})
+        ((status, why),) = asked(Engine("a secret<|im_end|>"), body, path="/inference/v1/generate", safety=stages)
+        assert (status, why["error"]["code"]) == (400, "content_refused")
 
 
 def test_a_stage_of_the_user_that_raises_is_an_error_of_the_server() -> None:

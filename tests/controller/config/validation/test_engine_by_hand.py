@@ -86,6 +86,7 @@ def test_workflow_that_has_what_it_needs_is_no_problem(changes: dict[str, Any]) 
         ({**TRAFFIC, "reward": {**NO_SCORERS, "environment": ENVIRONMENT}}, ["reward.environment"]),
         ({**TRAFFIC, "reward": {**NO_SCORERS, "on_failure": 0.0}}, ["reward.on_failure"]),
         ({**TRAFFIC, "rollout__prompt_template": "{prompt}"}, ["rollout.prompt_template"]),
+        ({**TRAFFIC, "rollout__safety": [{"kind": "secrets"}]}, ["rollout.safety"]),
         ({"rollout__workflow": "single_turn", "reward": SCORED, "data": {"train": {"generator": "traffic"}}},
          ["data.train.generator"]),
     ],
