@@ -36,7 +36,7 @@ ACCURACY_FALL = 0.05
 JUDGE_FALL = 0.1
 """Smallest fall of a held-out scorer, as a share of its best mean."""
 MIN_JUDGED = 20
-"""Steps from which the noise of a held-out scorer can be told from its trend."""
+"""Steps from which the noise of a held-out scorer can be distinguished from its trend."""
 LEVEL = 0.00135
 """One-sided p-value of a fall before it is divided by the number of candidates: three standard errors."""
 MAX_CORRELATION = 0.97
