@@ -83,9 +83,9 @@ def find(data: RunData) -> list[Rated]:
 def _diverging(data: RunData) -> Iterator[Finding]:
     """A fall of held-out accuracy from its best evaluation to the last two, which had the same rows."""
     for same in _of_same_rows(data.evals):
-        *earlier, before, last = same if len(same) > 2 else [None] * 3
-        if before is None or last is None:
+        if len(same) < 3:
             continue
+        *earlier, before, last = same
         best = max(earlier, key=lambda row: number(row, "accuracy"))
         high, lows = number(best, "accuracy"), [number(row, "accuracy") for row in (before, last)]
         if high - max(lows) < ACCURACY_FALL:
