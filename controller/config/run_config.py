@@ -412,11 +412,10 @@ class RunConfig(Settings):
         return tuple(f"cuda:{first + rank}" for rank in range(self.trainer.ranks))
 
     @property
-    def scorers_without_weight(self) -> list[str]:
-        """names of the scorers that are not part of the reward and no gates: their values are held out from it"""
+    def held_out_scorers(self) -> list[str]:
+        """names of the scorers with `held_out: true`"""
         scorers = self.reward.scorers
-        pairs = zip(scorer_names(scorers), scorers, strict=True)
-        return [name for name, scorer in pairs if scorer.weight == 0 and scorer.gate is None]
+        return [name for name, scorer in zip(scorer_names(scorers), scorers, strict=True) if scorer.held_out]
 
     @property
     def client_addresses(self) -> dict[str, str]:

@@ -6,6 +6,8 @@ once per run, so that they are the same at every version.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from areal_like.errors import UserError
 from areal_like.prompts import CHAT_COLUMN, prompt_text
 from controller.config.problems import Problem, nearest
 from controller.data.job_rows import JobRows
-from controller.data.table import Table
+from controller.data.table import JoinedTable, Table
 
 AUTO = "auto"
 """Stands for prompt and answer length, sources, and every column that divides the rows into few slices."""
@@ -30,7 +32,7 @@ MAX_NUMBERS = 10
 """A numeric column with more values is divided into quarters."""
 MAX_VALUE_CHARS = 60
 LOOKED_AT = 1_000
-"""Rows in which a column is looked for."""
+"""Rows of each set in which a column is looked for."""
 _NOT_SLICED = frozenset({"prompt", "messages", "answer", "solution", "id", CHAT_COLUMN})
 """Columns that `auto` leaves out."""
 
@@ -75,11 +77,14 @@ def slices_of_rows(rows: JobRows, names: Sequence[str], language: Language | Non
 
 
 def labels_of(values: Sequence[Any]) -> list[str]:
-    """The slice of each value: the value as text, or the range of its quarter if it is one of many numbers."""
+    """The slice of each value: the value as text, or the range of its quarter if it is one of many numbers. NaN and
+    infinite numbers are no values.
+    """
+    values = [_without_nan(value) for value in values]
     known = [value for value in values if value is not None]
     are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
     if known and are_numbers and len(set(known)) > MAX_NUMBERS:
-        ranges = iter(quarters([float(value) for value in known]))
+        ranges = iter(quarters([_as_float(value) for value in known]))
         return [NO_VALUE if value is None else next(ranges) for value in values]
     texts = [NO_VALUE if value is None else _as_text(value) for value in values]
     frequent = [text for text, _ in Counter(texts).most_common(MAX_VALUES + 1)]
@@ -99,10 +104,16 @@ def quarters(values: Sequence[float]) -> list[str]:
     found = np.asarray(values, dtype=np.float64)
     bounds = np.unique(np.quantile(found, (0.25, 0.5, 0.75), method="lower"))
     places = np.searchsorted(bounds, found, side="left")
-    names = {}
-    for place in np.unique(places):
-        low, high = found[places == place].min(), found[places == place].max()
-        names[place] = f"{low:g}" if low == high else f"{low:g}-{high:g}"
+    ranges = {place: (found[places == place].min(), found[places == place].max()) for place in np.unique(places)}
+    numbers = {number for pair in ranges.values() for number in pair}
+    # Enough digits for different numbers to have different texts; 17 are enough for any two.
+    digits = next(
+        digits for digits in (6, 10, 17) if len({f"{number:.{digits}g}" for number in numbers}) == len(numbers)
+    )
+    names = {
+        place: f"{low:.{digits}g}" if low == high else f"{low:.{digits}g}-{high:.{digits}g}"
+        for place, (low, high) in ranges.items()
+    }
     return [names[place] for place in places]
 
 
@@ -121,7 +132,8 @@ def problems_of(names: Sequence[str], table: Table | None, find_library: Callabl
             yield Problem((KEY,), f"`{LANGUAGE}`: {error.what}", error.remedy)
     if table is None:
         return
-    rows = [table[place] for place in range(min(len(table), LOOKED_AT))]
+    parts = table.parts if isinstance(table, JoinedTable) else (table,)
+    rows = [part[place] for part in parts for place in range(min(len(part), LOOKED_AT))]
     columns = list(dict.fromkeys(name for row in rows for name in row if name != CHAT_COLUMN))
     for name in names:
         if name in BUILT_IN or any(_nested(row, name) is not None for row in rows):
@@ -150,7 +162,7 @@ def _columns(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Columns whose values divide the rows into a few slices."""
     found = {}
     for name in dict.fromkeys(name for row in fields for name in row):
-        values = [row.get(name) for row in fields]
+        values = [_without_nan(row.get(name)) for row in fields]
         if name in _NOT_SLICED or not all(isinstance(value, str | int | float | None) for value in values):
             continue
         are_numbers = all(isinstance(value, int | float | None) for value in values)
@@ -158,6 +170,11 @@ def _columns(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         if is_short and (1 < len(set(values)) <= MAX_VALUES or are_numbers):
             found[name] = values
     return found
+
+
+def _without_nan(value: Any) -> Any:
+    """The value, or None for NaN and infinite numbers, with which some file formats write missing ones."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _nested(row: Mapping[str, Any], column: str) -> Any:
@@ -168,6 +185,14 @@ def _nested(row: Mapping[str, Any], column: str) -> Any:
     for part in column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _as_float(value: float) -> float:
+    """The value, or the largest float for an integer beyond it."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, value > 0 or -1)
 
 
 def _as_text(value: Any) -> str:

@@ -3,13 +3,17 @@
 The signs are columns of step rows (telemetry/answer_signs.py) and the evaluations. A collapse, in which the reward
 falls, is in learning.py.
 
-    reward_hacked        the reward rises while held-out accuracy, or a scorer with weight 0, falls
+    reward_hacked        the reward rises while held-out accuracy, or a scorer with `held_out: true`, falls
     length_hacked        answers become longer or shorter, and within groups the reward follows the length
     format_hacked        answers repeat themselves, or have more signs, and the reward rises
     environment_forged   answers have text that only the environment or the chat template should write
 
 Answers of a policy that learns also change, so the second and the third need a reward that rises and a held-out
-accuracy, if there is one, that does not.
+accuracy that does not: one evaluation before the change and two after it. Without them they are only remarks.
+
+The best of several means is high by chance. The level of a fall is therefore divided by the number of means among which
+the best one is chosen (Bonferroni), for evaluations also by the number of looks, and the fall must also be seen in the
+mean before the last one.
 """
 
 from __future__ import annotations
@@ -17,19 +21,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from controller.report.data import Row, RunData, number, series
-from controller.report.finding import Finding, Kind, Rated, Weight, figure, percent, sentences
-from controller.report.learning import SIGMAS, accuracy_fall
+from controller.report.finding import Finding, Kind, Rated, Severity, Weight, figure, percent, sentences
+from controller.report.learning import SIGMAS
 from controller.report.minimum import MIN_STEPS
 from controller.report.signs import window
 
 ACCURACY_FALL = 0.05
 """Smallest fall of held-out accuracy."""
 JUDGE_FALL = 0.1
-"""Smallest fall of a scorer with weight 0, as a share of its best mean."""
+"""Smallest fall of a held-out scorer, as a share of its best mean."""
+MIN_JUDGED = 20
+"""Steps from which the noise of a held-out scorer can be distinguished from its trend."""
+LEVEL = 0.00135
+"""One-sided p-value of a fall before it is divided by the number of candidates: three standard errors."""
+MAX_CORRELATION = 0.97
+"""Largest correlation of consecutive steps that is assumed."""
 LENGTH_RATIO = 1.5
 CORRELATION = 0.3
 """Least correlation of length and reward within groups. Answers of a policy that learns to reason become longer too,
@@ -70,19 +81,29 @@ def find(data: RunData) -> list[Rated]:
 
 
 def _diverging(data: RunData) -> Iterator[Finding]:
-    fall = accuracy_fall(data)
-    if fall is None or not fall.is_certain or fall.best - fall.last < ACCURACY_FALL:
-        return
-    last_version = int(data.evals[-1]["version"])
-    reward = _between(data.steps, "reward_mean", fall.best_step, last_version)
-    if not reward.is_rise:
-        return
-    title = (
-        f"The reward rises while held-out accuracy falls: from version {fall.best_step} to {last_version} the reward "
-        f"rose from {figure(reward.early)} to {figure(reward.late)}, and accuracy fell from {figure(fall.best)} to "
-        f"{figure(fall.last)}"
-    )
-    yield _finding("reward_hacked", title, fall.best_step)
+    """A fall of held-out accuracy from its best evaluation to the last two, which had the same rows."""
+    for same in _of_same_rows(data.evals):
+        if len(same) < 3:
+            continue
+        *earlier, before, last = same
+        best = max(earlier, key=lambda row: number(row, "accuracy"))
+        high, lows = number(best, "accuracy"), [number(row, "accuracy") for row in (before, last)]
+        if high - max(lows) < ACCURACY_FALL:
+            continue
+        fall = high - sum(lows) / 2
+        error = math.sqrt(_variance(best) + (_variance(before) + _variance(last)) / 4)
+        if fall <= _sigmas(len(earlier) * len(same)) * error:  # of as many evaluations, at as many looks
+            continue
+        best_version, last_version = int(best["version"]), int(last["version"])
+        reward = _between(data.steps, "reward_mean", best_version, last_version)
+        if reward.is_rise:
+            title = (
+                f"The reward rises while held-out accuracy falls: from version {best_version} to {last_version} the "
+                f"reward rose from {figure(reward.early)} to {figure(reward.late)}, and accuracy fell from "
+                f"{figure(high)} to {figure(lows[-1])}"
+            )
+            yield _finding("reward_hacked", title, best_version)
+            return
 
 
 def _judges(data: RunData) -> Iterator[Finding]:
@@ -90,16 +111,18 @@ def _judges(data: RunData) -> Iterator[Finding]:
     for key in names:
         rows = [row for row in data.steps if math.isfinite(number(row, key))]
         values = series(rows, key)
-        if len(values) < MIN_STEPS:
+        if len(values) < MIN_JUDGED:
             continue
         k = window(len(values))
         means = np.convolve(values, np.full(k, 1 / k), mode="valid")
-        best = int(np.argmax(means))
-        fall = float(means[best] - means[-1])
-        best_step, last_step = int(rows[best + k - 1]["step"]), int(rows[-1]["step"])
-        is_certain = fall > SIGMAS * _noise(values) * math.sqrt(2 / k)
-        if not is_certain or fall < JUDGE_FALL * abs(float(means[best])):
+        best = int(np.argmax(means[: -k - 1]))
+        fall = float(means[best] - max(means[-1], means[-k - 1]))
+        if fall < JUDGE_FALL * abs(float(means[best])):
             continue
+        error, freedom = _error_of_mean(values, k)
+        if fall <= _sigmas(len(means), freedom) * error * math.sqrt(2):
+            continue
+        best_step, last_step = int(rows[best + k - 1]["step"]), int(rows[-1]["step"])
         reward = _between(rows, "reward_mean", best_step, last_step)
         if reward.is_rise:
             title = (
@@ -121,18 +144,32 @@ def _finding(kind: Kind, title: str, step: int) -> Finding:
     )
 
 
+def _known(evals: Sequence[Row]) -> list[Row]:
+    return [row for row in evals if math.isfinite(number(row, "accuracy"))]
+
+
+def _of_same_rows(evals: Sequence[Row]) -> list[list[Row]]:
+    """Evaluations with the same number of rows; a periodic evaluation uses the first rows of a final one."""
+    found: dict[float, list[Row]] = {}
+    for row in _known(evals):
+        found.setdefault(number(row, "num_rows", -1.0), []).append(row)
+    return list(found.values())
+
+
+def _variance(row: Row) -> float:
+    """Of the accuracy, with one solved and one wrong answer more, so that an accuracy of 0 or 1 has a variance."""
+    n = max(1.0, number(row, "num_scored", 1.0)) + 2
+    share = (min(1.0, max(0.0, number(row, "accuracy"))) * (n - 2) + 1) / n
+    return share * (1 - share) / n
+
+
 def _accuracy_rises(evals: Sequence[Row]) -> bool:
     """Return whether the newest held-out accuracy is above the first one by two standard errors."""
-    known = [row for row in evals if math.isfinite(number(row, "accuracy"))]
+    known = _known(evals)
     if len(known) < 2:
         return False
-    first, last = known[0], known[-1]
-    variance = sum(
-        p * (1 - p) / max(1.0, number(row, "num_scored", 1.0))
-        for row in (first, last)
-        for p in [min(1.0, max(0.0, number(row, "accuracy")))]
-    )
-    return number(last, "accuracy") - number(first, "accuracy") > 2 * math.sqrt(variance)
+    rise = number(known[-1], "accuracy") - number(known[0], "accuracy")
+    return rise > 2 * math.sqrt(_variance(known[0]) + _variance(known[-1]))
 
 
 # ------------------------------------------------------------ the answers
@@ -149,14 +186,17 @@ def _length(data: RunData) -> Iterator[Finding]:
     correlation = float(np.nanmedian(late)) if np.isfinite(late).any() else math.nan
     if ratio < LENGTH_RATIO or not (correlation if is_longer else -correlation) >= CORRELATION:
         return
+    severity = _severity(data, "response_len_mean", length)
+    if severity is None:
+        return
     way = "longer" if is_longer else "shorter"
     yield Finding(
         "length_hacked",
-        "warning",
+        severity,
         f"The reward follows the length of the answers: they became {way}, from {figure(length.early)} to "
         f"{figure(length.late)} tokens, and of several answers to one prompt the {way} ones get the higher rewards "
         f"(correlation {figure(correlation)})",
-        "Held-out accuracy has not risen, or is not measured",
+        _what_is_known(severity),
         f"{_LOOK}. Add the scorer `length` to reward.scorers, or limit sampling.max_new_tokens",
     )
 
@@ -167,19 +207,44 @@ def _format(data: RunData) -> Iterator[Finding]:
         ("symbol_share", "the format of the answers changes: the share of signs among their characters"),
     ):
         change = _change(series(data.steps, key))
-        if change.is_rise and change.late - change.early >= FORMAT_RISE:
+        if not change.is_rise or change.late - change.early < FORMAT_RISE:
+            continue
+        severity = _severity(data, key, change)
+        if severity is not None:
             yield Finding(
                 "format_hacked",
-                "warning",
+                severity,
                 f"The reward rises, and {words} rose from {percent(change.early)} to {percent(change.late)}",
-                "Held-out accuracy has not risen, or is not measured",
+                _what_is_known(severity),
                 f"{_LOOK}, and let the scorer reject this form",
             )
 
 
+def _severity(data: RunData, key: str, change: Change) -> Severity | None:
+    """A warning if evaluations before and after the change show no rise of accuracy, and a remark if there are none;
+    None: the evaluations that would show it are not finished yet.
+    """
+    rows = [row for row in data.steps if math.isfinite(number(row, key))]
+    k = window(len(rows))
+    means = np.convolve(series(rows, key), np.full(k, 1 / k), mode="valid")
+    is_past = (means - (change.early + change.late) / 2) * (change.late - change.early) >= 0
+    step = int(rows[int(np.argmax(is_past)) + k - 1]["step"])
+    versions = [int(row["version"]) for row in _known(data.evals)]
+    if not any(version < step for version in versions):
+        return "info"
+    if sum(version >= step for version in versions) >= 2:
+        return "warning"
+    is_awaited = isinstance(every := data.setting("eval.every_steps"), int) and every > 0 and not data.is_over
+    return None if is_awaited else "info"
+
+
+def _what_is_known(severity: Severity) -> str:
+    return "Held-out accuracy has not risen" if severity == "warning" else "Held-out accuracy is not measured"
+
+
 def _forged(data: RunData) -> Iterator[Finding]:
     change = _change(series(data.steps, "forged_share"))
-    if not change.late >= FORGED_SHARE:
+    if not change.late >= FORGED_SHARE or not change.late > change.early:
         return
     yield Finding(
         "environment_forged",
@@ -223,3 +288,52 @@ def _compared(before: np.ndarray, after: np.ndarray, noise: float) -> Change:
 def _noise(values: np.ndarray) -> float:
     """Standard deviation around a slow trend, from the differences of consecutive values (von Neumann, 1941)."""
     return float(np.sqrt(np.mean(np.diff(values) ** 2) / 2)) if len(values) > 1 else math.nan
+
+
+def _sigmas(num_candidates: int, freedom: float = math.inf) -> float:
+    """Standard errors that the largest fall of `num_candidates` exceeds with the probability LEVEL, at most.
+
+    freedom: degrees of freedom of the standard error; the quantile of the t distribution is Wallace's approximation
+    (Annals of Mathematical Statistics 30, 1959).
+    """
+    z = NormalDist().inv_cdf(1 - LEVEL / max(1, num_candidates))
+    if not math.isfinite(freedom):
+        return z
+    return math.sqrt(freedom * math.expm1((z * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom))
+
+
+def _error_of_mean(values: np.ndarray, k: int) -> tuple[float, float]:
+    """Standard error of a mean of k consecutive values, and its degrees of freedom. The values are those of an
+    autoregression of order 1 around two straight lines, so that a hack is not taken for noise, whether it comes slowly
+    or at once.
+
+    The estimate of the correlation r has the bias -(6 + 12 r) / n, measured on simulated series of 20 to 200 values.
+    One standard error is added to it, because an error that is too small gives false warnings.
+    """
+    n = len(values)
+    rest = _around_two_lines(values)
+    power = float(rest[:-1] @ rest[:-1])
+    if not power > 1e-24 * float(values @ values):
+        return 0.0, float(n)
+    estimate = float(rest[1:] @ rest[:-1]) / power
+    error = math.sqrt(max(0.0, 1 - estimate**2) / n)
+    r = min(MAX_CORRELATION, max(0.0, (estimate + error + 6 / n) / (1 - 12 / n)))
+    shocks = rest[1:] - estimate * rest[:-1]
+    variance = float(shocks @ shocks) / (n - 8) / (1 - r * r)
+    lags = np.arange(1, k)
+    of_mean = variance / k * (1 + 2 * float(((1 - lags / k) * r**lags).sum()))
+    return math.sqrt(of_mean), max(2.0, (n - 8) * (1 - r * r) / (1 + r * r))
+
+
+def _around_two_lines(values: np.ndarray) -> np.ndarray:
+    """Differences of the values to the closest pair of straight lines, of which the second one begins between 20 and 80
+    % of the values.
+    """
+    n = len(values)
+    x = np.arange(n) / n
+    found = []
+    for share in np.linspace(0.2, 0.8, 7):
+        is_late = x >= share
+        lines = np.stack([np.ones(n), x, is_late, is_late * (x - share)], axis=1)
+        found.append(values - lines @ np.linalg.lstsq(lines, values, rcond=None)[0])
+    return min(found, key=lambda rest: float(rest @ rest))

@@ -98,13 +98,14 @@ def find(data: RunData) -> list[Rated]:
 
 def falls(evaluations: Sequence[Row]) -> list[Fall]:
     """Slices of the newest evaluation that are solved less often than at their best earlier version, by more than
-    chance and by more than all other answers; the largest fall first.
+    chance and by more than all other answers; the largest fall first. Only evaluations of the same rows are compared.
 
     The p-value is the larger one of Fisher's test between the versions and of the test against the change of the rest.
     It is multiplied by the number of earlier evaluations, among which the best was chosen, and corrected for the number
     of slices.
     """
-    *earlier, newest = evaluations
+    newest = evaluations[-1]
+    earlier = _of_same_rows(evaluations)[:-1]
     if not earlier:
         return []
     candidates, p_values = [], []
@@ -133,7 +134,7 @@ def table(evaluations: Sequence[Row]) -> list[Line]:
     """Lines of the newest evaluation, weak slices first, then in the order of the record."""
     if not evaluations:
         return []
-    newest, first = evaluations[-1], evaluations[0]
+    newest, first = evaluations[-1], _of_same_rows(evaluations)[0]
     lines = []
     for one in slices_of(newest):
         before = _same(first, one) if first is not newest else None
@@ -207,6 +208,15 @@ def _examples(one: Mapping[str, Any]) -> list[Example]:
     found = one.get("examples")
     known = [example for example in found if isinstance(example, Mapping)] if isinstance(found, list) else []
     return [Example(*(printable(str(example.get(name, ""))) for name in Example._fields)) for example in known]
+
+
+def _of_same_rows(evaluations: Sequence[Row]) -> list[Row]:
+    """The evaluations with as many rows as the newest one: a periodic evaluation uses the first rows of a final one.
+    Of a record without this number, those of the same kind.
+    """
+    newest = evaluations[-1]
+    key = "num_rows" if "num_rows" in newest else "eval"
+    return [row for row in evaluations if row.get(key) == newest.get(key)]
 
 
 def _same(row: Row, one: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -46,6 +46,7 @@ from controller.runtime.starting_point import StartingPoint
 from controller.runtime.supervisor import Supervisor
 from controller.runtime.trainer_restart import TrainerRestart
 from controller.runtime.worker_admin import WorkerAdmin
+from controller.telemetry.journal import rows_of
 from controller.telemetry.slice_recorder import SliceRecorder
 from controller.wiring.coordinator_settings import coordinator_settings
 from controller.wiring.process_specs import (
@@ -168,7 +169,7 @@ def compose(
         tracer=tracer,
         end=session.end,
         watch=_watch(session),
-        slices=_slices(session),
+        slices=_slices(session, start.version),
     )
 
 
@@ -184,17 +185,19 @@ def _watch(session: OpenSession) -> EvaluationWatch:
     return watch
 
 
-def _slices(session: OpenSession) -> SliceRecorder | None:
-    """What compares evaluations in parts, if `eval.slices` is set."""
+def _slices(session: OpenSession, version: int) -> SliceRecorder | None:
+    """What compares evaluations in parts, if `eval.slices` is set. version: from which the run continues."""
     rows, settings = session.rows, session.config.eval
     if not settings.slices or rows.eval_table is None:
         return None
     detector = Detector(MIN_LETTERS) if LANGUAGE in settings.slices else None
     language = (lambda text: detector.detect(text)[0]) if detector is not None else None
-    return SliceRecorder(
+    recorder = SliceRecorder(
         lambda: slices_of_rows(rows, settings.slices, language), rows.eval,
         names=settings.slices, num_samples=rows.layout.num_samples, solved_value=settings.solved_value,
     )  # fmt: skip
+    recorder.restore(rows_of(session.folder.metrics, "slices"), version)
+    return recorder
 
 
 def server_settings(config: RunConfig) -> ServerSettings:

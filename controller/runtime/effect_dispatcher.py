@@ -100,7 +100,8 @@ class EffectDispatcher:
             if isinstance(effect, StoreFinished) and effect.purpose == "eval":
                 self._keep_answer(effect, entry.response_text)
             elif isinstance(effect, StoreFinished):
-                self._tally.signs.record(effect, entry.verdict, entry.response_text)
+                is_cut = any(one.finish_reason == "length" for one in entry.trajectories)
+                self._tally.signs.record(effect, entry.verdict, entry.response_text, is_cut=is_cut)
             elif isinstance(effect, DropGroup):
                 self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
         for version, received in steps:
@@ -201,10 +202,22 @@ class EffectDispatcher:
         self._watch.evaluated(effect.version, metrics)
 
     def _compare_slices(self, effect: EvalDone) -> None:
-        fields = self._slices.finish(effect.version, effect.values) if self._slices is not None else None
-        if self._slices is None or fields is None:
+        """Slices only describe the policy, so an error in them is a note and ends nothing."""
+        if self._slices is None:
+            return
+        try:
+            fields = self._slices.finish(effect.version, effect.values)
+            weak = self._slices.new_weak(fields) if fields is not None else []
+        except Exception as error:  # rows of the user may contain anything
+            self._slices = None
+            words = f"eval.slices: evaluations are no longer compared by slices: {type(error).__name__}: {error}"
+            log.exception("slices of version %d", effect.version)
+            self._journal.measure("note", note="slices_failed", text=words)
+            self._display.note(words, "warning")
+            return
+        if fields is None:
             return
         self._journal.measure("slices", version=effect.version, eval=effect.kind, **fields)
-        for words in self._slices.new_weak(fields):
+        for words in weak:
             self._journal.measure("note", note="slice_weak", text=words)
             self._display.note(words, "warning")

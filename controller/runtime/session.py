@@ -62,7 +62,7 @@ from controller.telemetry.answer_signs import AnswerSigns
 from controller.telemetry.dashboard_process import dashboard_process
 from controller.telemetry.display import Display
 from controller.telemetry.hacking_watch import HackingWatch
-from controller.telemetry.journal import Journal
+from controller.telemetry.journal import Journal, rows_of
 from controller.telemetry.opening import open_sinks
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
@@ -132,7 +132,7 @@ class RunSession:
         sources = SampleSources(self.rows.source)
         tally = Tally(
             layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources,
-            signs=AnswerSigns(self.config.scorers_without_weight),
+            signs=AnswerSigns(self.config.held_out_scorers),
         )  # fmt: skip
         if self.config.emulation is None:  # on emulated devices rewards are meaningless
 
@@ -140,7 +140,9 @@ class RunSession:
                 journal.measure("note", note=kind, text=words)
                 display.note(words, "warning")
 
-            journal.listen(HackingWatch(folder, name))
+            watch = HackingWatch(folder, name, eval_every_steps=self.config.eval.every_steps)
+            watch.restore(rows_of(folder.metrics, "step", "eval", "note"))
+            journal.listen(watch)
         return OpenSession(
             config=self.config,
             folder=folder,

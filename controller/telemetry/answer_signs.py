@@ -1,10 +1,10 @@
 """Sums up the answers of each step, for the signs of reward hacking: columns of step rows.
 
-    length_reward_correlation   within groups: of an answer's tokens and its reward
+    length_reward_correlation   within groups: of an answer's tokens and its reward, without truncated answers
     repeated_share              share of runs of REPEAT words that the same answer has more than once
     symbol_share                share of characters that are neither letters, digits nor white space
     forged_share                share of answers with text of the environment or the chat template
-    held_out/NAME               mean of a scorer with weight 0, which is not part of the reward
+    held_out/NAME               mean of a scorer with `held_out: true`, which is not part of the reward
 
 The last four are of the first sample of each group, which bounds the time of the controller. Warnings are in
 report/hacking.py.
@@ -29,7 +29,7 @@ class AnswerSigns:
     """Call `record` for each finished training sample and `row` for each step."""
 
     def __init__(self, held_out: Sequence[str] = ()) -> None:
-        """held_out: components of scorers that are not part of the reward."""
+        """held_out: components of scorers with `held_out: true`."""
         self._held_out = tuple(held_out)
         self._clear()
 
@@ -38,12 +38,17 @@ class AnswerSigns:
         self._sums: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
-    def record(self, effect: StoreFinished, verdict: Verdict | None, response_text: str) -> None:
-        """Record a finished sample."""
+    def record(
+        self, effect: StoreFinished, verdict: Verdict | None, response_text: str, *, is_cut: bool = False
+    ) -> None:
+        """Record a finished sample. is_cut: it ended at the limit of its tokens. A policy that learns to finish writes
+        shorter answers with higher rewards, which is no hack.
+        """
         if effect.purpose != "train" or not effect.is_kept or effect.value is None or verdict is None:
             return
         outcome = effect.outcome
-        self._groups.setdefault(outcome.group_id, []).append((outcome.num_tokens, effect.value))
+        if not is_cut:
+            self._groups.setdefault(outcome.group_id, []).append((outcome.num_tokens, effect.value))
         if outcome.sample_index:
             return
         text = response_text[:MAX_CHARS]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,13 +54,20 @@ class Journal:
 
 def newest_row(path: Path, kind: str) -> dict[str, Any] | None:
     """The last row of this kind in a JSON Lines file, read line by line; None if there is none."""
-    mark, found = f'"kind":"{kind}"'.encode(), None
+    found = None
+    for row in rows_of(path, kind):
+        found = row
+    return found
+
+
+def rows_of(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Rows of these kinds in a JSON Lines file, read line by line; none if there is no file."""
+    marks = [f'"kind":"{kind}"'.encode() for kind in kinds]
     try:
         with path.open("rb") as lines:
             for line in lines:
-                if mark in line:
+                if any(mark in line for mark in marks):
                     with contextlib.suppress(msgspec.DecodeError):  # truncated by a crash
-                        found = msgspec.json.decode(line, type=dict[str, Any])
+                        yield msgspec.json.decode(line, type=dict[str, Any])
     except FileNotFoundError:
-        return None
-    return found
+        return

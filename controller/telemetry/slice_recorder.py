@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,9 @@ class SliceRecorder:
         """Tokens of the answers by number, of running evaluations by version."""
         self._wrong: dict[int, dict[int, str]] = {}
         self._named: set[Slice] = set()
-        """Slices that were weak in an earlier evaluation."""
+        """Weak slices that `new_weak` has returned."""
+        self._weak_before: set[Slice] = set()
+        """Slices that were weak in the evaluation before."""
 
     def record(self, version: int, number: int, num_tokens: int, answer: str, value: float | None) -> None:
         """Record an answer. number: of the answer in its evaluation; value: its score, None without one."""
@@ -79,6 +81,7 @@ class SliceRecorder:
         members = self._members(numbers, row_N, lengths)
         found, effect = compare(members, is_solved, row_N)
         return {
+            "num_rows": len(values) // self._num_samples,
             "design_effect": effect,
             "slices": [
                 _fields(one, result, self._examples(members[one], numbers, wrong) if result.is_weak else [])
@@ -87,17 +90,29 @@ class SliceRecorder:
         }
 
     def new_weak(self, fields: Mapping[str, Any]) -> list[str]:
-        """Sentences about weak slices that no earlier evaluation had. fields: from `finish`."""
-        found = []
-        for one in fields["slices"]:
-            key = Slice(one["by"], one["value"])
-            if one["is_weak"] and key not in self._named and key.by != ANSWER_LENGTH:
-                self._named.add(key)
-                found.append(
-                    f"evaluation: {key.by} {key.value} is solved in {one['accuracy']:.1%} of {one['answers']} answers, "
-                    f"all others in {one['rest_accuracy']:.1%} (p {one['p_corrected']:.2g})"
-                )
-        return found
+        """Sentences about slices that are weak for the second time in succession, once for each slice. fields: from
+        `finish`.
+        """
+        return [
+            f"evaluation: {one['by']} {one['value']} is solved in {one['accuracy']:.1%} of {one['answers']} answers, "
+            f"all others in {one['rest_accuracy']:.1%} (p {one['p_corrected']:.2g})"
+            for one in self._take(fields["slices"])
+        ]
+
+    def restore(self, rows: Iterable[Mapping[str, Any]], last_version: int) -> None:
+        """Continue after earlier sessions. rows: of kind `slices`, in the order of metrics.jsonl."""
+        for row in rows:
+            version, found = row.get("version"), row.get("slices")
+            if isinstance(version, int) and version <= last_version and isinstance(found, list):
+                self._take([one for one in found if isinstance(one, dict) and {"by", "value", "is_weak"} <= one.keys()])
+
+    def _take(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The slices of an evaluation that are now named for the first time."""
+        weak = {Slice(str(one["by"]), str(one["value"])): one for one in found if one["is_weak"]}
+        new = [key for key in weak if key in self._weak_before and key not in self._named and key.by != ANSWER_LENGTH]
+        self._weak_before = set(weak)
+        self._named.update(new)
+        return [weak[key] for key in new]
 
     def _members(self, numbers: np.ndarray, row_N: np.ndarray, lengths: Mapping[int, int]) -> dict[Slice, np.ndarray]:
         """Which answers belong to each slice."""

@@ -7,6 +7,8 @@ the whole does not: a part that is missing is no zero.
     reward = otherwise of the first gate whose value is below at_least; the scorers after it are not run
            = clip(sum of weight * clip(value)) where all gates are passed
 
+A scorer with `held_out: true` is run for every answer, so that its mean does not depend on what the gates let pass.
+
 Gates come first, in configuration order, then the others. Components of a verdict: each scorer's value, neither
 weighted nor clipped, under the scorer's name, its further parts as `name.part`; `correct` keeps its bare name (the
 first scorer in the configuration's order that gives it wins; an answer that did not pass a gate has `correct` 0). The
@@ -45,6 +47,7 @@ class Part:
     scorer: Scorer
     gate: GateSettings | None = None
     clip: ClipSettings | None = None
+    is_held_out: bool = False
 
     def stops(self, value: float) -> bool:
         """Whether this value does not pass the gate."""
@@ -80,7 +83,9 @@ class WeightedSum:
         """Load all scorers. Raises UserError."""
         parts: dict[str, Part] = {}
         for name, settings in zip(scorer_names(scorers), scorers, strict=True):
-            parts[name] = Part(name, settings.weight, make_scorer(settings), settings.gate, settings.clip)
+            parts[name] = Part(
+                name, settings.weight, make_scorer(settings), settings.gate, settings.clip, settings.held_out
+            )  # fmt: skip
         return WeightedSum(tuple(parts.values()), clip, is_shared=is_shared)
 
     @property
@@ -139,6 +144,8 @@ class WeightedSum:
         found: dict[str, dict[str, float]] = {}
         stopped_by: Part | None = None
         for part in parts:
+            if stopped_by is not None and not part.is_held_out:
+                continue
             began(part.name)
             started_s = time.perf_counter()
             kind, reason, values = _judge(part, sample, is_shared=self._is_shared)
@@ -149,7 +156,6 @@ class WeightedSum:
             found[part.name] = values
             if part.stops(values["value"]):
                 stopped_by = part
-                break
             total.value += part.weight * _clipped(values["value"], part.clip)
         total.value = _clipped(total.value, clip)
         for name in self._parts:  # in the configuration's order, whatever ran first

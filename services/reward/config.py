@@ -59,6 +59,9 @@ class ScorerSettings(Settings):
     """`math`, `code` or another of the built-in ones (docs/rewards.md), or your own `module:function`."""
     weight: float = 1.0
     """Factor of this component in the reward; 0 for a scorer that is only a gate."""
+    held_out: bool = False
+    """A judge that is not part of the reward (`weight: 0`): a run whose reward rises while this scorer falls gets the
+    warning `reward_hacked`. It also scores answers that a gate stops."""
     gate: GateSettings | None = None
     """A gate: the answer passes depending on this scorer's value, or gets a reward at once."""
     clip: ClipSettings | None = None

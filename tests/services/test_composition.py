@@ -142,6 +142,13 @@ def test_an_answer_that_passes_all_gates_gets_the_sum() -> None:
     assert (outcome.value, outcome.components) == (0.0, {"format": 1.0, "format#2": 0.0, "correct": 0.0})
 
 
+def test_a_held_out_scorer_is_run_for_an_answer_that_fails_a_gate() -> None:
+    judge = {"kind": "format", "weight": 0.0, "held_out": True, "options": {"must_stop": True}}
+    outcome = score(sum_of({"kind": "math"}, judge, GATE), r"\boxed{7}", answer="7")
+    assert outcome.value == -0.5
+    assert outcome.components == {"format": 1.0, "format#2": 0.0, "correct": 0.0}
+
+
 def test_a_gate_that_does_not_score_is_no_gate_that_failed() -> None:
     broken = {"kind": "math", "gate": {"at_least": 1, "otherwise": 0}}
     assert score(sum_of(CONTAINS, broken), "7", question="no gold here").kind == "invalid"

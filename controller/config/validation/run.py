@@ -284,6 +284,11 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             near = nearest(scorer.kind, SCORERS, count=1)
             remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"there is no scorer `{scorer.kind}`", remedy)
+        if scorer.held_out and (scorer.weight != 0 or scorer.gate is not None):
+            what = "is part of the reward" if scorer.weight != 0 else "has a gate"
+            remedy = "set weight: 0" if scorer.weight != 0 else "remove gate"
+            keys = tuple(f"reward.scorers.{index}.{name}" for name in ("held_out", "gate" if scorer.gate else "weight"))
+            yield Problem(keys, f"a scorer with `held_out: true` {what}", f"{remedy}, or remove held_out")
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
     longest = config.sampling.max_new_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from areal_like.errors import UserError
 from controller.data.eval_layout import EvalLayout, SetSize
-from controller.data.eval_slices import Slice, labels_of, problems_of, quarters, slices_of_rows
+from controller.data.eval_slices import LOOKED_AT, Slice, labels_of, problems_of, quarters, slices_of_rows
+from controller.data.table import JoinedTable
 
 
 def rows_of(rows: list[dict[str, Any]], *, num_samples: int = 1, wheres: list[str] | None = None) -> Any:
@@ -69,6 +71,32 @@ def test_equal_numbers_are_never_in_two_quarters():
     names = quarters([1.0] * 9 + [2.0, 3.0])
     assert len({name for name in names[:9]}) == 1
     assert names[9:] == ["2-3", "2-3"]
+
+
+def test_different_quarters_have_different_names():
+    stamps = [1_700_000_000 + place for place in range(40)]
+    assert len(set(labels_of(stamps))) == 4
+    assert labels_of(stamps)[0] == "1700000000-1700000009"
+    close = [1.0 + place * 1e-12 for place in range(40)]
+    assert len(set(labels_of(close))) == 4
+
+
+def test_nan_is_no_value_and_large_integers_are_numbers():
+    labels = labels_of([math.nan, math.inf, *(10**400 + place for place in range(20)), *range(20)])
+    assert labels[:2] == ["(none)", "(none)"]
+    assert len(set(labels)) == 4
+    assert labels_of([math.nan, "a"]) == ["(none)", "a"]
+    rows = [{"prompt": "p", "level": "ab"[place % 2] if place % 3 else math.nan} for place in range(60)]
+    assert {row[0].value for row in slices_of_rows(rows_of(rows), ["auto"])} == {"a", "b", "(none)"}
+
+
+def test_a_column_of_a_later_set_is_known():
+    first: Any = Rows([{"prompt": "a"}] * (LOOKED_AT + 1))
+    second: Any = Rows([{"prompt": "b", "level": 1}])
+    joined = JoinedTable.__new__(JoinedTable)
+    joined.parts = (first, second)
+    assert list(problems_of(["level"], joined, no_library)) == []
+    assert len(list(problems_of(["levle"], joined, no_library))) == 1
 
 
 def test_an_unknown_column_is_a_problem_with_the_nearest_name():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from controller.report.diagnosis import diagnose
 from controller.report.hacking import KINDS, find
 from controller.report.minimum import MIN_STEPS
 
-NUM_STEPS, PLANNED = 30, 40
+NUM_STEPS, PLANNED = 36, 40
 
 
 def evals(seed: int, shares: list[float], every: int = 5, num_rows: int = 200) -> list[dict[str, Any]]:
@@ -39,18 +41,34 @@ def run(seed: int, *, accuracy: list[float] | None = None, **series: Any) -> Run
 
 
 def kinds(data: RunData) -> set[str]:
-    return {rated.finding.kind for rated in find(data)}
+    """Kinds of warnings."""
+    return {rated.finding.kind for rated in find(data) if rated.finding.severity != "info"}
+
+
+def remarks(data: RunData) -> set[str]:
+    return {rated.finding.kind for rated in find(data)} - kinds(data)
+
+
+def wavering(rng: np.random.Generator, num: int, correlation: float) -> np.ndarray:
+    """Values of an autoregression of order 1 with standard deviation 1."""
+    found = rng.normal(size=num)
+    for place in range(1, num):
+        found[place] = correlation * found[place - 1] + math.sqrt(1 - correlation**2) * found[place]
+    return found
 
 
 LONGER = np.linspace(30, 90, NUM_STEPS)
+FLAT = [0.5, 0.5, 0.49, 0.5, 0.49, 0.5, 0.49, 0.48]
 HACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "accuracy falls": ("reward_hacked", {"accuracy": [0.6, 0.65, 0.6, 0.5, 0.45, 0.4]}),
     "a judge falls": ("reward_hacked", {"held_out/judge": np.linspace(0.7, 0.4, NUM_STEPS)}),
-    "longer answers": ("length_hacked", {"response_len_mean": LONGER, "length_reward_correlation": 0.6}),
+    "a judge falls at once": ("reward_hacked", {"held_out/judge": np.repeat([0.7, 0.4], NUM_STEPS // 2)}),
+    "longer answers": ("length_hacked", {"response_len_mean": LONGER, "length_reward_correlation": 0.6,
+                                         "accuracy": FLAT}),
     "shorter answers": ("length_hacked", {"response_len_mean": LONGER[::-1], "length_reward_correlation": -0.6,
-                                          "accuracy": [0.5, 0.5, 0.49, 0.48]}),
-    "repetition": ("format_hacked", {"repeated_share": np.linspace(0.05, 0.6, NUM_STEPS)}),
-    "signs": ("format_hacked", {"symbol_share": np.linspace(0.1, 0.5, NUM_STEPS)}),
+                                          "accuracy": FLAT}),
+    "repetition": ("format_hacked", {"repeated_share": np.linspace(0.05, 0.6, NUM_STEPS), "accuracy": FLAT}),
+    "signs": ("format_hacked", {"symbol_share": np.linspace(0.1, 0.5, NUM_STEPS), "accuracy": FLAT}),
     "forged": ("environment_forged", {"forged_share": np.linspace(0.0, 0.3, NUM_STEPS)}),
 }  # fmt: skip
 SOUND: dict[str, dict[str, Any]] = {
@@ -62,6 +80,7 @@ SOUND: dict[str, dict[str, Any]] = {
     },
     "it learns a format": {"symbol_share": np.linspace(0.1, 0.5, NUM_STEPS), "accuracy": [0.2, 0.4, 0.6, 0.7]},
     "few marks": {"forged_share": 0.01},
+    "marks that do not become more": {"forged_share": np.linspace(0.3, 0.1, NUM_STEPS)},
 }  # fmt: skip
 
 
@@ -77,6 +96,47 @@ def test_a_planted_hack_is_named_before_the_run_ends_in_nine_of_ten_runs(name):
 def test_nothing_is_named_in_nine_of_ten_sound_runs(name):
     found = [kinds(run(seed, **SOUND[name])) for seed in range(20)]
     assert sum(not one for one in found) >= 18
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_flat_judge_is_named_at_no_look_in_nineteen_of_twenty_runs(correlation):
+    num_named = 0
+    for seed in range(20):
+        judge = 0.5 + 0.15 * wavering(np.random.default_rng(seed), 200, correlation)
+        steps = step_rows(200, reward_mean=np.linspace(0.4, 0.8, 200), **{"held_out/judge": judge})
+        data = made_run(steps=steps)
+        looks = (dataclasses.replace(data, steps=steps[:num]) for num in range(MIN_STEPS, 201, 12))
+        num_named += any(kinds(look) for look in looks)
+    assert num_named <= 1
+
+
+def test_a_flat_accuracy_is_named_at_no_look_in_nineteen_of_twenty_runs():
+    steps = step_rows(200, reward_mean=np.linspace(0.4, 0.8, 200))[::10]
+    num_named = 0
+    for seed in range(20):
+        data = made_run(steps=steps, evals=evals(seed, [0.5] * 100, every=2, num_rows=100))
+        looks = (dataclasses.replace(data, evals=data.evals[:num]) for num in range(3, 101, 3))
+        num_named += any(kinds(look) for look in looks)
+    assert num_named <= 1
+
+
+def test_accuracies_of_other_rows_are_not_compared():
+    steps = run(0).steps
+    measured = evals(0, [0.5, 0.7, 0.7, 0.7, 0.5, 0.5], num_rows=200)
+    assert kinds(made_run(steps=steps, evals=measured)) == {"reward_hacked"}
+    for row, num_rows in zip(measured, (800, 200, 200, 200, 800, 800), strict=True):
+        row["num_rows"] = num_rows
+    assert kinds(made_run(steps=steps, evals=measured)) == set()
+
+
+def test_a_change_of_the_answers_is_a_remark_without_evaluations_and_waits_for_two_after_it():
+    planted = {"symbol_share": np.linspace(0.1, 0.5, NUM_STEPS)}
+    assert (kinds(run(0, **planted)), remarks(run(0, **planted))) == (set(), {"format_hacked"})
+    once = dataclasses.replace(run(0, accuracy=[0.5, 0.5, 0.5, 0.5], **planted), config={"eval": {"every_steps": 5}})
+    assert find(once) == []
+    assert kinds(run(0, accuracy=FLAT, **planted)) == {"format_hacked"}
+    ended = dataclasses.replace(once, state={"status": "finished"})
+    assert remarks(ended) == {"format_hacked"}
 
 
 def test_nothing_is_named_before_the_minimum_of_steps():

@@ -61,6 +61,25 @@ def test_no_slice_is_named_in_nine_of_ten_sound_runs():
     assert sum(not one & {"slice_weak", "slice_worse"} for one in found) >= 18
 
 
+def test_evaluations_of_other_rows_are_not_compared():
+    """800 rows of which the first 200, those of periodic evaluations, are easier in one topic."""
+    is_easy = [topic == "t3" and place < 200 for place, topic in enumerate(TOPICS * 2)]
+    slices = [(Slice("topic", topic),) for topic in TOPICS * 2]
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        recorder = SliceRecorder(lambda: slices, lambda number: ROWS[number % 400], names=("topic",))
+        found = []
+        for version, num_rows in ((0, 800), (10, 200), (20, 200), (30, 800)):
+            values = [float(rng.random() < (0.98 if is_easy[number] else 0.5)) for number in range(num_rows)]
+            for number, value in enumerate(values):
+                recorder.record(version, number, 5, "", value)
+            found.append({"kind": "slices", "version": version, **(recorder.finish(version, values) or {})})
+        assert falls(found) == []
+        assert all("since version 0" in line.change for line in table(found))
+        assert all("since version 10" in line.change for line in table(found[:3]))
+        assert all(not line.change for line in table(found[:2]))
+
+
 def test_a_policy_that_becomes_worse_everywhere_has_no_slice_that_does():
     found = [falls(evaluations(seed, [{}]) + evaluations(seed, [{}, {}], base=0.3)[1:]) for seed in range(10)]
     assert sum(not one for one in found) >= 9

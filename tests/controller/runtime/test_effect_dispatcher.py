@@ -59,7 +59,7 @@ class Bench:
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
             lengths=SimpleNamespace(record=self.note("lengths")), sources=SimpleNamespace(record=lambda effect: None),
-            signs=SimpleNamespace(record=lambda *sample: None),
+            signs=SimpleNamespace(record=lambda *sample, is_cut: None),
             eval_metrics={4: {"accuracy": 0.5}},
             add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
@@ -325,3 +325,15 @@ def test_an_evaluation_is_compared_in_parts_and_a_weak_one_is_named():
     assert ("show", "weak in x", "warning") in happened
     nothing = SimpleNamespace(record=None, finish=lambda version, values: None, new_weak=None)
     assert not any(one[:2] == ("measure", "slices") for one in Bench([done], slices=nothing).handle())
+
+
+def test_an_error_in_the_comparison_of_slices_is_said_once_and_ends_nothing():
+    def finish(version: int, values: object) -> None:
+        raise OverflowError("int too large")
+
+    slices = SimpleNamespace(record=None, finish=finish, new_weak=None)
+    done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0, 0.0))
+    happened = Bench([done, done], slices=slices).handle()
+    shown = [one for one in happened if one[0] == "show" and "no longer compared by slices: OverflowError" in one[1]]
+    assert len(shown) == 1
+    assert any(one[:2] == ("measure", "eval") for one in happened)

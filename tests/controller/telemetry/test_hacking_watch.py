@@ -48,6 +48,15 @@ def test_samples_that_are_not_trained_on_do_not_count():
     assert signs.row() == {}
 
 
+def test_truncated_answers_are_left_out_of_the_correlation():
+    signs, verdict = AnswerSigns(), Verdict(kind="scored", value=1.0)
+    for group in range(4):
+        signs.record(finished(group, 0, 0.0, 100), verdict, "a", is_cut=True)
+        signs.record(finished(group, 1, 1.0, 10 + group), verdict, "a")
+        signs.record(finished(group, 2, 1.0, 12 + group), verdict, "a")
+    assert "length_reward_correlation" not in signs.row()
+
+
 def test_correlation_within_groups_ignores_differences_between_them():
     rng = np.random.default_rng(0)
     groups = [[(x + 100 * g, x - 100.0 * g + rng.normal(0, 0.1)) for x in range(4)] for g in range(20)]
@@ -63,6 +72,27 @@ def test_a_hack_is_said_once_while_the_run_goes_on():
         watch.offer({"kind": "pulse"})
         if step == 8:
             assert [kind for kind, _ in said] == ["environment_forged"]
+
+
+def test_a_resumed_run_continues_with_the_rows_of_earlier_sessions():
+    rows = [{"kind": "step", "step": step, "reward_mean": 0.5, "forged_share": step / 30} for step in range(1, 12)]
+    evaluated = {"kind": "eval", "version": 11, "accuracy": 0.5}
+    for note in ([], [{"kind": "note", "note": "environment_forged", "text": "said"}]):
+        said: list[str] = []
+        watch = HackingWatch(RunFolder(Path("/nowhere")), lambda kind, words, said=said: said.append(kind))
+        watch.restore([*rows, evaluated, {"kind": "step", "step": None}, *note])
+        assert said == []
+        watch.offer({"kind": "step", "step": 10, "reward_mean": 0.5, "forged_share": 0.4})
+        assert said == ([] if note else ["environment_forged"])
+        assert [row["step"] for row in watch._steps] == list(range(1, 11)), "step 11 was discarded"
+        assert watch._evals == []
+
+
+def test_a_reward_that_has_not_risen_is_no_hack():
+    said: list[tuple[str, str]] = []
+    watch = HackingWatch(RunFolder(Path("/nowhere")), lambda *words: said.append(words))
+    for step in range(1, 31):
+        watch.offer({"kind": "step", "step": step, "reward_mean": 0.5, "forged_share": step / 30})
     assert len(said) == 1
     for version, accuracy in ((0, 0.9), (30, 0.5)):
         watch.offer({"kind": "eval", "version": version, "accuracy": accuracy, "num_scored": 500, "answers": []})

@@ -37,16 +37,31 @@ def test_a_weak_slice_has_its_first_wrong_answers_as_examples():
     assert weak["examples"][0] == {"row": 1, "prompt": "p1", "answer": "answer 1", "expected": "7"}
 
 
-def test_a_weak_slice_is_named_once_and_one_of_answer_lengths_never():
+def test_a_slice_is_named_once_when_it_is_weak_twice_in_succession_and_one_of_answer_lengths_never():
     one = recorder(("topic", "answer_length"))
     values = [float(place % 2 == 0 and place < 60) for place in range(80)]
     found = evaluate(one, 1, values)
     assert found is not None
     assert any(part["by"] == "answer_length" and part["is_weak"] for part in found["slices"])
-    assert [words.partition(" is solved")[0] for words in one.new_weak(found)] == ["evaluation: topic b"]
+    sound = {"slices": []}
+    assert one.new_weak(found) == []
+    assert one.new_weak(sound) == []
+    assert one.new_weak(found) == [], "not in succession"
     again = evaluate(one, 2, values)
     assert again is not None
+    assert [words.partition(" is solved")[0] for words in one.new_weak(again)] == ["evaluation: topic b"]
     assert one.new_weak(again) == []
+
+
+def test_a_resumed_run_knows_the_weak_slices_of_earlier_sessions():
+    values = [float(place % 2 == 0) for place in range(80)]
+    found = evaluate(recorder(), 1, values)
+    assert found is not None
+    rows = [{"version": 0, "slices": [{"by": 1}, "x"]}, {"version": "x"}, *({"version": n, **found} for n in (1, 2))]
+    for last_version, num_named in ((0, 0), (1, 1), (2, 0)):  # not weak before, once, and already named
+        one = recorder()
+        one.restore(rows, last_version)
+        assert len(one.new_weak(found)) == num_named
 
 
 def test_answers_without_a_score_do_not_count_and_the_rows_of_several_answers_do_once():

@@ -288,6 +288,12 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"data.eval": None, "eval.every_steps": 5}, "eval.every_steps", "data.eval is not set"),
         ({"reward.scorers": [{"kind": "maths"}]}, "reward.scorers.0.kind", "did you mean math"),
         ({"reward.scorers": [{"kind": "math", "weight": 0}]}, "reward.scorers", "weight 0"),
+        ({"reward.scorers": [{"kind": "math", "held_out": True}]}, "reward.scorers.0.held_out", "part of the reward"),
+        (
+            {"reward.scorers": [{"kind": "math"}, {"kind": "mine:score", "weight": 0, "held_out": True, "gate": {}}]},
+            "reward.scorers.1.held_out",
+            "has a gate",
+        ),
         ({"reward.on_failure": float("nan")}, "reward.on_failure", "finite"),
         ({"reward.addresses": ["gpu7:7000"]}, "reward.addresses.0", "tcp://host:port"),
         ({"reward.addresses": ["tcp://a:1", "tcp://a:1"]}, "reward.addresses.1", "once"),
