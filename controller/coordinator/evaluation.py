@@ -243,7 +243,8 @@ def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
     if event.reason in ("rejected", "refused"):
         _release(state, job, lease)
         job.values[lease.group_id] = None
-        state.note(f"eval_{event.reason}", f"eval row {lease.group_id} was {event.reason}: {event.detail}")
+        kind = "eval_refused" if event.reason == "refused" else "eval_rejected"
+        state.note(kind, f"eval row {lease.group_id} was {event.reason}: {event.detail}")
     else:
         _requeue(state, job, lease)
     _finish_if_done(state, job)

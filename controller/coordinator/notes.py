@@ -14,6 +14,7 @@ NoteKind = Literal[
     "draining",
     "duplicate",
     "eval_dropped",
+    "eval_refused",
     "eval_rejected",
     "eval_repinned",
     "eval_unpinned",
@@ -51,6 +52,7 @@ HANDLING: Mapping[NoteKind, NoteHandling] = {
     "draining": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
     "duplicate": LOGGED,
     "eval_dropped": LOGGED,  # displayed when the server handles EvalDropped
+    "eval_refused": LOGGED,
     "eval_rejected": LOGGED,
     "eval_repinned": NoteHandling(is_shown=True),
     "eval_unpinned": LOGGED,
