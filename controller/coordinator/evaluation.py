@@ -16,6 +16,7 @@ import heapq
 from controller.coordinator.effects import EvalDone, EvalDropped, RecordEval, StoreFinished
 from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import EvalKind, LeaseReturned, Published, SampleReported
+from controller.coordinator.notes import NoteKind
 from controller.coordinator.run_parts import EvaluationState
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Lease, Worker
@@ -243,7 +244,7 @@ def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
     if event.reason in ("rejected", "refused"):
         _release(state, job, lease)
         job.values[lease.group_id] = None
-        kind = "eval_refused" if event.reason == "refused" else "eval_rejected"
+        kind: NoteKind = "eval_refused" if event.reason == "refused" else "eval_rejected"
         state.note(kind, f"eval row {lease.group_id} was {event.reason}: {event.detail}")
     else:
         _requeue(state, job, lease)

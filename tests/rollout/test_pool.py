@@ -172,8 +172,8 @@ def test_a_finished_sample_is_in_the_book_with_what_names_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("purpose", "sample_index", "tokens", "is_named"),
-    [("train", 0, (5, MARK), True), ("train", 0, (5, 6), False), ("train", 1, (5, MARK), False),
-     ("eval", 0, (5, MARK), False)],
+    [("train", 0, (MARK, 5), True), ("train", 0, (5, 6), False), ("train", 1, (MARK, 5), False),
+     ("eval", 0, (MARK, 5), False)],
 )  # fmt: skip
 def test_forged_text_is_named_in_the_verdict_of_a_groups_first_training_sample(
     tmp_path: Path, purpose: str, sample_index: int, tokens: tuple[int, ...], is_named: bool

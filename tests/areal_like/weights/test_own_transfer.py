@@ -106,7 +106,7 @@ def test_configuration_asks_the_descriptor() -> None:
     ("kind", "words"),
     [
         ("toy_transfer.descriptor:TOYS", "did you mean toy_transfer.descriptor:TOY?"),
-        ("toy_transfer.descriptor:SCHEME", "is not a TransferDescriptor"),
+        ("toy_transfer.descriptor:SCHEME", "is neither an instance nor a subclass of TransferDescriptor"),
         ("no_such_module:TOY", "cannot be imported"),
         ("streem", "no weight transfer `streem` -> did you mean stream?"),
         ("pigeon", "shm, disk, stream, distributed, or module:ATTRIBUTE"),

@@ -291,7 +291,7 @@ def test_a_late_answer_that_brings_a_deadline_forward_is_caught(monkeypatch: pyt
 
 
 def test_a_prefix_that_is_sampled_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
+    def forgetful(state: RunState, group: Group, sample: Any, **more: Any) -> None:
         sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
         state.groups.table.push_pending(group, sample)
 
@@ -340,10 +340,10 @@ def test_tokens_lost_at_a_migration_are_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_a_migration_that_forgets_the_prefix_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = sample_intake.requeue
 
-    def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
+    def forgetful(state: RunState, group: Group, sample: Any, **more: Any) -> None:
         if sample.moved_from:
             sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
-        honest(state, group, sample, is_loss=is_loss)
+        honest(state, group, sample, **more)
 
     monkeypatch.setattr(sample_intake, "requeue", forgetful)
     complaint = caught(**MOVING)

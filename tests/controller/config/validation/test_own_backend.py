@@ -70,7 +70,7 @@ def test_what_its_descriptor_excludes_is_refused(changes: dict[str, Any], words:
         ("fsdq", "trainer.backend: no trainer backend `fsdq` -> did you mean fsdp?"),
         ("megatron", "-> torch, fsdp, deepspeed, auto, or module:ATTRIBUTE"),
         ("toy_backend.descriptor:TOYS", "did you mean toy_backend.descriptor:TOY?"),
-        ("toy_backend.descriptor:OPTIONS_KEY", "is not a BackendDescriptor"),
+        ("toy_backend.descriptor:OPTIONS_KEY", "is neither an instance nor a subclass of BackendDescriptor"),
         ("no_such_module:TOY", "cannot be imported"),
     ],
 )
