@@ -224,17 +224,20 @@ async def ask_as_external_model(address: str, key: str, file: Path) -> str:
         fields = {"base_url": f"{address}/v1", "model": "tiny", "records": str(file), **options}
         return ModelClient(ModelEndpointOptions.model_validate(fields), CHAT, "the test")
 
+    def read(reply: Any) -> Any:
+        return chat_choice(reply, "here")
+
     body = {key: ASK[key] for key in ("messages", "temperature", "max_tokens")}
     if not key:
-        return chat_choice(await client(record="replay").ask(body), "here").message.content or ""
+        return (await client(record="replay").ask(body, read)).message.content or ""
     one = client(key_file=str(key_file), max_tokens_total=1000)
-    said = chat_choice(await one.ask(body), one.shown_url).message.content or ""
+    said = (await one.ask(body, read)).message.content or ""
     assert one.counters()["tokens_out"] >= 1, "the server counts tokens"
     key_file.write_text("not-the-key")
     strangers = [client(record="write"), client(key_file=str(key_file), record="write")]
     for stranger in strangers:
         with pytest.raises(ExternalStop, match="rejected the key"):
-            await stranger.ask(body)
+            await stranger.ask(body, read)
     for made in (one, *strangers):
         await made.close()
     return said

@@ -38,7 +38,7 @@ def config_of(**weights: Any) -> Any:
     settings = {"keep": 3, "place": "shm", "shared_dir": None, "layout": "files", **weights}
     return SimpleNamespace(
         launch="its settings", trainer=SimpleNamespace(weights=SimpleNamespace(**settings)),
-        ledger=SimpleNamespace(segment_mb=2, keep_mb=None),
+        ledger=SimpleNamespace(segment_mb=2, keep_mb=None, fsync=True),
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_the_ledger_is_opened_where_it_is_written_and_must_be_there_to_resume(
     config.ledger.keep_mb = keep_mb
     made: Any = storage.open_ledger(config, folder, "r", home, is_resume=is_resume, accept_loss=True)
     root = Path("home" if has_home else "run")
-    assert made == (root, {"run_id": "r", "segment_bytes": 2 << 20, "keep_bytes": keep_bytes})
+    assert made == (root, {"run_id": "r", "segment_bytes": 2 << 20, "keep_bytes": keep_bytes, "fsync": True})
     assert asked == [(folder, root / LEDGER_FILE, {"accept_loss": True})] * is_resume
 
 
