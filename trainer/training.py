@@ -40,6 +40,7 @@ from trainer.adapter_check import AdapterCheck
 from trainer.backends.choice import choose_backend, share_sequences
 from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
+from trainer.backends.replicas import num_replicas
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointState, Retention
 from trainer.colocation import SharedDevices
@@ -229,7 +230,7 @@ class Training:
                 "ranks": self.ranks.size,
                 "sequence_parallel": self.settings.sequence_parallel,
                 "tensor_parallel": self.settings.tensor_parallel,
-                "replicas": self.settings.fsdp.replicas,
+                "replicas": num_replicas(self.settings),
                 "attention": self.attention.name,
                 "attention_reason": self.attention.reason,
                 "disagreement_nats": disagreement_nats,

@@ -15,6 +15,7 @@ from controller.config.backends import StateDemand, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import ALL_LINEAR, RunConfig
 from controller.run_folder.units import size_text
+from trainer.backends.replicas import num_replicas
 
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
 """Bytes of one parameter in float32: itself, its gradient, AdamW's two moments."""
@@ -137,7 +138,7 @@ def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> P
 
 
 def _remedy(config: RunConfig, need: float, most: float) -> str:
-    replicas = config.trainer.fsdp.replicas
+    replicas = num_replicas(config.trainer)
     ranks = -(-int(need * config.trainer.ranks) // int(most))
     ranks = -(-ranks // replicas) * replicas
     return f"set trainer.backend: fsdp and trainer.ranks: {ranks} or more, or use a smaller model"

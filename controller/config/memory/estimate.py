@@ -20,6 +20,7 @@ from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, tra
 from controller.config.run_config import RunConfig
 from controller.config.trainer_memory import adapter_parameters, outer_share, trainer_state
 from controller.config.validation.objectives import has_reference
+from trainer.backends.replicas import num_replicas
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 BUILT_IN_VOCABULARY = 259
@@ -263,6 +264,6 @@ def _earlier_versions(config: RunConfig, version_bytes: float) -> float:
     settings = config.trainer.version_logprobs
     if settings is None:
         return 0.0
-    version_bytes *= config.trainer.fsdp.replicas
+    version_bytes *= num_replicas(config.trainer)
     older = min((settings.keep - 1) * version_bytes, settings.memory_mb * MEGABYTE * config.trainer.ranks)
     return 2 * version_bytes + older

@@ -17,6 +17,7 @@ from controller.config.memory.estimate import ProcessMemory, estimate, rollout_m
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, TrainerSettings
 from controller.run_folder.units import size_text
+from trainer.backends.replicas import num_replicas, with_replicas
 
 ESTIMATE_ERROR = 0.15
 """Maximum relative error of an estimate; `python -m benchmarks.memory` measured less on CPUs."""
@@ -181,13 +182,12 @@ def trainer_settings(config: RunConfig) -> Iterator[tuple[str, TrainerSettings]]
     if backend.max_ranks == 1:
         spread, prefix = trainer.model_copy(update={"backend": "fsdp"}), "trainer.backend: fsdp and "
         lean = lean.model_copy(update={"backend": "fsdp"})
-    for replicas in range(trainer.fsdp.replicas - 1, 0, -1):
+    for replicas in range(num_replicas(trainer) - 1, 0, -1):
         if trainer.ranks % replicas == 0:
-            words, fewer = f"trainer.fsdp.replicas: {replicas}", {"replicas": replicas}
-            yield words, trainer.model_copy(update={"fsdp": trainer.fsdp.model_copy(update=fewer)})
+            words = f"trainer.fsdp.replicas: {replicas}"
+            yield words, with_replicas(trainer, replicas)
             if lean_words:
-                both = lean.model_copy(update={"fsdp": lean.fsdp.model_copy(update=fewer)})
-                yield f"{words} and {lean_words}", both
+                yield f"{words} and {lean_words}", with_replicas(lean, replicas)
     ranks = trainer.ranks * 2
     while ranks <= MOST_RANKS:
         words = f"{prefix}trainer.ranks: {ranks}"
