@@ -15,6 +15,8 @@ from trainer.backends.layout_faults import layout_faults as layout_faults
 from trainer.backends.registry import BACKENDS
 from trainer.backends.registry import find_backend as find_backend
 from trainer.backends.registry import ranks_fault as ranks_fault
+from trainer.backends.replicas import num_replicas as num_replicas
+from trainer.backends.replicas import with_replicas as with_replicas
 
 if TYPE_CHECKING:
     from controller.config.run_config import RunConfig

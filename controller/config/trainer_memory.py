@@ -11,11 +11,10 @@ from typing import Any
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from areal_like.device_names import names_cpu, names_gpu
-from controller.config.backends import StateDemand, backend_of
+from controller.config.backends import StateDemand, backend_of, num_replicas
 from controller.config.problems import Problem
 from controller.config.run_config import ALL_LINEAR, RunConfig
 from controller.run_folder.units import size_text
-from trainer.backends.replicas import num_replicas
 
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
 """Bytes of one parameter in float32: itself, its gradient, AdamW's two moments."""

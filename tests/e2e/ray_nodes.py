@@ -112,7 +112,12 @@ class RayNodes:
             num_cpus, resources, namespace,
         )  # fmt: skip
         if not host:
-            (host,) = set(re.findall(rf"--address='([^']+):{port}'", node.log_path.read_text()))
+            found: set[str] = set()
+            deadline_s = time.monotonic() + START_S
+            while not found:  # printed after the line that `_start` waits for
+                assert time.monotonic() < deadline_s, node.log_path.read_text(errors="replace")
+                found = set(re.findall(rf"--address='([^']+):{port}'", node.log_path.read_text(errors="replace")))
+            (host,) = found
         self.environment["RAY_ADDRESS"] = f"{host}:{port}"
         self.dashboard = f"http://{host if namespace else '127.0.0.1'}:{dashboard_port}"
         return node

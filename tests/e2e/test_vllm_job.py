@@ -20,12 +20,12 @@ FAULTY = Path(__file__).parent / "faulty_vllm"
 """In PYTHONPATH: the server fails on demand, and starts in less processor time."""
 
 
-def by_scratch() -> list[psutil.Process]:
-    """Whatever runs with the scratch folder of a vLLM server, whatever its parent is."""
+def by_scratch(worker: int) -> list[psutil.Process]:
+    """Whatever runs with the scratch folder of that worker's vLLM servers, whatever its parent is."""
     found = []
     for process in psutil.process_iter():
         try:
-            if "areal_like-vl-" in process.environ().get("TMPDIR", ""):
+            if f"areal_like-vl-{worker}-" in process.environ().get("TMPDIR", ""):
                 found.append(process)
         except psutil.Error:
             continue
@@ -40,10 +40,11 @@ def command_of(process: psutil.Process) -> str:
 
 
 def front_of(run, before: list[psutil.Process]) -> psutil.Process:
-    """The server's first process, once there is one that is not in `before`."""
+    """The first process of the worker's server, once there is one that is not in `before`."""
 
     def fronts() -> list[psutil.Process]:
-        return [one for one in by_scratch() if one not in before and "vllm.entrypoints" in command_of(one)]
+        found = by_scratch(run.pid_of("rollout"))
+        return [one for one in found if one not in before and "vllm.entrypoints" in command_of(one)]
 
     run.wait_until(lambda: bool(fronts()), "a server")
     return fronts()[0]
@@ -58,7 +59,6 @@ def go_on(run) -> None:
 
 
 def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, short, vllm_python, tmp_path):
-    before = by_scratch()
     variables = f"{{PYTHONPATH: '{FAULTY}', FAULTS: '{tmp_path}'}}"
     run = areal(
         "train", quickstart, *short, f"num_steps={NUM_STEPS}", "warm_start=null", "filter_zero_signal=false",
@@ -70,14 +70,15 @@ def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, shor
         "rollout.engine.vllm.max_restarts=99", "launch.startup_timeout_s=1200",
     )  # fmt: skip
     run.wait_for_step(1)
-    server = front_of(run, before)
-    family = [one for one in by_scratch() if one not in before]
+    worker = run.pid_of("rollout")
+    server = front_of(run, [])
+    family = by_scratch(worker)
     server.kill()
     assert run.survivors(family, 15.0) == [], "a dead server left processes behind"
     incident(run, "the server ended with signal SIGKILL; starting a new server with version")
     go_on(run)
 
-    stopped = front_of(run, [*before, *family]).children(recursive=True)
+    stopped = front_of(run, family).children(recursive=True)
     for process in stopped:
         process.suspend()  # while it generates or loads; the front still answers
     run.wait_until(lambda: not run.survivors(stopped, 0.0), "the end of the stopped server")
@@ -89,11 +90,11 @@ def test_a_job_outlives_its_server_and_leaves_no_process(areal, quickstart, shor
 
     (tmp_path / "hang").touch()
     run.wait_until(lambda: not (tmp_path / "hang").exists(), "a load")
-    loading = [one for one in by_scratch() if one not in before]
+    loading = by_scratch(worker)
     run.wait_until(lambda: not run.survivors(loading, 0.0), "the end of the server that loads")
 
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"
     assert run.summary["steps"] == NUM_STEPS
     assert run.summary["samples_consumed"] == NUM_STEPS * GROUPS * GROUP_SIZE
-    assert [process for process in by_scratch() if process not in before] == []
+    assert by_scratch(worker) == []

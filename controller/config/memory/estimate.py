@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from areal_like.device_names import names_gpu
-from controller.config.backends import PassDemand, Share, StateDemand, backend_of
+from controller.config.backends import PassDemand, Share, StateDemand, backend_of, num_replicas
 from controller.config.engines import ServingDemand, engine_job, engine_of
 from controller.config.memory.called_models import called_model_parts, shape_in
 from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
 from controller.config.run_config import RunConfig
 from controller.config.trainer_memory import adapter_parameters, outer_share, trainer_state
 from controller.config.validation.objectives import has_reference
-from trainer.backends.replicas import num_replicas
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 BUILT_IN_VOCABULARY = 259

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 from areal_like.decoder_shape import DecoderShape
 from areal_like.device_names import names_gpu
-from controller.config.backends import REGISTERED, backend_of
+from controller.config.backends import REGISTERED, backend_of, num_replicas, with_replicas
 from controller.config.engines import engine_job, engine_of
 from controller.config.launchers import launcher_of
 from controller.config.memory.estimate import ProcessMemory, estimate, rollout_memory, trainer_memory
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, TrainerSettings
 from controller.run_folder.units import size_text
-from trainer.backends.replicas import num_replicas, with_replicas
 
 ESTIMATE_ERROR = 0.15
 """Maximum relative error of an estimate; `python -m benchmarks.memory` measured less on CPUs."""
