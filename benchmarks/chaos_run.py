@@ -149,16 +149,7 @@ class ChaosRun(KilledRun):
 
     def last_step_s(self) -> float:
         """When the newest step was recorded, as Unix time; 0 if there is none."""
-        with contextlib.suppress(OSError):
-            for line in reversed((self.folder / "metrics.jsonl").read_text(errors="replace").splitlines()):
-                with contextlib.suppress(ValueError):
-                    if (row := json.loads(line)).get("kind") == "step":
-                        return float(row["time_s"])
-        return 0.0
-
-    def num_steps(self) -> int:
-        """The newest finished step."""
-        return self._num_steps()
+        return float(self._last_step().get("time_s", 0.0))
 
     def end(self) -> None:
         """Stop the run after its running step, and wait for its end."""

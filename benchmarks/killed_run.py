@@ -90,7 +90,7 @@ class KilledRun:
 
     def wait_for_step(self, step: int) -> None:
         """Wait until it has completed this step. Raises SystemExit if it ends or hangs before."""
-        self._wait(lambda: self._num_steps() >= step, f"step {step}")
+        self._wait(lambda: self.num_steps() >= step, f"step {step}")
 
     def wait_for_end(self) -> None:
         """Wait until it has ended successfully. Raises SystemExit if it does not."""
@@ -112,13 +112,18 @@ class KilledRun:
     def _failure(self, what: str) -> SystemExit:
         return SystemExit(f"{what}:\n{self._log.read_text(errors='replace')[-6000:]}")
 
-    def _num_steps(self) -> int:
+    def num_steps(self) -> int:
+        """The newest finished step."""
+        return int(self._last_step().get("step", 0))
+
+    def _last_step(self) -> dict[str, Any]:
+        """The newest row of a step; empty if there is none."""
         with contextlib.suppress(OSError):
             for line in reversed((self.folder / "metrics.jsonl").read_text(errors="replace").splitlines()):
                 with contextlib.suppress(ValueError):
                     if (row := json.loads(line)).get("kind") == "step":
-                        return int(row["step"])
-        return 0
+                        return dict(row)
+        return {}
 
     def _num_held(self) -> int:
         """Episodes that the reward service holds, by its last report."""

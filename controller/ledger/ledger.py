@@ -23,6 +23,7 @@ from types import TracebackType
 
 import msgspec
 
+from areal_like.durable import flush_to_disk
 from areal_like.errors import LedgerError, UserError
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
@@ -46,7 +47,6 @@ from controller.ledger.schema import read_batches, read_group_fates, read_length
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
-    sync_folder,
     unpack_checkpoint,
     unpack_sample,
     unpack_segment,
@@ -116,7 +116,7 @@ class Ledger:
         try:
             (run_dir / SEGMENT_FOLDER).mkdir(exist_ok=True)
             if fsync:
-                sync_folder(run_dir)
+                flush_to_disk(run_dir)
             (used,) = self._db.execute("SELECT COALESCE(MAX(CAST(file AS INTEGER)), 0) FROM digests").fetchone()
             self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync, used=used)
             self._check_segments()

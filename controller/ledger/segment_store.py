@@ -22,6 +22,7 @@ from typing import NamedTuple, cast, get_args
 import msgspec
 import numpy as np
 
+from areal_like.durable import flush_to_disk
 from areal_like.errors import LedgerError
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import EXPERT_TYPES, FinishReason, Segment, Trajectory
@@ -183,15 +184,6 @@ def _unpacked(packed: _Packed) -> Trajectory:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive power loss. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class SegmentStore:
     """Appends records to numbered files and reads them by location. One writer."""
 
@@ -266,7 +258,7 @@ class SegmentStore:
         self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._number, self._end = number, 0
         if self._fsync:
-            sync_folder(self._folder)  # fsync of a new file does not make its name survive power loss
+            flush_to_disk(self._folder)  # fsync of a new file does not make its name survive power loss
 
     def _close_writer(self) -> None:
         if self._fd is not None:

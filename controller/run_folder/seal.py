@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from areal_like.durable import flush_to_disk
 from controller.run_folder.run_folder import RunFolder
-from controller.run_folder.spare_file import flush_to_disk
 
 SEAL_FILE = "seal.json"
 FORMAT = 1

@@ -12,6 +12,7 @@ import errno
 import os
 from pathlib import Path
 
+from areal_like.durable import flush_to_disk
 from areal_like.errors import add_file_name
 
 SPARE_BYTES = 16 << 10
@@ -39,15 +40,6 @@ def replace_with_reserve(path: Path, content: bytes) -> None:
             raise
     else:
         _reserve(spare_of(path))
-
-
-def flush_to_disk(path: Path) -> None:
-    """Fsync a file. Renamed without it, it may be empty after a power loss. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reserve(spare: Path) -> None:

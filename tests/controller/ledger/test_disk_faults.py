@@ -80,8 +80,8 @@ def without_flush_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_fsync_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.ledger.segment_store.sync_folder", lambda folder: None)
-    monkeypatch.setattr(ledger_module, "sync_folder", lambda folder: None)
+    monkeypatch.setattr("controller.ledger.segment_store.flush_to_disk", lambda path: None)
+    monkeypatch.setattr(ledger_module, "flush_to_disk", lambda path: None)
 
 
 def without_fsync_of_commits(monkeypatch: pytest.MonkeyPatch) -> None:
