@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from areal_like import quick_exit
 from areal_like.process import die_with_starter, private_files, report_end
 
 LINE_BYTES = 1 << 20
@@ -139,8 +140,7 @@ def run_child(child: ChildSpec, server_pid: int) -> NoReturn:
     sys.argv = [child.module, *child.arguments]
     if numpy := sys.modules.get("numpy"):  # Python reseeds its own generator at every fork, NumPy does not
         numpy.random.seed()
-    runpy.run_module(child.module, run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    quick_exit.run(lambda: runpy.run_module(child.module, run_name="__main__", alter_sys=True))
 
 
 def share(listener: socket.socket) -> socket.socket:

@@ -259,6 +259,8 @@ def _reap() -> tuple[int, int] | None:
 
 def _sweep() -> None:
     """Kill all descendants repeatedly until none is left, because they may start others before they are killed."""
+    if _reap_all():
+        return
     deadline_s = time.monotonic() + SWEEP_S
     while time.monotonic() < deadline_s:
         for pid in _descendants():
@@ -266,11 +268,21 @@ def _sweep() -> None:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):  # it has exited, or belongs to another user (sudo)
                 continue
-        while _reap() is not None:
-            continue
-        if not _descendants():
+        if _reap_all():
             return
         time.sleep(0.01)
+
+
+def _reap_all() -> bool:
+    """Reap the children that have exited. Returns whether there is no other child, and so no descendant: those whose
+    parent exits become children of this process.
+    """
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _descendants() -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pydantic
 
+from areal_like import quick_exit
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.process import run_process
@@ -193,4 +194,4 @@ class Connections:
 
 
 if __name__ == "__main__":
-    run_process(main, sys.argv[1:])
+    quick_exit.run(lambda: run_process(main, sys.argv[1:]))

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_like import quick_exit
 from areal_like.config import TraceSettings
 from areal_like.errors import UserError
 from areal_like.probe_files import ProbeAnswer, ProbeAnswers, ProbeSpec, run_spec
@@ -182,4 +183,4 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    quick_exit.run(lambda: main(Path(sys.argv[1]), Path(sys.argv[2])))

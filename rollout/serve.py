@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from areal_like import quick_exit
 from areal_like.config import TraceSettings
 from areal_like.errors import EngineError, UserError, first_line
 from areal_like.process import FAILED, ORDERLY, report_end
@@ -187,4 +188,4 @@ def main(path: Path) -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    sys.exit(main(Path(sys.argv[1])))
+    quick_exit.run(lambda: sys.exit(main(Path(sys.argv[1]))))

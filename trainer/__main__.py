@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from areal_like import quick_exit
 from areal_like.config import ProcessSpec
 from areal_like.process import run_process
 
@@ -16,4 +17,4 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    run_process(main)
+    quick_exit.run(lambda: run_process(main))

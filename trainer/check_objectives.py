@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like import quick_exit
 from areal_like.errors import UserError
 from areal_like.user_check import answer
 from trainer.config import AdvantageSettings, LossSettings
@@ -83,4 +84,4 @@ def _raise_first(faults: Iterator[Fault]) -> None:
 
 
 if __name__ == "__main__":
-    answer(Path(sys.argv[1]), Path(sys.argv[2]), check_objective)
+    quick_exit.run(lambda: answer(Path(sys.argv[1]), Path(sys.argv[2]), check_objective))

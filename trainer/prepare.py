@@ -22,6 +22,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from areal_like import quick_exit
 from areal_like.errors import UserError
 from areal_like.process import run_blocking
 from areal_like.weights.weight_store import WeightStore
@@ -194,4 +195,4 @@ def _prepare_and_log(spec: PrepareSpec) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    quick_exit.run(main)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from areal_like import quick_exit
 from areal_like.probe_files import LogprobSpec, run_spec
 from trainer.model import attention
 from trainer.model.logprobs import token_logprobs
@@ -45,4 +46,4 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    quick_exit.run(lambda: main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from areal_like import quick_exit
 from areal_like.probe_files import run_spec
 from areal_like.spot_files import SpotSpec
 from trainer.export import TORCH_DTYPES
@@ -41,4 +42,4 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    quick_exit.run(lambda: main(Path(sys.argv[1]), Path(sys.argv[2])))

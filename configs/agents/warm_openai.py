@@ -1,10 +1,13 @@
 """Imported once, before programs are forked: `preload: [openai, warm_openai]`.
 
-OpenAI's SDK imports modules and builds the types of its answers when they are first used, which takes most of the
-processor time of a short program. This module makes one request to a server of its own, so that no program has to.
+OpenAI's SDK imports modules and builds the types of its answers when they are first used, and reads the certificate
+authorities for each client, even one without TLS. Both take most of the processor time of a short program. This module
+makes one request to a server of its own, and keeps the certificates, so that no program has to.
 """
 
 import json
+import os
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -49,4 +52,30 @@ def warm() -> None:
         thread.join()
 
 
+def keep_certificates() -> None:
+    """Clients of HTTPX without settings of their own for TLS share one context. Does nothing for a release of HTTPX
+    that makes its contexts elsewhere.
+    """
+    for name in ("httpx._transports.default", "httpx2._transports.default"):
+        transports = sys.modules.get(name)
+        if make := getattr(transports, "create_ssl_context", None):
+            transports.create_ssl_context = keeping(make)
+
+
+def keeping(make):
+    """`make(verify, cert, trust_env)` that returns the same context where all arguments have their defaults."""
+    kept = {}
+
+    def context(verify=True, cert=None, trust_env=True):
+        if verify is not True or cert is not None or trust_env is not True:
+            return make(verify=verify, cert=cert, trust_env=trust_env)
+        files = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+        if files not in kept:
+            kept[files] = make(verify=verify, cert=cert, trust_env=trust_env)
+        return kept[files]
+
+    return context
+
+
+keep_certificates()
 warm()

@@ -1,7 +1,7 @@
 """Forks Python programs from a process that has already imported their modules.
 
 This is a script for the agent's own interpreter, which may be another one than ours: it uses the standard library only,
-and imports nothing of this project except the guard, from its file.
+and imports nothing of this project except the guard, and quick_exit.py next to it, from their files.
 
     python preload.py GUARD FOLDER MODULE...   import the modules, then fork programs on request over standard input
 
@@ -103,11 +103,8 @@ def fault_of(modules: Sequence[str]) -> str:
 
 def main(guard_file: str, folder: str, *modules: str) -> None:
     """Run the server (see the docstring of the module)."""
-    spec = spec_from_file_location("areal_like_guard", guard_file)
-    assert spec is not None
-    assert spec.loader is not None
-    guard = module_from_spec(spec)
-    spec.loader.exec_module(guard)
+    guard = loaded("areal_like_guard", guard_file)
+    quick_exit = loaded("areal_like_quick_exit", os.path.join(os.path.dirname(guard_file), "quick_exit.py"))
     if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # not with PYTHONSAFEPATH
         sys.path[0] = folder  # as for a program in that folder
     fault = fault_of(modules)
@@ -122,7 +119,17 @@ def main(guard_file: str, folder: str, *modules: str) -> None:
         serve(server, guard)
     except ForkedChild as child:
         request = child.args[0]
-    run_program(request)
+    quick_exit.run(lambda: run_program(request))
+
+
+def loaded(name: str, file: str) -> Any:
+    """The module in `file`."""
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ keys FOLDER                   create keys for a service that is used over a netw
 
 import sys
 
+from areal_like import quick_exit
 from areal_like.process import run_process
 from services.reward import standalone
 from services.reward.server import serve
@@ -15,4 +16,4 @@ from services.reward.server import serve
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in (*standalone.COMMANDS, "-h", "--help"):
         sys.exit(standalone.main(sys.argv[1:]))
-    run_process(serve)
+    quick_exit.run(lambda: run_process(serve))

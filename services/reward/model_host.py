@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from areal_like import quick_exit
 from areal_like.errors import OperationError, UserError
 from areal_like.process import die_with_parent, start_logging
 from areal_like.secret_values import print_traceback
@@ -135,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    quick_exit.run(main)

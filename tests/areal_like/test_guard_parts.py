@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a subreap
 def test_process_of_another_user_does_not_keep_the_guard_from_ending_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    families, killed = iter([[1, 2], [2], []]), []
+    families, killed = iter([[1, 2], [2]]), []
 
     def kill(pid: int, number: int) -> None:
         if pid == 1:
@@ -29,10 +29,10 @@ def test_process_of_another_user_does_not_keep_the_guard_from_ending_the_others(
         killed.append(pid)
 
     monkeypatch.setattr(guard, "_descendants", lambda: next(families, []))
-    monkeypatch.setattr(guard, "_reap", lambda: None)
+    monkeypatch.setattr(guard, "_reap_all", lambda: killed == [2, 2])
     monkeypatch.setattr(guard.os, "kill", kill)
     guard._sweep()
-    assert 2 in killed
+    assert killed == [2, 2]
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_what_the_family_maps_is_looked_for_while_nothing_happens(family: Family
 
 
 def test_sweep_goes_on_until_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    families, killed, reaped = iter([[1, 2], [3], [3], []]), [], [(1, 9), (2, 9)]
+    families, killed, is_childless = iter([[1, 2], [3]]), [], iter([False, False, True])
 
     def kill(pid: int, number: int) -> None:
         killed.append((pid, number))
@@ -251,11 +251,23 @@ def test_sweep_goes_on_until_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> 
             raise ProcessLookupError
 
     monkeypatch.setattr(guard, "_descendants", lambda: next(families))
-    monkeypatch.setattr(guard, "_reap", lambda: reaped.pop() if reaped else None)
+    monkeypatch.setattr(guard, "_reap_all", lambda: next(is_childless))
     monkeypatch.setattr(guard.os, "kill", kill)
     guard._sweep()
     assert killed == [(1, signal.SIGKILL), (2, signal.SIGKILL), (3, signal.SIGKILL)]
-    assert reaped == []
+    assert next(is_childless, None) is None
+
+
+def test_a_process_without_children_has_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    exited = iter([(1, 0), (2, 9), (0, 0)])
+    monkeypatch.setattr(guard.os, "waitpid", lambda pid, options: next(exited))
+    assert not guard._reap_all(), "there is one that has not exited"
+
+    def no_child(pid: int, options: int) -> tuple[int, int]:
+        raise ChildProcessError
+
+    monkeypatch.setattr(guard.os, "waitpid", no_child)
+    assert guard._reap_all()
 
 
 def test_sweep_gives_up_on_what_the_kernel_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +275,7 @@ def test_sweep_gives_up_on_what_the_kernel_holds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(guard.time, "monotonic", lambda: next(now_s))
     monkeypatch.setattr(guard.time, "sleep", lambda _: None)
     monkeypatch.setattr(guard, "_descendants", lambda: [1])
-    monkeypatch.setattr(guard, "_reap", lambda: None)
+    monkeypatch.setattr(guard, "_reap_all", lambda: False)
     killed: list[int] = []
     monkeypatch.setattr(guard.os, "kill", lambda pid, _: killed.append(pid))
     guard._sweep()

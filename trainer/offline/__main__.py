@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 
+from areal_like import quick_exit
 from areal_like.process import run_blocking
 from trainer.offline.loop import OfflineTraining
 from trainer.offline.spec import OfflineSpec
@@ -30,4 +31,4 @@ def train(spec: OfflineSpec) -> None:
 
 
 if __name__ == "__main__":
-    run_blocking(OfflineSpec, train)
+    quick_exit.run(lambda: run_blocking(OfflineSpec, train))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from areal_like import quick_exit
 from areal_like.metrics import encode
 from areal_like.process import run_blocking
 from trainer.replay.spec import ReplaySpec
@@ -28,4 +29,4 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    run_blocking(ReplaySpec, main)
+    quick_exit.run(lambda: run_blocking(ReplaySpec, main))
