@@ -15,7 +15,7 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --by-file --max-worker-restart 0 -o console_output_style=classic
 
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE

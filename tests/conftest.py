@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,7 @@ from hypothesis import settings
 
 sys.path.append(str(Path(__file__).parent))
 
-LONGEST_FIRST = (
-    "test_controls", "test_sglang_job", "test_vllm_job", "test_engine_conformance", "test_report_browser", "test_ray",
-    "test_trainer_ranks", "test_main_job", "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
-)  # fmt: skip
-"""Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
+import streams
 
 # No outcome depends on how fast the machine is: Hypothesis would fail a test whose example takes more than 200 ms.
 settings.register_profile("areal_like", deadline=None)
@@ -32,25 +28,24 @@ EXIT_DEADLINE = "exit-deadline"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="leave out tests that start a process")
+    parser.addoption("--by-file", action="store_true", help="with -n: collect each file once")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-processes"):
         platform.platform()  # OpenAI's package asks for it, which starts `uname` once
         sys.addaudithook(_refuse_processes)
+    streams.register(config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with end-to-end tests first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end
-    together.
-    """
     if config.getoption("--no-processes"):
         config.hook.pytest_deselected(items=[item for item in items if _starts_processes(item)])
         items[:] = [item for item in items if not _starts_processes(item)]
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        long = {item.path for item in items if item.get_closest_marker("e2e") is not None}
-        items.sort(key=lambda item: _turn(item.path, long))  # stable: within a file the order stays
+    if streams.is_stream():
+        turns = {path: streams.turn(path) for path in {item.path for item in items}}
+        items.sort(key=lambda item: turns[item.path])  # stable: within a file the order stays
 
 
 def pytest_collection_finish() -> None:
@@ -89,12 +84,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if item.nodeid in _unmarked:
         pytest.fail("starts a process: mark it with @pytest.mark.processes", pytrace=False)
-
-
-def _turn(path: Path, long: Collection[Path]) -> tuple[bool, int]:
-    """`long`: files with an end-to-end test."""
-    place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
-    return path not in long, place
 
 
 @pytest.fixture(scope="session", autouse=True)

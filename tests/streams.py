@@ -1,0 +1,100 @@
+"""How streams of tests (`pytest -n 3 --dist loadfile --by-file`) share the files.
+
+pytest-xdist lets every stream import and collect all tests before the first one runs. With `--by-file` a stream starts
+with an item for each file, and imports and collects a file when it runs it, so that each file is collected once. Test
+names on the command line (`FILE::TEST`) need pytest's own collection, which is then used.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+LONGEST_FIRST = (
+    "test_controls", "test_sglang_job", "test_vllm_job", "test_engine_conformance", "test_report_browser", "test_ray",
+    "test_trainer_ranks", "test_main_job", "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
+)  # fmt: skip
+"""Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
+
+
+def turn(path: Path) -> tuple[bool, int]:
+    """Sort key: files with end-to-end tests first, so that streams that take a file each end together."""
+    place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
+    return "mark.e2e" not in path.read_text(encoding="utf-8"), place
+
+
+def is_stream() -> bool:
+    """Return whether this process is one of several streams."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def register(config: pytest.Config) -> None:
+    """Let this process collect files when it runs them, if it is a stream that was asked to."""
+    if config.getoption("--by-file") and is_stream() and not any("::" in one for one in config.args):
+        config.pluginmanager.register(ByFile(), "by-file")
+
+
+class FileItem(pytest.Item):
+    """All tests of a file."""
+
+    def runtest(self) -> None:
+        raise AssertionError("the tests of the file run instead")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.nodeid
+
+
+class UncollectedFile(pytest.File):
+    """A test file that has not been imported."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield FileItem.from_parent(self, name="tests")
+
+
+class ByFile:
+    """The plugin of a stream."""
+
+    def __init__(self) -> None:
+        self._is_collecting_files = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: Any) -> UncollectedFile | None:
+        return UncollectedFile.from_parent(parent, path=module_path) if self._is_collecting_files else None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        """Keep items of files from being deselected: marks are those of the tests."""
+        if not self._is_collecting_files:
+            return (yield)
+        files = sorted(items, key=lambda item: turn(item.path))
+        items.clear()
+        yield
+        items[:] = files
+        self._is_collecting_files = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Collect the file and run its tests."""
+        if not isinstance(item, FileItem):
+            return None
+        session = item.session
+        place = session.items.index(item)
+        file = cast(pytest.File, item.parent)
+        tests = list(session.genitems(pytest.Module.from_parent(file.parent, path=file.path)))
+        item.config.hook.pytest_collection_modifyitems(session=session, config=item.config, items=tests)
+        # What was imported stays: no garbage collection looks through these objects again.
+        gc.collect()
+        gc.freeze()
+        for number, test in enumerate(tests, start=1):
+            session.items[place] = test  # pytest-xdist compares reports with it
+            following = tests[number] if number < len(tests) else nextitem
+            item.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+            if session.shouldfail or session.shouldstop:
+                break
+        session.items[place] = item
+        return True
