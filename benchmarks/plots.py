@@ -126,7 +126,7 @@ def _lines(axis: Any, panel: Panel) -> None:
     if panel.is_logarithmic:
         axis.set_yscale("log")
     else:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(bottom=min(0.0, axis.dataLim.y0))
     if panel.mark is not None:
         axis.axhline(panel.mark, color=pictures.INK, linewidth=0.9, linestyle="--")
     axis.set_xlabel(panel.axis)

@@ -6,12 +6,13 @@
     python -m benchmarks.objectives quickstart --seeds 1     the quickstart with each objective's line of configuration
     python -m benchmarks.objectives quickstart --variants online_dpo     five seeds of one of them
     python -m benchmarks.objectives gradients --quick        a minute; writes nothing
-    python -m benchmarks.objectives curves --variants decoupled,vespo --lags 0,64 --seeds 1,2,3
+    python -m benchmarks.objectives curves --variants all --lags 0,1,4,16,64       every variant: hours
 
 `gradients` and `curves` have the trainer's own step and the embedded engine in one process, so that the lag is exact.
 What they compare is in variants.py, each as a section of configuration; `quickstart` runs the jobs of quickstarts.py.
 Each variant of `curves` has the same budget of tuning: three learning rates at lag TUNING_LAG, on a seed that does not
-count. A result has a part for each question and task, and for `quickstart` with `--variants`; a call measures one part.
+count; by default it compares the variants CURVES. A result has a part for each question and task, and for `quickstart`
+with `--variants`; a call measures one part.
 `--go-on` takes the rows of an interrupted call.
 """
 
@@ -33,7 +34,10 @@ from benchmarks.publishing import next_to_runs
 from benchmarks.runs import command_of, mean_interval, parts_with, write
 
 QUESTION = "objectives"
-LAGS, SEEDS, RATES = "0,1,4,16,64", "1,2,3,4,5", "5e-5,1e-4,2e-4"
+LAGS, SEEDS, RATES = {"gradients": "0,1,4,16,64", "curves": "0,16,64", "quickstart": "0"}, "1,2,3,4,5", "5e-5,1e-4,2e-4"
+CURVES = ("decoupled", "ppo", "exact_weight", "m2po", "gspo", "cispo", "dppo", "vespo")
+"""The variants whose ideas differ most: the default, no correction, a weight without limit, a mask by the second
+moment, whole answers, clipped weights, the probability as trust region, and a weight of whole answers."""
 TUNING_SEED, TUNING_LAG = 1000, 16
 STEPS = {"short": 96, "long": 96}
 Row = dict[str, Any]
@@ -43,9 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("gradients", "curves", "quickstart"))
     parser.add_argument("--task", choices=tuple(TASKS), default="short")
-    parser.add_argument("--lags", type=INTEGERS, default=LAGS)
+    parser.add_argument("--lags", type=INTEGERS, help="default: " + "; ".join(f"{part}: {LAGS[part]}" for part in LAGS))
     parser.add_argument("--seeds", type=INTEGERS, default=SEEDS)
-    parser.add_argument("--variants", help="of variants.py or quickstarts.py; all")
+    parser.add_argument("--variants", help="of variants.py or quickstarts.py; `all`")
     parser.add_argument("--steps", type=int, help="steps of a curve")
     parser.add_argument("--tune", type=TEXTS, default=RATES, metavar="LR,LR", help="learning rates of every variant")
     parser.add_argument("--processes", type=int, default=2, help="jobs at once, one thread each")
@@ -53,7 +57,9 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     known = quickstarts.JOBS if options.part == "quickstart" else VARIANTS
-    names = options.variants.split(",") if options.variants else list(known)
+    options.lags = options.lags or INTEGERS(LAGS[options.part])
+    usual = CURVES if options.part == "curves" else tuple(known)
+    names = list({None: usual, "all": known}.get(options.variants) or options.variants.split(","))
     if unknown := set(names) - set(known):
         parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     measured = Measured.of(QUESTION, options)
@@ -77,13 +83,15 @@ def publish(
 ) -> None:
     """Write a part of the result: over the published one if it is complete, else with the runs.
 
-    `gradients` and `curves` are complete with all variants. Some jobs of the quickstart are a part of their own, which
-    is complete with all seeds.
+    `gradients` and `curves` are complete with the default variants, lags, seeds, learning rates and steps. Some jobs of
+    the quickstart are a part of their own, which is complete with all seeds.
     """
     if not options.quick:
         published = folders.RESULTS / f"{QUESTION}.json"
-        keys = ("seeds",) if part.startswith("quickstart, ") else ("variants", "steps")
+        keys = ("seeds", "variants", "steps", "tune", "lags")
+        keys = ("seeds",) if part.startswith("quickstart, ") else ("variants",) if part == "quickstart" else keys
         defaults = parser.parse_args([options.part])
+        defaults.lags = INTEGERS(LAGS[options.part])
         is_default = all(getattr(options, key) == getattr(defaults, key) for key in keys)
         path = published if options.replace or is_default else next_to_runs(QUESTION, options)
         parts = parts_with(path, part, command_of(QUESTION), result)
@@ -102,14 +110,22 @@ def measure_gradients(jobs: Jobs, options: argparse.Namespace, names: Sequence[s
     rows = [{"seed": seed, **row} for seed, one in zip(seeds, found, strict=True) for row in one["rows"]]
     summary = {
         name: {
-            str(lag): {key: _interval([row[key] for row in rows if (row["variant"], row["lag"]) == (name, lag)])
-                       for key in ("single", "mean", "norm")}
+            str(lag): {key: _interval(_by_seed(rows, name, lag, key)) for key in ("single", "mean", "norm")}
             for lag in lags
         }
         for name in names if any(row["variant"] == name for row in rows)
     }  # fmt: skip
     accuracy = {str(seed): one["accuracy"] for seed, one in zip(seeds, found, strict=True)}
     return {"task": task.name, "seeds": seeds, "lags": lags, "accuracy": accuracy, "summary": summary, "rows": rows}
+
+
+def _by_seed(rows: Sequence[Row], name: str, lag: int, key: str) -> list[float]:
+    """A value for each seed: the mean over its versions, which belong to one run."""
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        if (row["variant"], row["lag"]) == (name, lag):
+            values.setdefault(row["seed"], []).append(row[key])
+    return [sum(found) / len(found) for found in values.values()]
 
 
 def measure_curves(jobs: Jobs, options: argparse.Namespace, names: Sequence[str]) -> Row:

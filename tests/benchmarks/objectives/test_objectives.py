@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -188,7 +189,8 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
     assert "| `vespo`, 2 seeds | before: 0.200 ± 0.000, after: 0.950 ± 0.010 |  |" in text
     assert text.count("<small>`python -m this`, 2026-01-02.</small>") == 4
     panels = panels_of("objectives", result)
-    assert [len(panel.series) for panel in panels] == [1, 1, 2, 2]
+    assert [len(panel.series) for panel in panels] == [2, 1, 2, 2]
+    assert (panels[0].places, panels[0].series[1].name) == (["gspo"], "lag 64")
     assert [series.name for series in panels[3].series] == ["seed 1", "seed 2"]
 
 
@@ -225,6 +227,35 @@ def test_some_jobs_of_the_quickstart_are_a_published_part_of_their_own(
     assert parts[part]["summary"]["cispo"]["after"][0] == pytest.approx(0.95)
     if not is_published:
         assert list(json.loads(published.read_text())["parts"]) == ["curves, short"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_published"),
+    [
+        ("curves", True),
+        ("curves --processes 1", True),
+        ("curves --replace --seeds 1", True),
+        ("curves --seeds 1", False),
+        ("curves --lags 0,64", False),
+        ("curves --variants all", False),
+        ("curves --tune 1e-4", False),
+        ("curves --steps 4", False),
+    ],
+)
+def test_curves_are_published_with_the_defaults_alone(
+    words: str, is_published: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published = tmp_path / "results" / "objectives.json"
+    published.parent.mkdir()
+    main = benchmarks.objectives.__main__
+    empty = {"task": "short", "lags": [], "summary": {}}
+    monkeypatch.setattr(main, "measure_curves", lambda *_: empty)
+    monkeypatch.setattr(main, "pool_of", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(folders, "RESULTS", published.parent)
+    monkeypatch.setattr(runs, "show", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["objectives", *words.split(), "--runs-dir", str(tmp_path)])
+    main.main()
+    assert published.is_file() == is_published
 
 
 @pytest.mark.parametrize("name", quickstarts.JOBS)
