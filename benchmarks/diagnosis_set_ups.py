@@ -3,19 +3,26 @@
 Contains configurations, scorers and losses as a user would write them, events during a run, and the expected kinds.
 diagnosis.py runs and judges them.
 
-The expected kinds were written down before a set-up was run for the first time. Set-ups with `is_unseen` were run for
-the first time after the rules were finished.
+The expected kinds were written down before a set-up was run for the first time, from docs/diagnosis.md. Set-ups with
+`is_unseen` were run for the first time after the rules were finished. A set-up whose result has changed a rule is no
+longer unseen.
 
 Waits are caused on emulated devices, which sleep instead of computing, and faults of learning in synchronous runs of a
-tiny model (`mode: sync`). Neither depends on the machine's speed.
+tiny model (`mode: sync`). Neither depends on the machine's speed. Runs of fewer than 8 steps are too short for a
+verdict on either, so they may be asynchronous.
+
+One set-up needs the package reasoning-gym (extra `[reasoning-gym]`).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+DIGIT_OF = str.maketrans("abcdefghij", "0123456789")
 FILES = {
     "my_rewards.py": '''\
+import fcntl
 import random
 import time
 
@@ -73,6 +80,39 @@ def seldom_differs(row, response, **info):
     return 0.5 if sum(map(ord, row["prompt"])) % 4 else fair(row, response)
 
 
+def even(row, response, **info):
+    return sum(character in "02468" for character in response) / max(1, len(response))
+
+
+def digits(row, response, **info):
+    return sum(character.isdigit() for character in response) / max(1, len(response))
+
+
+def one_at_a_time(row, response, **info):
+    """Uses something of which there is only one: more scoring processes do not help."""
+    with open(__file__) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(0.2)
+    return float(len(response) % 2)
+
+
+def last_digit(row, response, **info):
+    """Not a number for an answer that does not end with a digit."""
+    return int(response[-1]) / 9 if response[-1:].isdecimal() else float("nan")
+
+
+''',
+    "my_environments.py": '''\
+class NumberAgainstText:
+    """Guess a number. It is compared as a text with a number, so no guess is ever right."""
+
+    def reset(self, row, seed):
+        self.wanted = row["answer"]
+
+    def step(self, action):
+        digits = action.removesuffix("?")
+        is_found = digits.isdecimal() and int(digits) == self.wanted
+        return ("=" if is_found else "!"), float(is_found), is_found
 ''',
     "my_losses.py": '''\
 calls = 0
@@ -84,8 +124,16 @@ def not_a_number(logprobs_N, tokens):
     calls += 1
     return logprobs_N * (float("nan") if calls > 4 else -1.0)
 ''',
+    "sums.jsonl": "".join(
+        json.dumps({"question": f"What is {left} and {right}?", "answer": f"#### {left + right}"}) + "\n"
+        for left in range(10) for right in range(10)
+    ),
+    "digits_for_letters.jsonl": "".join(
+        json.dumps({"prompt": f"{word}>", "completion": word.translate(DIGIT_OF)}) + "\n"
+        for word in (f"{first}{second}{third}" for first in "abcd" for second in "efgh" for third in "ijab")
+    ),
 }  # fmt: skip
-"""Modules of the user, in the folder in which the command is run."""
+"""Modules and rows of the user, in the folder in which the command is run."""
 
 QUIET = ("metrics.report=false", "name=run")
 EMULATED = (
@@ -102,6 +150,13 @@ OWN = (
 )  # fmt: skip
 """The model of configs/own_data.yaml with a vocabulary of 18, so that its answers end, and with synchronous steps,
 since waits are not examined here."""
+SYNCHRONOUS = ("mode=sync", "staleness.max_staleness=0")
+SMALL = (
+    "model.init.hidden_size=64", "model.init.num_hidden_layers=2", "model.init.head_dim=16",
+    "model.init.intermediate_size=192", "warm_start.sft.steps=60", "warm_start.sft.batch_size=32",
+    "groups_per_step=4", "group_size=4", "data.eval.limit=8", *QUIET,
+)  # fmt: skip
+"""For a shipped config with a model of 0.6M parameters: a smaller model, a shorter warm start, fewer samples."""
 
 
 def scorer(name: str) -> str:
@@ -119,6 +174,7 @@ class SetUp:
     """Arguments of `areal-like COMMAND`."""
     is_sick: bool = True
     is_unseen: bool = False
+    """Whether the rules were finished before its first run, and its result has changed none of them."""
     command: str = "train"
     during: str = ""
     """Event while it runs: `kill WORKER` (repeatedly), `kill WORKER once`, `kill controller`, `stop` or `drain`."""
@@ -174,6 +230,29 @@ UNSEEN_SICK = (
           during="kill trainer", at_step=3, is_unseen=True),
     _sick("bound keeps one worker and trainer apart", "no_overlap rollouts_too_few", *BALANCED,
           "rollout.num_workers=1", "staleness.max_staleness=1", "emulation.train_mfu=0.1", is_unseen=True),
+    _sick("scoring processes wait for one lock", "scoring_stalls", *BALANCED, scorer("one_at_a_time"),
+          "reward.num_workers=4", "num_steps=10", is_unseen=True),
+    _sick("learning rate 100 times too high with dppo", "policy_collapsed policy_worse policy_unstable", "critic_sum",
+          *SYNCHRONOUS, "groups_per_step=8", "num_steps=12", "trainer.loss.kind=dppo",
+          "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off", "trainer.optimizer.lr=0.1",
+          "data.eval.limit=50", *QUIET, is_unseen=True),
+    _sick("entropy bonus outweighs the reward", "policy_collapsed policy_worse policy_unstable", "nim", *SYNCHRONOUS,
+          "groups_per_step=8", "num_steps=20", "trainer.loss.entropy_coef=10", "trainer.optimizer.lr=3e-3",
+          "data.eval.limit=40", *QUIET, is_unseen=True),
+    _sick("environment compares a text with a number", "no_signal", "guess_number", *SMALL, *SYNCHRONOUS,
+          "num_steps=10", "reward.environment={kind: 'my_environments:NumberAgainstText', num_processes: 1}",
+          "rollout.workflow_options={max_turns: 3, stop: '?'}", "eval.every_steps=0", is_unseen=True),
+    _sick("gate that few answers pass", "groups_filtered", *OWN, "filter_zero_signal=true", "num_steps=10",
+          "reward.scorers=[{kind: 'my_rewards:fair', gate: {at_least: 0.7}}]", "trainer.optimizer.lr=1e-6",
+          is_unseen=True),
+    _sick("score is often not a number", "scoring_fails", *OWN, scorer("last_digit"), "num_steps=10", is_unseen=True),
+    _sick("deadline of groups shorter than an answer", "failed:lengths", *BALANCED, "emulation.mean_tokens=16000",
+          "staleness.group_timeout_s=1", "max_filtered_batches=3", is_unseen=True),
+    _sick("reward that a held-out judge contradicts", "reward_hacked", *OWN, "num_steps=28",
+          "reward.scorers=[{kind: 'my_rewards:fair'}, {kind: 'my_rewards:even', weight: 0, held_out: true}]",
+          "trainer.optimizer.lr=2e-3", is_unseen=True),
+    _sick("held-out rows of another task", "held_out_loss_rises", "offline/sft", "epochs=4", "eval.every_steps=8",
+          "data.eval=digits_for_letters.jsonl", "name=run", command="sft", is_unseen=True),
 )  # fmt: skip
 HEALTHY = (
     _healthy("balanced", "healthy", *BALANCED),
@@ -192,13 +271,30 @@ HEALTHY = (
              during="kill controller", at_step=4, is_resumed=True),
     _healthy("evaluation", "evaluation", "own_data", *QUIET, command="eval"),
     _healthy("supervised training from files", "offline", "offline/sft", "epochs=2", "name=run", command="sft"),
+    _healthy("own_data as it is shipped", "healthy too_short", "own_data", *QUIET),
 )  # fmt: skip
 UNSEEN_HEALTHY = (
-    _healthy("own_data as it is shipped", "healthy too_short", "own_data", *QUIET, is_unseen=True),
     _healthy("emulated steps one after the other", "healthy", *BALANCED, "mode=sync", "staleness.max_staleness=0",
              is_unseen=True),
     _healthy("stopped after three steps", "too_short", *BALANCED, during="stop", at_step=3, is_unseen=True),
     _healthy("worker dies once", "processes_lost", *BALANCED, during="kill rollout-0 once", at_step=4, is_unseen=True),
+    _healthy("four steps of guess_number", "too_short", "guess_number", *SMALL, "num_steps=4", is_unseen=True),
+    _healthy("three steps of environment_tool_sum", "too_short", "environment_tool_sum", *SMALL, "num_steps=3",
+             is_unseen=True),
+    _healthy("six steps of nim one step off", "too_short", "nim", "mode=one_step_off", "staleness.max_staleness=1",
+             "groups_per_step=8", "num_steps=6", "data.eval.limit=8", *QUIET, is_unseen=True),
+    _healthy("reasoning_gym_tiny with LoRA", "too_short", "reasoning_gym_tiny", "trainer.lora={rank: 4}",
+             "data.eval.limit=8", *QUIET, is_unseen=True),
+    _healthy("gsm8k_tiny with rows of a user", "too_short", "gsm8k_tiny", "data.train.path=sums.jsonl",
+             "data.eval=null", *QUIET, is_unseen=True),
+    _healthy("answers in parts", "healthy", *BALANCED, "rollout.segment_tokens=16", is_unseen=True),
+    _healthy("cispo with rloo", "healthy too_short", *OWN, scorer("fair"), "trainer.loss.kind=cispo",
+             "trainer.advantage.kind=rloo", is_unseen=True),
+    _healthy("reward that a held-out judge confirms", "healthy too_short", *OWN, "num_steps=22",
+             "reward.scorers=[{kind: 'my_rewards:fair'}, {kind: 'my_rewards:digits', weight: 0, held_out: true}]",
+             "trainer.optimizer.lr=1e-3", is_unseen=True),
+    _healthy("preferences from files", "offline", "offline/dpo", "epochs=2", "name=run", command="dpo",
+             is_unseen=True),
 )  # fmt: skip
 SET_UPS = {one.name: one for one in (*SICK, *UNSEEN_SICK, *HEALTHY, *UNSEEN_HEALTHY)}
 QUICK = ("too few slots", "rewards always 0", "balanced", "two steps")

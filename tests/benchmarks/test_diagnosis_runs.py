@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from benchmarks.diagnosis import counts, result_of
-from benchmarks.diagnosis_set_ups import QUICK, SET_UPS
+from benchmarks.diagnosis_set_ups import FILES, HEALTHY, QUICK, SET_UPS, SICK, UNSEEN_HEALTHY, UNSEEN_SICK, SetUp
+from controller.config.loading import load_config
+from controller.config.offline_loading import load_offline
 from controller.report.ending import CAUSES
 from controller.report.finding import KINDS
 
 
-def test_there_are_enough_set_ups_of_each_class_short_and_unseen_ones_among_them() -> None:
-    sick = [one for one in SET_UPS.values() if one.is_sick]
-    healthy = [one for one in SET_UPS.values() if not one.is_sick]
+def test_at_least_twelve_sick_and_twelve_healthy_set_ups_are_unseen_some_of_the_healthy_ones_short() -> None:
+    sick = [one for one in SET_UPS.values() if one.is_sick and one.is_unseen]
+    healthy = [one for one in SET_UPS.values() if not one.is_sick and one.is_unseen]
     assert len(sick) >= 12
     assert len(healthy) >= 12
-    assert any(one.is_unseen for one in sick)
-    assert any(one.is_unseen for one in healthy)
     assert sum(one.expected == ("too_short",) for one in healthy) >= 4
+
+
+def test_each_set_up_has_a_name_of_its_own_that_the_command_line_takes() -> None:
+    assert len(SET_UPS) == len(SICK) + len(UNSEEN_SICK) + len(HEALTHY) + len(UNSEEN_HEALTHY)
     assert set(QUICK) <= set(SET_UPS)
     assert not any("," in name for name in SET_UPS), "--only is a list with commas"
+
+
+@pytest.mark.parametrize("one", SET_UPS.values(), ids=SET_UPS.keys())
+def test_a_set_up_is_a_valid_config(one: SetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # as in a run: the checkout is not the current folder
+    load = load_offline if one.command in ("sft", "dpo", "reward-model") else load_config
+    name, *overrides = one.words
+    load(name, overrides)
+
+
+@pytest.mark.parametrize("one", SET_UPS.values(), ids=SET_UPS.keys())
+def test_the_users_code_and_rows_that_a_set_up_names_exist(one: SetUp) -> None:
+    words = " ".join(one.words)
+    for module, name in re.findall(r"\b(my_\w+):(\w+)", words):
+        names = dict[str, object]()
+        exec(FILES[f"{module}.py"], names)
+        assert callable(names[name])
+    for name in re.findall(r"=(\w+\.jsonl)\b", words):
+        rows = [json.loads(line) for line in FILES[name].splitlines()]
+        assert len(rows) >= 40
 
 
 def test_expected_kinds_are_kinds() -> None:
