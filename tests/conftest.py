@@ -71,6 +71,8 @@ def _refuse_processes(event: str, _arguments: object) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    if isinstance(item, streams.FileItem):
+        return (yield)
     _running.append(item.nodeid)
     try:
         return (yield)

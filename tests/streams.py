@@ -97,4 +97,6 @@ class ByFile:
             if session.shouldfail or session.shouldstop:
                 break
         session.items[place] = item
+        if not tests:  # nothing else tears down what the previous test shares with this file's place alone
+            session._setupstate.teardown_exact(nextitem)
         return True
