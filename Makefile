@@ -61,9 +61,10 @@ test: environments
 test-all: environments
 	$(PYTEST) $(PYTEST_ARGS)
 
-# What a change is tried with first: tests that start no process. The other tests carry the marks `e2e` and `processes`.
+# What a change is tried with first: tests that start no process, and a quarter of the examples of property tests. The other
+# tests carry the marks `e2e`, `processes` and `thorough`.
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) --no-processes $(PYTEST_ARGS)
+	$(PYTEST) --no-processes -m "not thorough" $(PYTEST_ARGS)
 
 # How strong the unit tests are: random changes of core modules that some test must notice.
 mutation: $(VENV)/.installed-dev

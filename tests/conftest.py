@@ -19,6 +19,7 @@ import streams
 
 # No outcome depends on how fast the machine is: Hypothesis would fail a test whose example takes more than 200 ms.
 settings.register_profile("areal_like", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)
 settings.load_profile("areal_like")
 
 
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-processes"):
+        settings.load_profile("fast")
         platform.platform()  # OpenAI's package asks for it, which starts `uname` once
         sys.addaudithook(_refuse_processes)
     streams.register(config)

@@ -46,6 +46,8 @@ def comparisons(source: str) -> Iterator[tuple[int, str]]:
 
 def readings(source: str, path: str) -> Iterator[tuple[int, str]]:
     """Lines on which another implementation's section is read."""
+    if not any(f".{name}" in source for name in SECTIONS):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in SECTIONS:
             owner = ast.unparse(node.value)

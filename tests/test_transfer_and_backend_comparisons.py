@@ -31,6 +31,8 @@ SECTIONS = ("fsdp", "deepspeed")
 
 def comparisons(source: str) -> Iterator[tuple[int, str]]:
     """Lines on which the name of a transfer or backend is compared with a literal, with the expression."""
+    if not any(name in source for name in NAMES):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             sides, line = [node.left, *node.comparators], node.lineno
@@ -45,6 +47,8 @@ def comparisons(source: str) -> Iterator[tuple[int, str]]:
 
 def readings(source: str) -> Iterator[tuple[int, str]]:
     """Lines on which a backend's section is read."""
+    if not any(f".{name}" in source for name in SECTIONS):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in SECTIONS:
             yield node.lineno, ast.unparse(node)

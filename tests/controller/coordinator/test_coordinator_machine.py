@@ -132,5 +132,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 TestCoordinatorMachine = CoordinatorMachine.TestCase
 TestCoordinatorMachine.settings = settings(
-    max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=4 * settings.default.max_examples,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
