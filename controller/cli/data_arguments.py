@@ -152,14 +152,14 @@ def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
     add("files", nargs="+", metavar="FILE", help="data file or glob pattern")
     add("-o", "--output", required=True, metavar="FILE", help="output file (.jsonl), which must not exist")
     add("--base-url", required=True, metavar="URL", help="base URL of the API, such as http://HOST:8000/v1")
-    add("--model", required=True, metavar="NAME", help="name of the model at that endpoint")
+    add("--model", required=True, metavar="NAME", help="name of the model at the endpoint")
     add("--key-env", metavar="NAME", help="environment variable that contains the API key")
     add("--key-file", metavar="FILE", help="file that contains the API key")
     add("--num-answers", type=processes, default=4, metavar="N", help="number of answers per row (default: 4)")
     add("--temperature", type=temperature, default=0.7, metavar="T", help="sampling temperature (default: 0.7)")
     add("--max-tokens", type=whole, default=1024, metavar="N", help="maximum answer length in tokens (default: 1024)")
     add("--system", metavar="TEXT", help="system message")
-    add("--extra-body", default="{}", metavar="JSON", help="object with additional fields of each request")
+    add("--extra-body", default="{}", metavar="JSON", help="JSON object with additional fields for each request")
     add(
         "--concurrency",
         type=processes,

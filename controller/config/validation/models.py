@@ -61,7 +61,7 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
         yield Problem((f"{key}.path", f"{key}.source", key), what, remedy)
         return
     if model.path == "":
-        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face folder")
+        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face model folder")
     if model.refresh_every is not None and model.source != "policy":
         what = "only a copy of the policy can be refreshed"
         yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or remove refresh_every")

@@ -109,7 +109,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
         yield Problem(
             ("model", "model.path", "model.init"),
             what,
-            "set model.path to a Hugging Face folder, or model.init to a config",
+            "set model.path to a Hugging Face model folder or Hub name, or model.init to a model config",
         )
         return
     if model.init is not None:
@@ -126,7 +126,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
                 f"set model.tokenizer to a tokenizer folder, or to {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
-        yield Problem(("model.path",), "is empty", "specify a Hugging Face folder")
+        yield Problem(("model.path",), "is empty", "specify a Hugging Face model folder or Hub name")
     if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
         yield Problem(
             ("model.tokenizer",),
