@@ -255,7 +255,7 @@ def _add_looking(commands: Any) -> None:
         action="append",
         default=[],
         metavar="D",
-        help="also search this folder of runs; this option can be repeated",
+        help="also search this folder for runs; this option can be repeated",
     )
     listing.add_argument("--json", action="store_true", help="print a JSON list")
 

@@ -130,7 +130,10 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     )  # fmt: skip
     relabel.add_argument("files", nargs="+", metavar="FILE", help="data file or glob pattern")
     relabel.add_argument(
-        "--review", required=True, metavar="FILE", help="the list of `labels`, with a `decision` in each line"
+        "--review",
+        required=True,
+        metavar="FILE",
+        help="output of `areal-like data labels`, with a `decision` in each line",
     )
     relabel.add_argument("-o", "--output", required=True, metavar="FOLDER", help="output folder, which must not exist")
     relabel.add_argument("--accept-all", action="store_true", help="also accept lines without a decision")
